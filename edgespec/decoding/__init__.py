@@ -1,0 +1,1 @@
+"""The exact draft-verify loop, on token ids only."""

@@ -1,0 +1,1 @@
+"""Model files as hostile input and precious output."""

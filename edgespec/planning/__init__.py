@@ -1,0 +1,1 @@
+"""What to run where, and how far to draft."""

@@ -1,0 +1,1 @@
+"""Named constraints and preferences (TOML), the catalogue of known models, and their loaders."""

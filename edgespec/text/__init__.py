@@ -1,0 +1,1 @@
+"""Text and nothing but text: templates, tokenizers, incremental UTF-8, stop strings."""
