@@ -230,14 +230,16 @@ class Proposal:
     """Tokens put forward for the next round: a chain, or a tree when ``parents`` is given.
 
     ``draft_probs[i]`` is the distribution token i was drawn from; None means that it was not drawn at random
-    (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it.
-    ``sync_s`` is the time spent catching up with tokens the drafter had not seen.
+    (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
+    ``drafted_by`` names who spent the time, also when nothing came of it (None: nobody did). ``sync_s`` is the
+    part of that time spent catching up with tokens the drafter had not seen.
     """
 
     tokens: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     draft_probs: tuple[Distribution | None, ...] | None = None
     parents: tuple[int, ...] | None = None
+    drafted_by: str | None = None
     sync_s: float = 0.0
 
     def cut(self, length: int) -> Proposal:
@@ -249,6 +251,7 @@ class Proposal:
             sources=self.sources[:length],
             draft_probs=None if self.draft_probs is None else self.draft_probs[:length],
             parents=None if self.parents is None else self.parents[:length],
+            drafted_by=self.drafted_by,
             sync_s=self.sync_s,
         )
 
@@ -266,30 +269,33 @@ class Outcome:
     committed: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One drafted token and, under the rejection rule, the distribution it was drawn from."""
+
+    token: int
+    distribution: Distribution | None = None
+
+
 class TokenChooser(Protocol):
     """How this session turns scores into a token; the target and its drafters share it."""
 
-    @property
-    def greedy(self) -> bool: ...
+    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], minimum_confidence: float) -> Draft | None:
+        """The token a drafter with these scores proposes to follow ``context``.
 
-    @property
-    def draws_independently(self) -> bool:
-        """Whether drafts must carry their distribution (the rejection rule)."""
-
-    def distribution(self, logits: LogitsArray, context: abc.Sequence[int]) -> Distribution:
-        """The truncated distribution of the next token after ``context``."""
-
-    def draft(self, distribution: Distribution, position: int) -> int:
-        """The token a drafter proposes at ``position`` from its own distribution."""
+        None if the highest probability is under ``minimum_confidence``: decided before a token is drawn, so
+        that whether one is put forward never depends on the token itself.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What a drafter is told when a session starts."""
+    """What a drafter is told when a session starts. A chain ends after a token of ``stop_ids``."""
 
     chooser: TokenChooser
     vocabulary_size: int
     context_length: int
+    stop_ids: frozenset[int] = frozenset()
 
 
 class DraftState(Protocol):
@@ -328,7 +334,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One decode round, as measured. Times in seconds; ``source`` is None when nothing was proposed."""
+    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did)."""
 
     width: int
     context_length: int

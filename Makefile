@@ -1,0 +1,38 @@
+# `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
+.PHONY: help setup chat demo test acceptance lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make chat        talk to the default model; ARGS="--system TEXT" and the like are passed on'
+	@echo 'make demo        plain against speculative decoding, side by side'
+	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
+	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
+	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
+	@echo 'make lint        ruff and mypy alone'
+	@echo 'make clean       remove .venv, caches and build results; downloaded models stay'
+
+setup:
+	@sh scripts/setup.sh
+
+chat: setup
+	@exec .venv/bin/edgespec chat --profile laptop $(ARGS)
+
+demo: setup
+	@exec .venv/bin/python scripts/demo.py $(ARGS)
+
+acceptance:
+	@sh scripts/setup.sh dev
+	@exec .venv/bin/python scripts/acceptance.py $(ARGS)
+
+lint:
+	@sh scripts/setup.sh dev
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+test: lint
+	.venv/bin/python -m pytest $(ARGS)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,93 @@
+"""Verification: which proposed tokens stand, and what follows them. Pure functions on numbers.
+
+Nothing here knows a model, a clock or a random generator: target tokens, probabilities and uniform numbers are
+arguments, so that a test can enumerate them. The functions never divide by a draft probability and never compare
+in a way that NaN would pass; they work on floats and on ``fractions.Fraction`` alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``accepted`` leading draft tokens stand and ``next_token`` follows them.
+
+    ``kind`` is ``correction`` after a rejection and ``bonus`` when every draft token was accepted. ``evaluated``
+    draft tokens were compared: the accepted ones and the rejected one.
+    """
+
+    accepted: int
+    next_token: int
+    kind: Literal["correction", "bonus"]
+
+    @property
+    def evaluated(self) -> int:
+        return self.accepted + (self.kind == "correction")
+
+
+def verify_matching(draft_tokens: Sequence[int], target_token: Callable[[int], int]) -> Verdict:
+    """Accept draft tokens while they equal the target's own choice.
+
+    ``target_token(i)`` is what the target emits after ``draft_tokens[:i]`` (0 <= i <= len(draft_tokens)); it is
+    called in order and never past the first difference. With target choices that depend only on the position, the
+    seed and the target's distribution, the emitted text is plain decoding's, whatever was proposed
+    (drafter-invariant speculative decoding: Daliri, Musco, Suresh, 2024). Greedy decoding is the special case
+    in which the choice is the argmax.
+    """
+    for index, draft_token in enumerate(draft_tokens):
+        token = target_token(index)
+        if token != draft_token:
+            return Verdict(index, token, "correction")
+    return Verdict(len(draft_tokens), target_token(len(draft_tokens)), "bonus")
+
+
+def accepts(uniform: Any, draft_prob: Any, target_prob: Any) -> bool:
+    """Whether a token drawn with ``draft_prob`` stands, given a uniform number in [0, 1).
+
+    True with probability min(1, target_prob / draft_prob) (Leviathan, Kalman, Matias, 2023). False for a NaN
+    anywhere and for a draft probability outside (0, 1], which no honest proposal has.
+    """
+    return bool(0 < draft_prob <= 1 and uniform * draft_prob < target_prob)
+
+
+def residual(target_probs: Any, draft_probs: Any) -> Any:
+    """The distribution of the correction: norm(max(target - draft, 0)), same shape and dtype.
+
+    Where nothing is left (the distributions are equal, so a rejection cannot happen but for rounding) the
+    target's own distribution is returned.
+    """
+    left = np.maximum(target_probs - draft_probs, 0)
+    total = left.sum()
+    return left / total if total > 0 else target_probs
+
+
+def verify_rejection(
+    draft_tokens: Sequence[int],
+    draft_probs: Sequence[Any],
+    target_probs: Callable[[int], Any],
+    uniforms: Sequence[Any],
+    draw: Callable[[Any, int], int],
+) -> Verdict:
+    """Speculative sampling's rejection rule: the emitted tokens follow the target's distribution.
+
+    ``draft_probs[i]`` is the full-vocabulary distribution that draft token i was drawn from, or None if it was
+    not drawn at random (then it counts as having probability one). ``target_probs(i)`` is the target's
+    distribution after ``draft_tokens[:i]``; ``uniforms[i]`` in [0, 1) is independent of everything drawn so far;
+    ``draw(probs, i)`` draws a token for place i from fresh noise. Source: Leviathan, Kalman, Matias (2023).
+    """
+    for index, token in enumerate(draft_tokens):
+        target = target_probs(index)
+        draft = draft_probs[index]
+        if draft is None:
+            draft = np.zeros_like(target)
+            draft[token] = 1
+        if not accepts(uniforms[index], draft[token], target[token]):
+            return Verdict(index, draw(residual(target, draft), index), "correction")
+    last = len(draft_tokens)
+    return Verdict(last, draw(target_probs(last), last), "bonus")

@@ -1,0 +1,98 @@
+"""Copying from the conversation itself: what followed the same tokens before is likely to follow them again.
+
+Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025), over the whole conversation.
+"""
+
+from __future__ import annotations
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
+
+KIND = "lookup"
+
+# Tokens that must match before anything is copied. Prompt lookup decoding uses up to 3; shorter matches are
+# mostly chance in running text.
+MINIMUM_MATCH_TOKENS = 3
+
+# Earlier occurrences compared for the longest match, most recent first: bounds the time on text that repeats one
+# phrase thousands of times.
+_CANDIDATES = 64
+
+# Beyond this many matching tokens a longer match says nothing more about what follows.
+_LONGEST_MATCH_TOKENS = 32
+
+
+class LookupDrafter:
+    """Proposes a copy of what followed the longest, then most recent, earlier match. Needs no model."""
+
+    kind = KIND
+
+    def __init__(self, *, minimum_match_tokens: int = MINIMUM_MATCH_TOKENS) -> None:
+        self._minimum_match_tokens = minimum_match_tokens
+
+    def start(self, request: DraftRequest) -> LookupDraftState:
+        return LookupDraftState(request, self._minimum_match_tokens)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class LookupDraftState:
+    """An index from every run of ``minimum_match_tokens`` tokens to where it ended, grown as the text grows."""
+
+    def __init__(self, request: DraftRequest, minimum_match_tokens: int) -> None:
+        self._stop_ids = request.stop_ids
+        self._minimum = minimum_match_tokens
+        self._indexed: list[int] = []
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+
+    def propose(self, context: Context, depth: int) -> Proposal:
+        tokens = context.tokens
+        self._sync(context)
+        if depth < 1 or len(tokens) <= self._minimum:
+            return NOTHING
+        source = self._longest_match(tokens)
+        if source is None:
+            return NOTHING
+        copied = tokens[source : source + depth]
+        for index, token in enumerate(copied):
+            if token in self._stop_ids:
+                copied = copied[: index + 1]
+                break
+        return Proposal(tokens=tuple(copied), sources=(KIND,) * len(copied), drafted_by=KIND)
+
+    def _sync(self, context: Context) -> None:
+        """Index every run that some token follows; start over if earlier tokens changed."""
+        shared = context.common_prefix(self._indexed)
+        if shared < len(self._indexed):
+            self._indexed.clear()
+            self._ends.clear()
+            shared = 0
+        tokens, size = context.tokens, self._minimum
+        for end in range(max(shared, size), len(tokens)):
+            self._ends.setdefault(tuple(tokens[end - size : end]), []).append(end)
+        self._indexed.extend(tokens[shared:])
+
+    def _longest_match(self, tokens: list[int]) -> int | None:
+        """Where the text after the best match begins, or None."""
+        best_end, best_length = None, 0
+        for end in reversed(self._ends.get(tuple(tokens[-self._minimum :]), [])[-_CANDIDATES:]):
+            length = self._minimum
+            limit = min(end, _LONGEST_MATCH_TOKENS)
+            while length < limit and tokens[end - length - 1] == tokens[len(tokens) - length - 1]:
+                length += 1
+            if length > best_length:
+                best_end, best_length = end, length
+        return best_end
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: committed tokens are indexed at the next proposal."""
+
+    def cancel(self) -> None:
+        """A proposal takes microseconds; there is nothing to interrupt."""
+
+    def reset_cancel(self) -> None:
+        """See ``cancel``."""
+
+    def close(self) -> None:
+        self._indexed.clear()
+        self._ends.clear()

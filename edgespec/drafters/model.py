@@ -1,0 +1,131 @@
+"""A smaller model as drafter: it writes a chain token by token with the session's own way of choosing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edgespec.decoding.contracts import (
+    NOTHING,
+    Context,
+    Distribution,
+    DraftRequest,
+    Model,
+    Outcome,
+    Proposal,
+    Rows,
+    Sequence,
+)
+
+KIND = "model"
+
+# A draft token likelier to be rejected than accepted lengthens the verification for nothing, so by default a
+# chain ends where the drafter's best token has less than even odds. (Measured times replace this once the machine
+# is calibrated.)
+MINIMUM_CONFIDENCE = 0.5
+
+# Tokens of lag that an ordinary round leaves: the last draft token and the token that followed it. Feeding more
+# than this is catching up, which is timed apart so that it does not count as the price of a round.
+_ORDINARY_LAG_TOKENS = 2
+
+
+class ModelDrafter:
+    """Drafts with ``model``, opened by ``open_model`` at the first proposal. One Sequence for each session."""
+
+    kind = KIND
+
+    def __init__(self, open_model: Callable[[], Model], *, minimum_confidence: float = MINIMUM_CONFIDENCE) -> None:
+        self._open_model = open_model
+        self._minimum_confidence = minimum_confidence
+
+    def start(self, request: DraftRequest) -> ModelDraftState:
+        return ModelDraftState(self._open_model, request, self._minimum_confidence)
+
+    def close(self) -> None:
+        """The model belongs to whoever ``open_model`` got it from."""
+
+
+class ModelDraftState:
+    """One session's cache of the drafter."""
+
+    def __init__(self, open_model: Callable[[], Model], request: DraftRequest, minimum_confidence: float) -> None:
+        self._open_model = open_model
+        self._request = request
+        self._minimum_confidence = minimum_confidence
+        self._sequence: Sequence | None = None
+        self._known: list[int] = []  # the tokens in the cache, one for one
+        self._cancelled = False
+
+    def propose(self, context: Context, depth: int) -> Proposal:
+        if depth < 1 or not len(context):
+            return NOTHING
+        if self._sequence is None:
+            self._sequence = self._open_model().open(self._request.context_length)
+            if self._cancelled:
+                self._sequence.cancel()
+        sequence = self._sequence
+        # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
+        return sequence.run(lambda: self._chain(sequence, context, depth))
+
+    def _chain(self, sequence: Sequence, context: Context, depth: int) -> Proposal:
+        depth = min(depth, sequence.context_length - len(context) + 1)
+        if depth < 1:
+            return NOTHING
+        try:
+            rows, sync_s = self._sync(sequence, context)
+            return self._draft(sequence, context, rows, depth, sync_s)
+        finally:
+            del self._known[sequence.length :]
+
+    def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
+        """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
+        shared = min(context.common_prefix(self._known), len(context) - 1)
+        sequence.rewind(shared)
+        del self._known[shared:]
+        lag = context.tokens[shared:]
+        started = time.perf_counter()
+        rows = sequence.forward(lag, 1)
+        sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
+        self._known.extend(lag)
+        return rows, sync_s
+
+    def _draft(self, sequence: Sequence, context: Context, rows: Rows, depth: int, sync_s: float) -> Proposal:
+        tokens: list[int] = []
+        probs: list[Distribution | None] = []
+        so_far = list(context.tokens)
+        while True:
+            draft = self._request.chooser.draft(rows, 0, so_far, self._minimum_confidence)
+            if draft is None:
+                break
+            tokens.append(draft.token)
+            probs.append(draft.distribution)
+            so_far.append(draft.token)
+            if len(tokens) == depth or draft.token in self._request.stop_ids:
+                break
+            rows = sequence.forward([draft.token], 1)
+            self._known.append(draft.token)
+        drawn = any(own is not None for own in probs)
+        return Proposal(
+            tokens=tuple(tokens),
+            sources=(KIND,) * len(tokens),
+            draft_probs=tuple(probs) if drawn else None,
+            drafted_by=KIND,
+            sync_s=sync_s,
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: the cache follows the context at the next proposal."""
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._sequence is not None:
+            self._sequence.cancel()
+
+    def reset_cancel(self) -> None:
+        self._cancelled = False
+        if self._sequence is not None:
+            self._sequence.reset_cancel()
+
+    def close(self) -> None:
+        if self._sequence is not None:
+            self._sequence.close()

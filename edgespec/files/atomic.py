@@ -1,0 +1,155 @@
+"""Files that are either whole or absent: temporary name in the same folder, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from edgespec.errors import CancelledError
+from edgespec.files.disk import disk_errors
+from edgespec.files.progress import Cancelled
+
+__all__ = [
+    "remove_stale_temporaries",
+    "replacing",
+    "sha256_file",
+    "sync_folder",
+    "temporary_name",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+# Large enough that hashing, not the loop, is the cost; small enough that cancellation is prompt at 50 MB/s.
+CHUNK_BYTES = 1 << 20
+
+# The host is part of the name because a home on a network disk is shared: a process that does not exist here may
+# be alive on another machine, so only temporaries of this host are ever judged.
+_HOST = hashlib.sha256(platform.node().encode("utf-8", "replace")).hexdigest()[:6]
+_TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
+_LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
+
+
+def temporary_name(name: str) -> str:
+    """A name that nobody else uses and that tells which process it belongs to."""
+    stem = name.encode("utf-8")[:_LONGEST_STEM].decode("utf-8", "ignore")
+    return f".{stem}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def remove_stale_temporaries(folder: Path) -> list[Path]:
+    """Delete temporaries (files and folders) in ``folder`` whose process is gone; returns what was removed."""
+    removed = []
+    with contextlib.suppress(OSError):
+        for entry in sorted(folder.iterdir()):
+            match = _TEMPORARY.match(entry.name)
+            if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), entry):
+                continue
+            with contextlib.suppress(OSError):
+                _delete(entry)
+                removed.append(entry)
+    return removed
+
+
+def _is_gone(pid: int, entry: Path) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        # A process younger than the file only inherited the number; two seconds cover coarse file times (FAT).
+        return psutil.Process(pid).create_time() > entry.lstat().st_mtime + 2
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, OSError, OverflowError):
+        return False
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        for child in entry.iterdir():
+            _delete(child)
+        entry.rmdir()
+    else:
+        entry.unlink()
+
+
+@contextmanager
+def replacing(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Open a temporary beside ``path`` for writing; ``path`` becomes it when the block ends well.
+
+    On any exception the temporary is removed and what was at ``path`` is untouched. ``expected_bytes`` only
+    improves the error. Raises DiskSpaceError on a full disk, OSError otherwise.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale_temporaries(path.parent)
+    temporary = path.parent / temporary_name(path.name)
+    try:
+        with disk_errors(path, expected_bytes):
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut, where the platform can."""
+    if os.name == "nt":  # Windows has no handle on a folder to flush
+        return
+    with contextlib.suppress(OSError):  # some network file systems refuse; the rename itself has happened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``. Raises DiskSpaceError, OSError."""
+    with replacing(path, expected_bytes=len(data)) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in UTF-8, newlines as given. Raises DiskSpaceError, OSError."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by ``value`` as JSON that people can read. Raises ValueError on NaN or infinity."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def sha256_file(
+    path: Path, progress: Callable[[int, int], None] | None = None, cancelled: Cancelled | None = None
+) -> str:
+    """The lower-case hex sha256 of a file; ``progress`` gets (bytes hashed, bytes in all).
+
+    Raises CancelledError, OSError.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        while chunk := file.read(CHUNK_BYTES):
+            if cancelled is not None and cancelled():
+                raise CancelledError("the check was cancelled; the file is unchanged")
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+    return digest.hexdigest()

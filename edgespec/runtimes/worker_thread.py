@@ -1,0 +1,72 @@
+"""One thread that makes a Sequence's native calls, so that the caller's thread never blocks inside native code."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from edgespec.errors import ClosedError
+
+T = TypeVar("T")
+
+_Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class WorkerThread:
+    """Runs jobs one after another. Jobs that call ``run`` again are run in place, without a thread switch."""
+
+    def __init__(self, name: str, on_interrupt: Callable[[], None]) -> None:
+        """``on_interrupt`` is called when the waiting caller is interrupted (Ctrl-C), to end the running job."""
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._on_interrupt = on_interrupt
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
+
+        If the wait itself is interrupted, the job is told to end and waited for, so that no native call outlives
+        its caller. Raises ClosedError after ``close``.
+        """
+        if threading.current_thread() is self._thread:
+            return job()
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this sequence is closed")
+            self._jobs.put((job, future))
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._on_interrupt()
+                future.exception()
+            raise
+
+    def close(self) -> None:
+        """Finish the jobs already handed over, then end the thread. Idempotent; callable from the thread itself."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    while (item := jobs.get()) is not None:
+        job, future = item
+        try:
+            result = job()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        # Results hold views of native memory: do not keep them alive until the next job.
+        del item, job, future
+        result = None

@@ -1,0 +1,156 @@
+"""The Tokenizer protocol, and llama.cpp's vocabulary as its implementation.
+
+The only vocabulary-aware code outside the runtimes: a GGUF is loaded vocabulary-only, so a tokenizer exists
+without weights, and works for every runtime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgespec.errors import ClosedError, ModelFileError
+from edgespec.files.gguf import read_header
+from edgespec.runtimes.llama_library import load
+
+
+class Tokenizer(Protocol):
+    """Text to ids and ids to bytes."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+
+    @property
+    def bos_token(self) -> str:
+        """Text of the begin-of-sequence token, or ""."""
+
+    @property
+    def eos_token(self) -> str:
+        """Text of the end-of-sequence token, or ""."""
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        """Ids of ``text``. With ``special``, control tokens written out in the text become those tokens."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens, which are never shown."""
+
+    def close(self) -> None: ...
+
+
+class LlamaVocabulary:
+    """A GGUF's vocabulary, loaded by llama.cpp without the weights. Implements Tokenizer; thread-safe.
+
+    Raises ModelFileError, RuntimeUnavailableError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        read_header(path)
+        library = load()
+        self._api: Any = library.api
+        params = self._api.llama_model_default_params()
+        params.vocab_only = True
+        pointer = self._api.llama_model_load_from_file(str(path).encode(), params)
+        if not pointer:
+            raise ModelFileError(
+                path, "llama.cpp could not load its vocabulary", hint="run with --debug to see llama.cpp's log"
+            )
+        self._pointer: Any = pointer
+        self._vocabulary: Any = self._api.llama_model_get_vocab(pointer)
+        self._free = weakref.finalize(self, self._api.llama_model_free, pointer)
+        self._free.atexit = False
+        self._lock = threading.Lock()
+        self._pieces: dict[int, bytes] = {}
+        self._size = int(self._api.llama_vocab_n_tokens(self._vocabulary))
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._size
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
+        return frozenset(token for token in range(self._size) if is_stop(vocabulary, token))
+
+    @cached_property
+    def bos_token(self) -> str:
+        return self._text_of(int(self._api.llama_vocab_bos(self._open_vocabulary())))
+
+    @cached_property
+    def eos_token(self) -> str:
+        return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether the model expects a begin-of-sequence token before raw text."""
+        return bool(self._api.llama_vocab_get_add_bos(self._open_vocabulary()))
+
+    def _text_of(self, token: int) -> str:
+        if token < 0:
+            return ""
+        text: bytes | None = self._api.llama_vocab_get_text(self._open_vocabulary(), token)
+        return (text or b"").decode("utf-8", "replace")
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        raw = text.encode("utf-8", "replace")
+        # One token a byte is the most any vocabulary produces, plus the begin and end markers.
+        capacity = len(raw) + 8
+        ids = (ctypes.c_int32 * capacity)()
+        with self._lock:
+            vocabulary = self._open_vocabulary()
+            count = int(
+                self._api.llama_tokenize(vocabulary, raw, len(raw), ids, capacity, add_bos and self.adds_bos, special)
+            )
+            if count < 0:
+                capacity = -count
+                ids = (ctypes.c_int32 * capacity)()
+                count = int(
+                    self._api.llama_tokenize(
+                        vocabulary, raw, len(raw), ids, capacity, add_bos and self.adds_bos, special
+                    )
+                )
+        return list(ids[: max(count, 0)])
+
+    def token_bytes(self, token: int) -> bytes:
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._piece(token)
+        return known
+
+    def _piece(self, token: int) -> bytes:
+        if not 0 <= token < self._size:
+            return b""
+        with self._lock:
+            vocabulary = self._open_vocabulary()
+            if self._api.llama_vocab_is_control(vocabulary, token) or self._api.llama_vocab_is_eog(vocabulary, token):
+                return b""
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                count = int(self._api.llama_token_to_piece(vocabulary, token, buffer, size, 0, False))
+                if count >= 0:
+                    return buffer.raw[:count]
+                size = -count
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens``, invalid UTF-8 replaced."""
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def _open_vocabulary(self) -> Any:
+        if self._pointer is None:
+            raise ClosedError("this tokenizer is closed")
+        return self._vocabulary
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._pointer = None
+            self._free()
