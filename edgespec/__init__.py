@@ -1,1 +1,99 @@
-"""edgespec"""
+"""edgespec: on-device language models, faster than plain decoding and with exactly the same output.
+
+The public API and nothing else. Importing this module loads the standard library only; each name below loads
+what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgespec.decoding.sampling import Sampling as Sampling
+    from edgespec.decoding.stats import DecodeStats as DecodeStats
+    from edgespec.engine import Engine as Engine
+    from edgespec.engine import Limits as Limits
+    from edgespec.errors import CancelledError as CancelledError
+    from edgespec.errors import ClosedError as ClosedError
+    from edgespec.errors import ContextFullError as ContextFullError
+    from edgespec.errors import DiskSpaceError as DiskSpaceError
+    from edgespec.errors import DownloadError as DownloadError
+    from edgespec.errors import EdgespecError as EdgespecError
+    from edgespec.errors import ForwardError as ForwardError
+    from edgespec.errors import HashMismatchError as HashMismatchError
+    from edgespec.errors import IncompatibleDrafterError as IncompatibleDrafterError
+    from edgespec.errors import InvalidRequestError as InvalidRequestError
+    from edgespec.errors import MemoryLimitError as MemoryLimitError
+    from edgespec.errors import ModelFileError as ModelFileError
+    from edgespec.errors import ModelNotFoundError as ModelNotFoundError
+    from edgespec.errors import NonFiniteLogitsError as NonFiniteLogitsError
+    from edgespec.errors import ProfileError as ProfileError
+    from edgespec.errors import PromptTooLongError as PromptTooLongError
+    from edgespec.errors import RewindError as RewindError
+    from edgespec.errors import RuntimeUnavailableError as RuntimeUnavailableError
+    from edgespec.errors import StoreLockedError as StoreLockedError
+    from edgespec.errors import TemplateError as TemplateError
+    from edgespec.events import Done as Done
+    from edgespec.events import Event as Event
+    from edgespec.events import Loading as Loading
+    from edgespec.events import Notice as Notice
+    from edgespec.events import Round as Round
+    from edgespec.events import Text as Text
+    from edgespec.generation import Generation as Generation
+    from edgespec.planning.plan import Plan as Plan
+    from edgespec.session import Session as Session
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DecodeStats": "decoding.stats",
+    "Done": "events",
+    "Engine": "engine",
+    "Event": "events",
+    "Generation": "generation",
+    "Limits": "engine",
+    "Loading": "events",
+    "Notice": "events",
+    "Plan": "planning.plan",
+    "Round": "events",
+    "Sampling": "decoding.sampling",
+    "Session": "session",
+    "Text": "events",
+}
+
+_ERRORS = (
+    "CancelledError",
+    "ClosedError",
+    "ContextFullError",
+    "DiskSpaceError",
+    "DownloadError",
+    "EdgespecError",
+    "ForwardError",
+    "HashMismatchError",
+    "IncompatibleDrafterError",
+    "InvalidRequestError",
+    "MemoryLimitError",
+    "ModelFileError",
+    "ModelNotFoundError",
+    "NonFiniteLogitsError",
+    "ProfileError",
+    "PromptTooLongError",
+    "RewindError",
+    "RuntimeUnavailableError",
+    "StoreLockedError",
+    "TemplateError",
+)
+
+__all__ = ["__version__", *sorted([*_HOMES, *_ERRORS])]
+
+
+def __getattr__(name: str) -> object:
+    home = "errors" if name in _ERRORS else _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -245,7 +245,8 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def explain_failure(what: str) -> NoReturn:
     text = LOG.read_text(encoding="utf-8", errors="replace")
     this_step = text.rpartition("\n$ ")[2]
-    print("\n".join(this_step.splitlines()[-20:]), file=sys.stderr)
+    # Clipped, because pip lists every release there is when none fits.
+    print("\n".join(line[:300] for line in this_step.splitlines()[-20:]), file=sys.stderr)
     say(f"{what} failed; the lines above are the end of {LOG}.")
     for signs, advice in KNOWN_FAILURES:
         if any(sign in this_step for sign in signs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -142,6 +143,9 @@ class Sequence(Protocol):
 
     def run(self, job: Callable[[], T]) -> T:
         """Run ``job`` on this Sequence's worker thread and wait: forwards inside it cost no thread switch."""
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Hand ``job`` to the worker thread without waiting for it."""
 
     def cancel(self) -> None:
         """Make the forward in flight, and every later one until ``reset_cancel``, raise CancelledError."""

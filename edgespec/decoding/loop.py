@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,7 +80,7 @@ class DecodeLoop:
         self._clock = clock
         self._emitted = 0
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Generator[Step, None, None]:
         """The prefill's token, then one Step a round, until something finishes the answer."""
         yield (step := self._prefill())
         while step.finish is None:

@@ -40,18 +40,18 @@ class Combination:
 class CombinationState:
     """One session's states of the combined drafters.
 
-    A drafter that raises is off for the rest of the session, and ``failures`` says why: losing a drafter never
-    ends an answer.
+    ``policy`` may be exchanged between answers. A drafter that raises is off for the rest of the session, and
+    ``failures`` says why: losing a drafter never ends an answer.
     """
 
     def __init__(self, parts: Sequence[tuple[str, DraftState]], policy: DepthPolicy) -> None:
         self._parts = tuple(parts)
-        self._policy = policy
+        self.policy = policy
         self.failures: dict[str, str] = {}
 
     def propose(self, context: Context, depth: int) -> Proposal:
         for kind, state in self._parts:
-            allowed = min(depth, self._policy.depth(kind))
+            allowed = min(depth, self.policy.depth(kind))
             if allowed < 1 or kind in self.failures:
                 continue
             try:

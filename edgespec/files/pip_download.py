@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from edgespec.errors import DiskSpaceError, DownloadError
@@ -44,8 +46,6 @@ def pip_missing() -> str | None:
 
 
 def _progress_bar() -> str:
-    from importlib import metadata
-
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
         major, minor = metadata.version("pip").split(".")[:2]
         if (int(major), int(minor)) >= _RAW_PROGRESS_SINCE:
@@ -56,8 +56,8 @@ def _progress_bar() -> str:
 class PipDownload:
     """``pip download`` of one exact requirement into ``folder``, running in the background.
 
-    The environment is the user's, untouched; stdin is closed, so that pip can never ask; the output goes to a file
-    in ``folder``, so that a full pipe can never block it.
+    Index settings are the user's own; stdin is closed, so that pip can never ask; the output goes to a file in
+    ``folder``, so that a full pipe can never block it.
     """
 
     def __init__(self, requirement: str, folder: Path) -> None:
@@ -75,6 +75,9 @@ class PipDownload:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,  # "-m pip" looks in the working directory first; in ours there is nothing to find
+                # pip unpacks through a temporary folder. In ours it is on the disk whose space was checked (the
+                # system's may be small), and it goes away with ours when pip is killed.
+                env={**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)},
             )
 
     def finished(self) -> bool:
@@ -96,7 +99,7 @@ class PipDownload:
                 f"the disk is full: pip could not store {self.requirement}",
                 needed_bytes=0,
                 free_bytes=free_bytes(self.folder),
-                hint="free some space; pip also needs it in the system's temporary folder",
+                hint="free some space, or set EDGESPEC_HOME to a larger disk",
             )
         raise DownloadError(f"pip could not deliver {self.requirement}: {_reason(text, self._process.returncode)}")
 

@@ -21,6 +21,7 @@ from edgespec.files.atomic import (
     remove_stale_temporaries,
     replacing,
     sha256_file,
+    sync_folder,
     temporary_name,
     write_json,
 )
@@ -102,9 +103,8 @@ def fetch_package_parts(
         else:
             report.finished(slot.file.stat().st_size)
     kept = report.finished_bytes
-    # Parts and the whole exist side by side for a moment; a single part is renamed instead.
-    copies = 1 if len(slots) == 1 else 2
-    require_space(work, copies * source.bytes - kept, f"fetching {source.label}")
+    # Parts and the whole exist side by side at the end; for a single part, the wheel and what is inside it.
+    require_space(work, 2 * source.bytes - kept, f"fetching {source.label}")
     if missing:
         _fetch_missing(missing, work, offline, report, cancelled)
     _join(slots, source, destination, report, cancelled)
@@ -161,6 +161,7 @@ def _join(
     destination.parent.mkdir(parents=True, exist_ok=True)
     if len(slots) == 1 and slots[0].part.sha256 == source.sha256:
         slots[0].file.replace(destination)  # already hashed, already flushed, and on the same file system
+        sync_folder(destination.parent)
         return
     digest, done = hashlib.sha256(), 0
     with replacing(destination, expected_bytes=source.bytes) as output:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import threading
 import weakref
 from collections import abc
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -222,7 +224,7 @@ class LlamaSequence:
         self._vocabulary_size = model.facts.vocabulary_size
         self._abort_flag = ctypes.create_string_buffer(2)
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
-        self._worker = WorkerThread("edgespec-llama", lambda flag=self._abort_flag: _raise_flag(flag))
+        self._worker = WorkerThread("edgespec-llama", functools.partial(_raise_flag, self._abort_flag))
         try:
             self._native = self._worker.run(
                 lambda: _NativeContext(api, model_pointer, model.settings, context_length, self._abort_flag)
@@ -243,6 +245,9 @@ class LlamaSequence:
 
     def run(self, job: Callable[[], T]) -> T:
         return self._worker.run(job)
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        return self._worker.submit(job)
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         return self._worker.run(lambda: self._forward(tokens, rows))

@@ -27,6 +27,15 @@ class WorkerThread:
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
         self._thread.start()
 
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Hand ``job`` over without waiting. Raises ClosedError after ``close``."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this sequence is closed")
+            self._jobs.put((job, future))
+        return future
+
     def run(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
 
@@ -35,11 +44,7 @@ class WorkerThread:
         """
         if threading.current_thread() is self._thread:
             return job()
-        future: Future[T] = Future()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this sequence is closed")
-            self._jobs.put((job, future))
+        future = self.submit(job)
         try:
             return future.result()
         except BaseException:

@@ -18,6 +18,8 @@ __all__ = ["Budget", "TemplateLimits", "stored_bytes"]
 HEADER_BYTES = 64
 # One slot of a container with the number it may be the only owner of (8-byte pointer, 32-byte int).
 SLOT_BYTES = 40
+# One slot of a copied container, whose values exist already. Templates build lists by ``list = list + [item]``.
+POINTER_BYTES = 8
 # Text that the C level walks in about the time of one interpreted step (measured: str.upper, 1-3 ns a character).
 BYTES_PER_STEP = 64
 # Deepest container that is compared, printed or serialised. JSON schemas of real tools nest about ten deep, and

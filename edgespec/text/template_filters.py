@@ -2,7 +2,7 @@
 
 Imports jinja2, so it is itself imported only when a template is compiled. An allow-list written anew rather than
 jinja's own filters: those return lazy generators, format text and walk values where nothing is counted. Filters that
-no known chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ``pprint``, ...) are absent.
+no known chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jinja2.runtime import Undefined
 
 from edgespec.errors import TemplateError
-from edgespec.text.template_budget import kind, stored_bytes
+from edgespec.text.template_budget import POINTER_BYTES, kind, stored_bytes
 from edgespec.text.template_methods import METHODS, replaced, trimmed
 
 if TYPE_CHECKING:
@@ -41,9 +41,10 @@ class Filters:
         by_name = {
             name: getattr(self, f"{name}_")
             for name in (
-                "abs capitalize default dictsort first float indent int items join last length list lower map reject "
-                "rejectattr replace reverse round select selectattr sort string title tojson trim upper"
-            ).split()
+                *("abs", "capitalize", "default", "dictsort", "first", "float", "indent", "int", "items", "join"),
+                *("last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round"),
+                *("select", "selectattr", "sort", "string", "title", "tojson", "trim", "upper"),
+            )
         }
         # "safe" turns off an escaping that is off anyway.
         return {**by_name, "count": self.length_, "d": self.default_, "safe": self.string_}
@@ -105,16 +106,14 @@ class Filters:
         """JSON without HTML escaping, with the arguments that chat templates give it."""
         size = self._budget.measure(value)
         if indent is not None:
-            # One line per value, each at most as deep as the nesting and as the number of values.
-            levels = min(32, size // 4 + 1)
-            size += size // 2 * self._indent(indent) * min(levels, _depth(value) + 1)
+            size += self._indent(indent) * _levels(value, 0)
         pair = None
         if separators is not None:
             pair = self._sandbox.sequence(separators)
-            if len(pair) != 2 or any(type(part) is not str or len(part) > 8 for part in pair):
+            # measure() allows for separators of two characters, which is what the default ones have.
+            if len(pair) != 2 or any(type(part) is not str or len(part) > 2 for part in pair):
                 raise TemplateError("it calls tojson with separators that are not two short texts")
-            size *= 8
-        self._budget.make(min(size, 8 * len(str(size)) + size))
+        self._budget.make(size)
         return json.dumps(
             value,
             ensure_ascii=bool(ensure_ascii),
@@ -172,7 +171,7 @@ class Filters:
 
     def list_(self, value: Any) -> Any:
         parts = self._sandbox.sequence(value)
-        self._budget.make_slots(len(parts))
+        self._budget.make(POINTER_BYTES * len(parts))
         return list(parts)
 
     def items_(self, value: Any) -> Any:
@@ -264,10 +263,9 @@ class Filters:
         self._budget.make_slots(len(parts))
         run: Callable[..., Any] = bool
         if test:
-            found = self._sandbox.tests.get(test[0]) if type(test[0]) is str else None
-            if found is None:
+            if type(test[0]) is not str or test[0] not in self._sandbox.tests:
                 raise TemplateError("it selects by a test that is not allowed")
-            run = found
+            run = cast(Callable[..., Any], self._sandbox.tests[test[0]])
         chosen = []
         for part in parts:
             one = part if attribute is None else self._attribute(part, attribute)
@@ -276,13 +274,12 @@ class Filters:
         return chosen
 
 
-def _depth(value: Any) -> int:
-    # Called after measure(), which has walked every path and refused endless nesting.
-    if type(value) is dict:
-        return 1 + max((_depth(item) for item in value.values()), default=0)
-    if type(value) in (list, tuple):
-        return 1 + max((_depth(item) for item in value), default=0)
-    return 0
+def _levels(value: Any, depth: int) -> int:
+    """How many levels of indentation JSON of ``value`` holds; only after measure() has walked every path."""
+    if type(value) not in (list, tuple, dict):
+        return 0
+    items = value.values() if type(value) is dict else value
+    return depth + sum(depth + 1 + _levels(item, depth + 1) for item in items)
 
 
 def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
@@ -296,7 +293,8 @@ def tests_table(compare: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 
     operators = {
         "eq": "eq", "equalto": "eq", "==": "eq", "ne": "ne", "!=": "ne", "lt": "lt", "lessthan": "lt", "<": "lt",
-        "le": "lteq", "<=": "lteq", "gt": "gt", "greaterthan": "gt", ">": "gt", "ge": "gteq", ">=": "gteq", "in": "in",
+        "le": "lteq", "<=": "lteq", "gt": "gt", "greaterthan": "gt", ">": "gt", "ge": "gteq", ">=": "gteq",
+        "in": "in",
     }  # fmt: skip
     return {
         **{name: compared(operator) for name, operator in operators.items()},

@@ -58,6 +58,10 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+# A node, the field that holds its statements, and the steps that entering them costs besides.
+_Block = tuple[nodes.Node, str, int]
+
+
 def rewrite(template: nodes.Template) -> nodes.Template:
     """``template``, counted. Raises TemplateError for what no chat template may contain."""
     _Rewriter().block(template, "body", 0)
@@ -68,34 +72,40 @@ class _Rewriter:
     def __init__(self) -> None:
         self._nodes = 0
 
-    def block(self, parent: nodes.Node, field: str, depth: int) -> None:
-        """Rewrite one list of statements and put its charge in front."""
+    def block(self, parent: nodes.Node, field: str, depth: int, per_entry: int = 0) -> None:
+        """Rewrite one list of statements and put its charge, with ``per_entry`` steps more, in front."""
         statements: list[nodes.Node] = getattr(parent, field)
         if not statements:
             return
         start, macros = self._nodes, 0
-        blocks: list[tuple[nodes.Node, str]] = []
+        blocks: list[_Block] = []
         for statement in statements:
             self._statement(statement, depth + 1, blocks)
             macros += isinstance(statement, nodes.Macro | nodes.CallBlock)
         # Only what runs with this list is its cost; the lists inside charge for themselves when they run.
-        charge = [nodes.Const(self._nodes - start), nodes.Const(macros * MACRO_BYTES)]
-        for inner, name in blocks:
-            self.block(inner, name, depth + 1)
+        steps = self._nodes - start + per_entry
+        charge: list[nodes.Expr] = [nodes.Const(steps), nodes.Const(macros * MACRO_BYTES)]
+        for inner, name, head in blocks:
+            self.block(inner, name, depth + 1, head)
         line = statements[0].lineno
-        statements.insert(0, nodes.ExprStmt(_call(CHARGE, nodes.Const(None), charge, line), lineno=line))
+        statements.insert(0, nodes.ExprStmt(_counted(CHARGE, nodes.Const(None), charge, line), lineno=line))
 
-    def _statement(self, node: nodes.Node, depth: int, blocks: list[tuple[nodes.Node, str]]) -> None:
+    def _statement(self, node: nodes.Node, depth: int, blocks: list[_Block]) -> None:
+        start = self._nodes
         self._count(node, depth, _STATEMENTS)
+        own: list[str] = []
         for field in node.fields:
             value = getattr(node, field)
             if field == "elif_":
                 for branch in value:
                     self._statement(branch, depth, blocks)
             elif field in _BODIES:
-                blocks.append((node, field))
+                own.append(field)
             else:
                 setattr(node, field, self._field(value, depth))
+        # Defaults of a macro's arguments are computed at each call.
+        head = self._nodes - start if isinstance(node, nodes.Macro | nodes.CallBlock) else 0
+        blocks += [(node, field, head) for field in own]
         if isinstance(node, nodes.Output):
             # Text repeated in a loop is output like any other: as a constant it passes through the counted output.
             node.nodes = [
@@ -104,7 +114,7 @@ class _Rewriter:
             ]
         if isinstance(node, nodes.For):
             per_item = 1 if node.test is None else 1 + sum(1 for _ in node.test.find_all(nodes.Node))
-            node.iter = _call(ITERATE, node.iter, [nodes.Const(per_item)], node.lineno)
+            node.iter = _counted(ITERATE, node.iter, [nodes.Const(per_item)], node.lineno)
 
     def _field(self, value: Any, depth: int) -> Any:
         if isinstance(value, nodes.Node):
@@ -119,22 +129,22 @@ class _Rewriter:
             setattr(node, field, self._field(getattr(node, field), depth))
         line = node.lineno
         if isinstance(node, nodes.Concat):
-            return _call(CONCAT, nodes.List(node.nodes, lineno=line), [], line)
+            return _counted(CONCAT, nodes.List(node.nodes, lineno=line), [], line)
         if isinstance(node, nodes.Compare):
             operands: list[nodes.Expr] = []
             for operand in node.ops:
                 operands += [nodes.Const(operand.op), operand.expr]
-            return _call(COMPARE, node.expr, operands, line)
+            return _counted(COMPARE, node.expr, operands, line)
         if isinstance(node, nodes.Dict):
             flat: list[nodes.Expr] = []
             for pair in node.items:
                 flat += [pair.key, pair.value]
-            return _call(MAPPING, nodes.List(flat, lineno=line), [], line)
+            return _counted(MAPPING, nodes.List(flat, lineno=line), [], line)
         if isinstance(node, nodes.List) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
-            return _call(DISPLAY, node, [], line)
+            return _counted(DISPLAY, node, [], line)
         if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             ends = [node.arg.start, node.arg.stop, node.arg.step]
-            return _call(SLICE, node.node, [end or nodes.Const(None) for end in ends], line)
+            return _counted(SLICE, node.node, [nodes.Const(None) if end is None else end for end in ends], line)
         return node
 
     def _count(self, node: nodes.Node, depth: int, allowed: tuple[type[nodes.Node], ...]) -> None:
@@ -148,5 +158,5 @@ class _Rewriter:
             raise TemplateError(f"the chat template has more than {NODES} syntax nodes")
 
 
-def _call(name: str, value: nodes.Expr, arguments: list[nodes.Expr], line: int) -> nodes.Filter:
+def _counted(name: str, value: nodes.Node, arguments: list[nodes.Expr], line: int) -> nodes.Filter:
     return nodes.Filter(value, name, arguments, [], None, None, lineno=line)

@@ -19,11 +19,11 @@ from jinja2.utils import Namespace
 
 from edgespec.errors import TemplateError
 from edgespec.text import template_rewrite as rewritten
-from edgespec.text.template_budget import SLOT_BYTES, Budget, kind, stored_bytes
+from edgespec.text.template_budget import INTEGER_BITS, POINTER_BYTES, Budget, kind, stored_bytes
 from edgespec.text.template_filters import Filters, tests_table
 from edgespec.text.template_methods import METHODS, BoundMethod, check_key
 
-__all__ = ["RaisedByTemplate", "Sandbox"]
+__all__ = ["Sandbox", "TemplateRaisedError"]
 
 # Namespace, its dict and its first few names (measured with tracemalloc: 340 bytes).
 NAMESPACE_BYTES = 400
@@ -34,8 +34,8 @@ DATE_FORMAT = re.compile(r"(?:%-?[aAbBdmyYHIMSpjZz]|%%|[^%]){0,64}")
 MESSAGE_CHARACTERS = 500
 
 _LOOP_NAMES = frozenset(
-    "index index0 revindex revindex0 first last length previtem nextitem depth depth0".split()
-)  # fmt: skip
+    ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem", "depth", "depth0")
+)
 _SEQUENCES = (list, tuple)
 _NUMBERS = (int, float, bool)
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -44,7 +44,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class RaisedByTemplate(TemplateError):
+class TemplateRaisedError(TemplateError):
     """The template itself called ``raise_exception``: its message stands alone."""
 
 
@@ -55,6 +55,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self._per_item = 1
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -93,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """What ``obj.attribute`` is, of what a template may see; jinja's rules otherwise."""
         if isinstance(obj, Undefined):
-            return getattr(obj, attribute)  # raises UndefinedError, with the name of what is undefined
+            obj._fail_with_undefined_error()
         if attribute in METHODS.get(type(obj), ()):
             self.budget.make(0)
             return BoundMethod(obj, attribute)
@@ -115,7 +116,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """What ``obj[argument]`` is; a name that is no item is looked up as an attribute, as jinja does."""
         if isinstance(obj, Undefined):
-            return obj[argument]  # raises UndefinedError
+            obj._fail_with_undefined_error()
+        if isinstance(argument, Undefined):
+            return self.undefined(obj=obj, name="something undefined")
         if type(obj) is dict:
             check_key(argument)
             if argument in obj:
@@ -137,11 +140,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(__obj) is BoundMethod:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
-            if isinstance(__obj.owner, LoopContext):
-                return __obj.owner.cycle(*args, **kwargs)
-            return METHODS[type(__obj.owner)][__obj.name](self.budget, __obj.owner, *args, **kwargs)
+            return self._method(__obj, args, kwargs)
         if isinstance(__obj, LoopContext):
-            args = tuple(self._iterate(argument) for argument in args)
+            if len(args) != 1:
+                raise TemplateError("it calls a recursive loop with something other than one list")
+            args = (self._iterate(args[0], self._per_item),)
         elif isinstance(__obj, Undefined):
             return __obj()  # raises UndefinedError
         elif type(__obj) is not Macro and not (callable(__obj) and __obj in self._functions):
@@ -151,6 +154,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return __context.call(__obj, *args, **kwargs)
         finally:
             self.budget.leave()
+
+    def _method(self, method: BoundMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            if isinstance(method.owner, LoopContext):
+                return method.owner.cycle(*args, **kwargs)
+            return METHODS[type(method.owner)][method.name](self.budget, method.owner, *args, **kwargs)
+        except TypeError as error:  # its text would name functions of ours
+            raise TemplateError(f"it calls {method.name!r} with arguments that it does not take") from error
 
     def _range(self, *args: int) -> list[int]:
         numbers = range(*args)
@@ -171,7 +182,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return dict(*args, **kwargs)
 
     def _raise(self, message: Any = "") -> None:
-        raise RaisedByTemplate(self.text(message)[:MESSAGE_CHARACTERS])
+        raise TemplateRaisedError(self.text(message)[:MESSAGE_CHARACTERS])
 
     def _now(self, pattern: Any) -> str:
         if type(pattern) is not str or DATE_FORMAT.fullmatch(pattern) is None:
@@ -193,7 +204,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.make(length if left.isascii() and right.isascii() else 4 * length)
             return left + right
         if operator == "+" and kinds[0] is kinds[1] and kinds[0] in _SEQUENCES:
-            self.budget.make_slots(len(left) + len(right))
+            self.budget.make(POINTER_BYTES * (len(left) + len(right)))
             return left + right
         if operator == "*" and int in kinds:
             value, times = (left, right) if kinds[1] is int else (right, left)
@@ -201,16 +212,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self.budget.make(stored_bytes(value) * max(times, 0))
                 return value * times
             if type(value) in _SEQUENCES:
-                self.budget.make_slots(len(value) * max(times, 0))
+                self.budget.make(POINTER_BYTES * len(value) * max(times, 0))
                 return value * times
         raise TemplateError(f"it computes {kind(left)} {operator} {kind(right)}, which is not allowed")
 
     def _arithmetic(self, operator: str, left: Any, right: Any) -> Any:
         if type(left) is not float and type(right) is not float:
             left, right = int(left), int(right)
-            digits = self.budget.integer_digits(left)
-            if operator == "**":
-                self.budget.integer_digits(1 << min(digits * 3 * abs(right), 1 << 16))
+            if operator == "**" and left.bit_length() * abs(right) > 2 * INTEGER_BITS:
+                raise TemplateError("it raises a number to a power that is too large")
+            self.budget.integer_digits(left)
+            self.budget.integer_digits(right)
         result = self.binop_table[operator](left, right)
         if type(result) is int:
             self.budget.integer_digits(result)
@@ -235,6 +247,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _compare(self, left: Any, name: str, right: Any) -> Any:
         if type(right) is dict and name in ("in", "notin"):
+            if isinstance(left, Undefined):
+                return name == "notin"
             check_key(left)
         elif type(left) is str and type(right) is str:
             within = name in ("in", "notin")
@@ -251,13 +265,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
         """``value[start:stop:step]``."""
         if isinstance(value, Undefined):
-            return value[0]  # raises UndefinedError
+            value._fail_with_undefined_error()
         if type(value) not in (str, list, tuple):
             raise TemplateError(f"it slices {kind(value)}")
         ends = [None if isinstance(end, Undefined) else end for end in (start, stop, step)]
         cut = slice(*ends)
         count = len(range(*cut.indices(len(value))))
-        self.budget.make(count * (4 if not value.isascii() else 1) if type(value) is str else SLOT_BYTES * count)
+        width = POINTER_BYTES if type(value) is not str else 1 if value.isascii() else 4
+        self.budget.make(width * count)
         return value[cut]
 
     # ----------------------------------------------------------------------------------- what blocks cost
@@ -279,6 +294,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _iterate(self, value: Any, per_item: int = 1) -> Any:
         parts = self.sequence(value)
+        # A recursive loop is called without its own cost per item, so the largest seen stands for it.
+        self._per_item = max(self._per_item, per_item)
         self.budget.make(LOOP_BYTES)
         self.budget.step(per_item * len(parts))
         return parts

@@ -1,7 +1,7 @@
 """Chat templates: messages in, prompt text out. A template comes with a model file, so it is hostile until run.
 
-It runs in jinja's immutable sandbox behind an allow-list (``template_sandbox.py``) and on a budget of steps, bytes and
-time (``template_budget.py``). Importing this module does not import jinja2; compiling a template does.
+It runs in jinja's immutable sandbox behind an allow-list (``template_sandbox.py``) and on a budget of steps, bytes
+and time (``template_budget.py``). Importing this module does not import jinja2; compiling a template does.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class ChatTemplate:
         """
         self.limits = TemplateLimits() if limits is None else limits
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        size = len(source)
-        if size <= self.limits.source_bytes:  # each character is at least a byte
-            encoded = source.encode("utf-8", "surrogatepass")
-            size = len(encoded)
-        if size > self.limits.source_bytes:
+        # Cut first: each character is at least a byte, and a gigabyte of source need not be encoded to be refused.
+        encoded = source[: self.limits.source_bytes + 1].encode("utf-8", "surrogatepass")
+        if len(encoded) > self.limits.source_bytes:
             raise TemplateError(
                 f"the chat template is longer than the {self.limits.source_bytes} bytes one may have",
                 hint="give another template, or raise the limit if you trust this one",
@@ -63,6 +61,8 @@ class ChatTemplate:
 
         from edgespec.text.template_sandbox import Sandbox
 
+        if isinstance(messages, str) or any(not isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError("messages are a list of mappings, each with a role and a content")
         variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._tokens}
         if extra is not None:
             if taken := _RESERVED.intersection(extra):
@@ -112,9 +112,9 @@ def _collect(template: Template, budget: Budget) -> str:
 
 
 def _failure(error: Exception, template: Template) -> TemplateError:
-    from edgespec.text.template_sandbox import RaisedByTemplate
+    from edgespec.text.template_sandbox import TemplateRaisedError
 
-    if isinstance(error, RaisedByTemplate):
+    if isinstance(error, TemplateRaisedError):
         return TemplateError(error.message, hint="this model's chat template does not accept these messages")
     line = _line(error.__traceback__, template)
     where = "" if line is None else f" on line {line}"

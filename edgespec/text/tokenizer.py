@@ -43,6 +43,9 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; empty for control tokens, which are never shown."""
 
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens``, invalid UTF-8 replaced."""
+
     def close(self) -> None: ...
 
 

@@ -20,17 +20,18 @@ __all__ = ["CHATML", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
 Quant = Literal["F32", "Q8_0", "Q4_0"]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-_WORDS = (
-    "the of and to in is it that was for on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so "
-    "these would other into has more her two like him see time could no make than first been its who now people my "
-    "made over did down only way find use may water long little very after words called just where most know user "
-    "assistant system naïve café straße über ångström Привет мир слово 你好 世界 模型 日本 語 한국 🙂 🚀 👩‍💻"
-).split()
+_WORDS = """
+the of and to in is it that was for on are as with his they at be this from have or by one had not but what all
+were when we there can an your which their said if do will each about how up out them then she many some so
+these would other into has more her two like him see time could no make than first been its who now people my
+made over did down only way find use may water long little very after words called just where most know user
+assistant system naïve café straße über ångström Привет мир слово 你好 世界 模型 日本 語 한국 🙂 🚀 👩‍💻
+"""
 _CHARACTERS = "\n\tabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'\"()[]{}<>|_-+*/=#%&@\\`~^$"
 
 
@@ -44,7 +45,7 @@ def _pieces(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-VOCABULARY: tuple[str, ...] = _pieces(_WORDS)
+VOCABULARY: tuple[str, ...] = _pieces(_WORDS.split())
 _CONTROLS = ("<|im_start|>", "<|im_end|>")
 _BOS = 1
 
@@ -136,7 +137,8 @@ def write_tiny_gguf(
 def similar_drafter(path_target: Path, path_out: Path, noise: float) -> Path:
     """Write ``path_target``'s model with noise on its matrices to ``path_out`` and return it.
 
-    ``noise`` is relative to each matrix's own spread: of 120 greedy tokens, 0.02 kept 86 %, 0.05 71 %, 0.1 50 %, 0.4 3 %.
+    ``noise`` is relative to each matrix's own spread. Of 120 greedy tokens 0.02 kept 86 %, 0.05 71 %, 0.1 50 % and
+    0.4 3 %.
     """
     shutil.copyfile(path_target, path_out)
     random = np.random.default_rng(20250101)

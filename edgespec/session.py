@@ -1,0 +1,293 @@
+"""Session: one conversation's mutable state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from edgespec.answer import AnswerTask, AnswerText
+from edgespec.decoding.contracts import DepthPolicy, DraftRequest, common_prefix
+from edgespec.decoding.contracts import Sequence as TokenSequence
+from edgespec.decoding.loop import DecodeLoop, LoopLimits
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.decoding.stats import DecodeStats
+from edgespec.drafters.combination import Combination, CombinationState
+from edgespec.errors import ClosedError, InvalidRequestError, PromptTooLongError
+from edgespec.events import Done
+from edgespec.generation import Generation
+from edgespec.planning.depth import FixedDepth, TrialPolicy
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+# Share of the context kept free for the answer when a conversation outgrows it.
+_ANSWER_SHARE = 4
+
+
+class Session:
+    """One conversation: its messages, its caches on both sides, its answers.
+
+    ``generate`` one answer at a time; ``cancel`` from any thread; ``close`` when done. Created by
+    ``Engine.session``.
+    """
+
+    def __init__(self, engine: Engine, *, system: str | None = None) -> None:
+        self._engine = engine
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self._history: list[int] = []  # prompt and answer tokens so far
+        self._rendered = ""  # the text that the history stands for
+        self._lock = threading.Lock()
+        self._closed = False
+        self._active: tuple[AnswerTask, Future[None] | None, str | None] | None = None
+        self._target: TokenSequence = engine.open_target()
+        self._drafts: CombinationState | None = None
+        self._drafts_sampling: Sampling | None = None
+
+    # ------------------------------------------------------------------------------------- conversation
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        """The conversation so far, the system message first where there is one."""
+        head = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return (*head, *(dict(message) for message in self._messages))
+
+    def clear(self) -> None:
+        """Forget the conversation, not the system message."""
+        self._settle_forgotten()
+        self._messages.clear()
+        self._rendered = ""
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        depth: int | None = None,
+    ) -> Generation:
+        """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
+
+        ``depth`` None is the plan's; a number is capped by the plan's class, 0 is plain decoding. Raises
+        InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
+        iteration. The turn joins the
+        conversation when its answer ends, however it ends, unless nothing was answered.
+        """
+        started = time.perf_counter()
+        if max_tokens is not None and max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
+        if depth is not None and depth < 0:
+            raise InvalidRequestError(f"depth must be 0 or more, not {depth}")
+        self._settle_forgotten()
+        engine, sampling = self._engine, sampling or Sampling()
+        notices: list[str] = []
+        if raw:
+            text = prompt
+            tokens = engine.tokenizer.encode(prompt, special=True, add_bos=True)
+        else:
+            text, tokens = self._turn_tokens(prompt, max_tokens, notices)
+        if not tokens:
+            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
+        if len(tokens) >= self._target.context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(tokens)} tokens and the context holds {self._target.context_length}",
+                hint="shorten the prompt or use a larger --context",
+            )
+        # What the cache holds is the old history; keep what the new one shares with it.
+        cached = min(common_prefix(self._history[: self._target.length], tokens), len(tokens) - 1)
+        history = list(tokens)
+        policy = engine.policy if depth is None else FixedDepth(min(depth, engine.plan.depth_cap))
+        chooser = Chooser(sampling)
+        loop = DecodeLoop(
+            self._target,
+            self._draft_state(chooser, policy),
+            policy,
+            chooser,
+            history,
+            LoopLimits(
+                max_tokens=max_tokens,
+                depth_cap=engine.plan.depth_cap,
+                vocabulary_size=engine.vocabulary_size,
+                stop_ids=engine.tokenizer.stop_ids,
+            ),
+        )
+        stats = DecodeStats(prompt_tokens=len(tokens), cached_tokens=cached)
+        task = AnswerTask(
+            loop=loop,
+            history=history,
+            answer=AnswerText(engine.tokenizer, stop),
+            stats=stats,
+            notices=notices,
+            started=started,
+        )
+        prompt_message = None if raw else prompt
+
+        def start(task: AnswerTask) -> None:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this session is closed")
+                if self._active is not None:
+                    raise InvalidRequestError(
+                        "this session is already generating an answer", hint="open another session for another one"
+                    )
+
+                def work() -> None:
+                    self._target.rewind(min(self._target.length, cached))
+                    self._history = history
+                    task.run()
+
+                self._active = (task, self._target.submit(work), prompt_message)
+
+        return Generation(
+            task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text, len(tokens))
+        )
+
+    def _draft_state(self, chooser: Chooser, policy: DepthPolicy) -> CombinationState:
+        """The drafters' state, kept between answers so that their caches are; rebuilt if the sampling changed."""
+        if self._drafts is None or self._drafts_sampling != chooser.sampling:
+            if self._drafts is not None:
+                self._drafts.close()
+            self._drafts = Combination(self._engine.drafters, policy).start(
+                DraftRequest(
+                    chooser=chooser,
+                    vocabulary_size=self._engine.vocabulary_size,
+                    context_length=self._target.context_length,
+                    stop_ids=self._engine.tokenizer.stop_ids,
+                )
+            )
+            self._drafts_sampling = chooser.sampling
+        self._drafts.policy = policy
+        return self._drafts
+
+    # ------------------------------------------------------------------------------------ prompt tokens
+
+    def _turn_tokens(self, prompt: str, max_tokens: int | None, notices: list[str]) -> tuple[str, list[int]]:
+        """Text and tokens of the conversation with ``prompt`` added, oldest turns dropped until they fit."""
+        context = self._target.context_length
+        reserve = min(max_tokens or context, context // _ANSWER_SHARE)
+        dropped = 0
+        while True:
+            messages = [*self.messages, {"role": "user", "content": prompt}]
+            text = self._engine.render(messages)
+            tokens = self._encode(text)
+            if len(tokens) + reserve <= context or not self._messages:
+                break
+            # Whole turns go: a user message and whatever answered it.
+            del self._messages[0]
+            while self._messages and self._messages[0]["role"] != "user":
+                del self._messages[0]
+            dropped += 1
+        if dropped:
+            turns = "turn was" if dropped == 1 else "turns were"
+            notices.append(f"the conversation outgrew the context: the oldest {dropped} {turns} dropped")
+        return text, tokens
+
+    def _encode(self, text: str) -> list[int]:
+        """Tokens of ``text``, keeping the ones the model itself wrote where the text continues the history.
+
+        Tokenising an answer again may cut it differently, which would throw its cache away.
+        """
+        tokenizer = self._engine.tokenizer
+        if self._rendered and text.startswith(self._rendered):
+            kept = self._history
+            if kept and kept[-1] in tokenizer.stop_ids:
+                kept = kept[:-1]  # the template writes the end of the turn itself
+            return [*kept, *tokenizer.encode(text[len(self._rendered) :], special=True)]
+        bos = tokenizer.bos_token
+        return tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    # -------------------------------------------------------------------------------------- end of turn
+
+    def cancel(self) -> None:
+        """End the answer in progress within one forward; without one, nothing happens. Any thread may call it."""
+        with self._lock:
+            if self._active is not None:
+                self._target.cancel()
+                if self._drafts is not None:
+                    self._drafts.cancel()
+
+    def _settle(self, task: AnswerTask, prompt_text: str, prompt_length: int) -> Done:
+        """Bring the session to the last token the reader was given."""
+        with self._lock:
+            active = self._active
+        if active is not None and active[0] is task:
+            _, future, prompt = active
+            if future is not None:
+                future.result()
+            with self._lock:
+                self._active = None
+                self._target.reset_cancel()
+                if self._drafts is not None:
+                    self._drafts.reset_cancel()
+            del self._history[prompt_length + len(task.delivered_ids) :]
+            self._rendered = ""
+            if prompt is not None and task.delivered_text:
+                # A turn without an answer is dropped: templates insist on alternating roles.
+                self._messages.append({"role": "user", "content": prompt})
+                self._messages.append({"role": "assistant", "content": task.delivered_text})
+                # After a stop string the tokens say more than the text: then the text is tokenised again.
+                if self._engine.tokenizer.detokenize(task.delivered_ids) == task.delivered_text:
+                    self._rendered = prompt_text + task.delivered_text
+        policy = self._engine.policy
+        return Done(
+            finish_reason=task.finish_reason,
+            text=task.delivered_text,
+            token_ids=tuple(task.delivered_ids),
+            stats=task.stats,
+            plan=self._engine.plan,
+            speculation_off=self._why_off(),
+            plain_tokens_per_s=policy.plain_tokens_per_s if isinstance(policy, TrialPolicy) else None,
+        )
+
+    def _why_off(self) -> str | None:
+        """Why the model drafter is not used now, if one was wanted."""
+        failures = {} if self._drafts is None else self._drafts.failures
+        if failures:
+            return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
+        plan = self._engine.plan
+        if plan.drafter_off is not None or plan.drafter is None:
+            return plan.drafter_off
+        reasons = [self._engine.policy.why_off(drafter.kind) for drafter in self._engine.drafters]
+        return "; ".join(reason for reason in reasons if reason) or None
+
+    def _settle_forgotten(self) -> None:
+        """Finish an answer whose reader went away without closing it."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this session is closed")
+            active = self._active
+        if active is None:
+            return
+        if not active[0].abandoned:
+            raise InvalidRequestError(
+                "this session is already generating an answer", hint="open another session for another one"
+            )
+        task = active[0]
+        self._settle(task, "", len(self._history) - task.stats.emitted_tokens)
+        self._rendered = ""
+
+    def close(self) -> None:
+        """End the answer in progress and free the caches. Idempotent; callable from any thread."""
+        self.cancel()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            active = self._active
+        if active is not None and active[1] is not None:
+            active[0].abandon()
+            active[1].result()
+        if self._drafts is not None:
+            self._drafts.close()
+        self._target.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()

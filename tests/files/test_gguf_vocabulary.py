@@ -1,0 +1,91 @@
+"""Whether two vocabularies are the same, and the sentence that says where they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.files.gguf import GgufHeader, compare_vocabularies, read_header
+from tests.support.raw_gguf import ARCH, Key, build, read, tokens
+from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
+
+
+def _pair(tmp_path: Path, target: list[Key], drafter: list[Key]) -> tuple[GgufHeader, GgufHeader]:
+    return read(tmp_path / "target.gguf", build(target)), read(tmp_path / "drafter.gguf", build(drafter))
+
+
+def _words(count: int, **changed: str) -> list[str]:
+    return [changed.get(f"w{i}", f"w{i}") for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [3, 100], ids=["short", "long"])
+def test_equal_vocabularies(tmp_path: Path, count: int) -> None:
+    keys = tokens(*_words(count), types=[1] * count, bos=1, eos=2)
+    assert compare_vocabularies(*_pair(tmp_path, keys, keys)) is None
+    # What only one of the two states is not compared.
+    assert compare_vocabularies(*_pair(tmp_path, keys, tokens(*_words(count)))) is None
+
+
+@pytest.mark.parametrize("count", [10, 100], ids=["short", "long"])
+def test_first_differing_token_is_named(tmp_path: Path, count: int) -> None:
+    target, drafter = tokens(*_words(count)), tokens(*_words(count, w7="seven", w9="nine"))
+    difference = compare_vocabularies(*_pair(tmp_path, target, drafter))
+    assert difference is not None
+    assert (difference.token_id, difference.target_text, difference.drafter_text) == (7, "w7", "seven")
+    assert difference.reason == "token 7 is 'w7' in the target but 'seven' in the drafter"
+
+
+def test_bytes_that_are_not_text_are_compared_too(tmp_path: Path) -> None:
+    texts: list[str | bytes] = [*_words(80)]
+    other: list[str | bytes] = [*_words(80)]
+    texts[5], other[5] = b"\xff", b"\\xff"  # the same when shown, different when stored
+    difference = compare_vocabularies(*_pair(tmp_path, tokens(*texts), tokens(*other)))
+    assert difference is not None
+    assert difference.token_id == 5
+
+
+def test_differing_types_special_ids_and_models(tmp_path: Path) -> None:
+    keys = tokens(*_words(70), types=[1] * 70, bos=1, eos=2)
+    cases: list[tuple[list[Key], str]] = [
+        (tokens(*_words(70), types=[1] * 69 + [3]), "token 69 is 'w69' of type 1 in the target but 'w69' of type 3"),
+        (tokens(*_words(70), types=[1] * 70, bos=1, eos=3), "end-of-sequence token is 2 in the target but 3"),
+        (tokens(*_words(70), types=[1] * 70, bos=0, eos=2), "begin-of-sequence token is 1 in the target but 0"),
+        (tokens(*_words(70), model="gpt2"), "'llama' but the drafter's is 'gpt2'"),
+        ([ARCH], "the drafter holds no vocabulary"),
+    ]
+    for drafter, words in cases:
+        difference = compare_vocabularies(*_pair(tmp_path, keys, drafter))
+        assert difference is not None
+        assert words in difference.reason
+
+
+@pytest.mark.parametrize("longer", ["target", "drafter"])
+def test_padding_at_the_tail_is_allowed(tmp_path: Path, longer: str) -> None:
+    plain = tokens(*_words(70), types=[1] * 70)
+    by_type = tokens(*_words(70), "unused", types=[1] * 70 + [5])
+    by_text = tokens(*_words(70), "[PAD70]", "[PAD71]")
+    real = tokens(*_words(70), "[PAD70]", "more", types=[1] * 70 + [5, 1])
+    far = tokens(*_words(70), *(f"[PAD{i}]" for i in range(1025)))
+    for padded, words in ((by_type, None), (by_text, None), (real, "token 71 is 'more'"), (far, "1025 tokens more")):
+        pair = (padded, plain) if longer == "target" else (plain, padded)
+        difference = compare_vocabularies(*_pair(tmp_path, *pair))
+        if words is None:
+            assert difference is None
+        else:
+            assert difference is not None
+            assert words in difference.reason
+            assert f"in the {longer}" in difference.reason or f"the {longer} has" in difference.reason
+
+
+def test_tiny_models_share_their_vocabulary(tmp_path: Path) -> None:
+    target = read_header(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    padded = read_header(write_tiny_gguf(tmp_path / "padded.gguf", seed=1, extra_tokens=7))
+    assert compare_vocabularies(target, padded) is None
+    assert compare_vocabularies(padded, target) is None
+    changed = list(VOCABULARY)
+    changed[40] = "▁other"
+    difference = compare_vocabularies(target, read_header(write_tiny_gguf(tmp_path / "c.gguf", vocabulary=changed)))
+    assert difference is not None
+    assert difference.token_id == 3 + 256 + 40
+    assert difference.drafter_text == "▁other"

@@ -1,0 +1,346 @@
+"""Profiles: what the defaults are, which layer wins, where a value came from, and what each mistake says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import ProfileError
+from edgespec.profiles.layers import KEYS
+from edgespec.profiles.profile import Profile, list_profiles, load_profile
+
+Load = Callable[..., Profile]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    (folder / "profiles").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def load(project: Path, user: Path) -> Load:
+    def call(
+        name: str | None = None, *, environ: Mapping[str, str] | None = None, cwd: Path | None = None, **flags: object
+    ) -> Profile:
+        return load_profile(name, environ=environ or {}, cwd=cwd or project, user_dir=user, flags=flags)
+
+    return call
+
+
+def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
+    with pytest.raises(ProfileError) as caught:
+        load(*args, **kwargs)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+# ----------------------------------------------------------------------------------------------- defaults
+
+
+@pytest.mark.parametrize("name", [None, "default", "laptop"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target", "qwen2.5-coder-1.5b"),
+        ("draft", "auto"),
+        ("context", 4096),
+        ("depth", "auto"),
+        ("rule", "keyed"),
+        ("exactness", "stable"),
+        ("threads", "auto"),
+        ("device", "auto"),
+        ("draft_device", "auto"),
+        ("gpu_layers", "auto"),
+        ("max_memory_fraction", 0.8),
+        ("lookup", True),
+    ],
+)
+def test_defaults(load: Load, name: str | None, key: str, value: object) -> None:
+    found = getattr(load(name), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_every_value_has_an_origin(load: Load) -> None:
+    profile = load("laptop")
+    assert set(profile.origins) == set(profile.values()) == {"name", "description", *KEYS}
+    assert profile.origins["name"] == "--profile"
+    assert profile.origins["target"] == "built-in laptop.toml"
+    assert profile.origins["threads"] == "built-in default.toml"
+    assert load().origins["name"] == "built-in"
+
+
+def test_a_profile_cannot_be_changed(load: Load) -> None:
+    profile = load()
+    with pytest.raises(AttributeError):
+        profile.context = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        profile.origins["context"] = "me"  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+def test_each_layer_overrides_the_one_below(load: Load, user: Path, project: Path) -> None:
+    assert load("laptop").context == 4096
+
+    config = user / "config.toml"
+    config.write_text("[profile]\ncontext = 1001\n")
+    assert (load("laptop").context, load("laptop").origins["context"]) == (1001, str(config))
+
+    own = user / "profiles" / "laptop.toml"
+    own.write_text("context = 1002\n")
+    assert (load("laptop").context, load("laptop").origins["context"]) == (1002, str(own))
+    assert load("default").context == 1001, "the user's laptop profile is no business of the default's"
+
+    at_project = project / "edgespec.toml"
+    at_project.write_text("[profile]\ncontext = 1003\n")
+    assert (load("laptop").context, load("laptop").origins["context"]) == (1003, str(at_project))
+
+    environ = {"EDGESPEC_CONTEXT": "1004"}
+    profile = load("laptop", environ=environ)
+    assert (profile.context, profile.origins["context"]) == (1004, "EDGESPEC_CONTEXT")
+
+    profile = load("laptop", environ=environ, context=1005)
+    assert (profile.context, profile.origins["context"]) == (1005, "--context")
+    assert profile.origins["target"] == "built-in laptop.toml", "an override touches its own key only"
+
+
+def test_the_nearest_project_file_of_the_parents_counts(load: Load, project: Path) -> None:
+    (project / "edgespec.toml").write_text("[profile]\nthreads = 3\n")
+    inner = project / "a" / "b"
+    inner.mkdir(parents=True)
+    assert load(cwd=inner).threads == 3
+    (project / "a" / "edgespec.toml").write_text("[profile]\nthreads = 5\n")
+    assert load(cwd=inner).threads == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("target", "smollm2-135m", "smollm2-135m"),
+        ("draft", "none", "none"),
+        ("context", "2048", 2048),
+        ("depth", "0", 0),
+        ("depth", "auto", "auto"),
+        ("rule", "rejection", "rejection"),
+        ("exactness", "near", "near"),
+        ("threads", "6", 6),
+        ("device", "Vulkan0", "Vulkan0"),
+        ("draft_device", "cpu", "cpu"),
+        ("gpu_layers", "0", 0),
+        ("max_memory_fraction", "0.5", 0.5),
+        ("max_memory_fraction", "1", 1.0),
+        ("lookup", "off", False),
+        ("lookup", "TRUE", True),
+    ],
+)
+def test_every_key_can_come_from_the_environment_and_from_an_option(
+    load: Load, key: str, text: str, value: object
+) -> None:
+    variable = f"EDGESPEC_{key.upper()}"
+    by_environment = load(environ={variable: text})
+    assert getattr(by_environment, key) == value
+    assert by_environment.origins[key] == variable
+    by_option = load(**{key: text})
+    assert getattr(by_option, key) == value
+    assert by_option.origins[key] == f"--{key.replace('_', '-')}"
+    assert getattr(load(**{key: value}), key) == value
+
+
+def test_an_empty_variable_and_an_option_not_given_count_as_unset(load: Load) -> None:
+    profile = load(environ={"EDGESPEC_CONTEXT": " ", "EDGESPEC_PROFILE": ""}, context=None)
+    assert (profile.name, profile.context) == ("default", 4096)
+
+
+def test_variables_of_other_parts_are_left_alone(load: Load) -> None:
+    assert load(environ={"EDGESPEC_HOME": "/x", "EDGESPEC_SOMETHING": "1"}).context == 4096
+
+
+# ------------------------------------------------------------------------------------ choosing a profile
+
+
+def test_option_then_variable_then_project_then_user_choose_the_profile(
+    load: Load, user: Path, project: Path
+) -> None:
+    for name in ("one", "two", "three", "four"):
+        (user / "profiles" / f"{name}.toml").write_text(f'description = "{name}"\n')
+    (user / "config.toml").write_text('[profile]\ninherits = "one"\n')
+    assert (load().name, load().origins["name"]) == ("one", str(user / "config.toml"))
+    (project / "edgespec.toml").write_text('[profile]\ninherits = "two"\n')
+    assert (load().name, load().origins["name"]) == ("two", str(project / "edgespec.toml"))
+    environ = {"EDGESPEC_PROFILE": "three"}
+    assert (load(environ=environ).name, load(environ=environ).origins["name"]) == ("three", "EDGESPEC_PROFILE")
+    assert load("four", environ=environ).description == "four"
+
+
+def test_a_file_can_be_a_profile(load: Load, project: Path) -> None:
+    file = project / "mine.toml"
+    file.write_text('inherits = "laptop"\ncontext = 512\n')
+    for name in ("./mine.toml", "mine.toml", str(file)):
+        profile = load(name)
+        assert (profile.name, profile.context, profile.origins["context"]) == ("mine", 512, str(file))
+        assert profile.origins["target"] == "built-in laptop.toml"
+    assert load(environ={"EDGESPEC_PROFILE": str(file)}).context == 512
+
+
+def test_users_profiles_inherit_from_each_other_and_from_the_default(load: Load, user: Path) -> None:
+    (user / "profiles" / "base.toml").write_text("context = 700\ndepth = 3\n")
+    (user / "profiles" / "top.toml").write_text('inherits = "base"\ndepth = 4\n')
+    profile = load("top")
+    assert (profile.context, profile.depth, profile.rule) == (700, 4, "keyed")
+    assert profile.origins["context"].endswith("base.toml")
+
+
+def test_a_users_default_may_be_the_laptop_and_does_not_change_the_laptop(load: Load, user: Path) -> None:
+    (user / "profiles" / "default.toml").write_text('inherits = "laptop"\nthreads = 2\n')
+    assert load().threads == 2
+    assert load("laptop").threads == "auto"
+
+
+def test_a_relative_model_path_is_relative_to_the_file_that_names_it(load: Load, user: Path, project: Path) -> None:
+    (project / "edgespec.toml").write_text('[profile]\ntarget = "models/a.gguf"\ndraft = "b.gguf"\n')
+    inner = project / "inner"
+    inner.mkdir()
+    profile = load(cwd=inner)
+    assert profile.target == str(project / "models" / "a.gguf")
+    assert profile.draft == str(project / "b.gguf")
+    for kept in ("hf:org/repo@main/x.gguf", "/abs/x.gguf", "smollm2-135m"):
+        (project / "edgespec.toml").write_text(f'[profile]\ntarget = "{kept}"\n')
+        assert load().target == kept
+    assert load(target="models/a.gguf").target == "models/a.gguf", "an option is relative to the current folder"
+
+
+def test_listing_shows_all_and_survives_a_broken_file(user: Path) -> None:
+    (user / "profiles" / "mine.toml").write_text('description = "Mine"\n')
+    (user / "profiles" / "heir.toml").write_text('inherits = "mine"\n')
+    (user / "profiles" / "broken.toml").write_text("context = \n")
+    listed = {summary.name: summary for summary in list_profiles(user)}
+    assert list(listed) == ["broken", "default", "heir", "laptop", "mine"]
+    assert listed["laptop"].origin == "built-in laptop.toml"
+    assert listed["laptop"].description
+    assert listed["mine"].description == listed["heir"].description == "Mine"
+    assert listed["broken"].problem is not None
+    assert "line 1" in listed["broken"].problem
+    assert [summary.name for summary in list_profiles(user / "nowhere")] == ["default", "laptop"]
+
+
+# --------------------------------------------------------------------------------------------------- errors
+
+
+def test_an_unknown_key_is_an_error_with_a_suggestion(load: Load, user: Path, project: Path) -> None:
+    file = user / "profiles" / "mine.toml"
+    file.write_text("contxt = 4\n")
+    error = failure(load, "mine")
+    assert error.message == f'{file}: unknown key "contxt"'
+    assert error.hint == 'Did you mean "context"?'
+    file.write_text("zzz = 4\n")
+    assert "max_memory_fraction" in str(failure(load, "mine").hint)
+    assert 'Did you mean "threads"?' in str(failure(load, thread=3).hint)
+    (project / "edgespec.toml").write_text("context = 4096\n")
+    assert "[profile]" in str(failure(load).hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("target = 3", "target must be a MODEL"),
+        ('target = " "', "target must be a MODEL"),
+        ("draft = false", 'draft must be a MODEL, "auto" or "none", got false'),
+        ("context = 100", "context must be a number of tokens from 128 to 1048576, got 100"),
+        ('context = "4096"', 'context must be a number of tokens from 128 to 1048576, got "4096"'),
+        ("context = 4096.0", "got 4096.0"),
+        ("depth = 17", 'depth must be "auto" or an integer from 0 to 16, got 17'),
+        ("depth = -1", "got -1"),
+        ('rule = "exact"', 'rule must be "keyed" or "rejection", got "exact"'),
+        ('exactness = "Near"', 'exactness must be "stable" or "near", got "Near"'),
+        ("threads = 0", 'threads must be "auto" or an integer from 1 to 1024, got 0'),
+        ("threads = true", "got true"),
+        ("device = 1", "device must be"),
+        ("draft_device = []", "draft_device must be"),
+        ('gpu_layers = "all"', 'gpu_layers must be "auto" or an integer from 0 to 10000, got "all"'),
+        ("max_memory_fraction = 0", "max_memory_fraction must be a number above 0 and up to 1, got 0"),
+        ("max_memory_fraction = nan", "got nan"),
+        ("max_memory_fraction = 1.5", "got 1.5"),
+        ("lookup = 1", "lookup must be true or false, got 1"),
+        ("description = 1", "description must be a text, got 1"),
+        ("inherits = 1", "inherits must be the name of a profile, got 1"),
+    ],
+)
+def test_a_wrong_value_names_file_key_what_was_given_and_what_is_allowed(
+    load: Load, user: Path, line: str, says: str
+) -> None:
+    file = user / "profiles" / "mine.toml"
+    file.write_text(f"{line}\n")
+    message = failure(load, "mine").message
+    assert message.startswith(f"{file}: ")
+    assert says in message
+
+
+def test_a_wrong_value_of_a_variable_or_an_option_names_it(load: Load) -> None:
+    error = failure(load, environ={"EDGESPEC_CONTEXT": "lots"})
+    assert error.message == 'EDGESPEC_CONTEXT must be a number of tokens from 128 to 1048576, got "lots"'
+    assert failure(load, depth="99").message.startswith("--depth must be")
+    assert failure(load, max_memory_fraction="7").message.startswith("--max-memory-fraction must be")
+    assert failure(load, environ={"EDGESPEC_LOOKUP": "maybe"}).message.endswith('got "maybe"')
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"context = 4096\nrule = \n", "line 2: not valid TOML: Invalid value"),
+        (b"[profile\n", "line 1: not valid TOML"),
+        (b'a = 1\n\nb = "open', "line 3: not valid TOML"),
+        (b"context = 4096\n# caf\xe9\n", "line 2: not UTF-8 text"),
+        (b"#" * 1_000_001, "larger than 1 MB"),
+        (b"a = " + b"[" * 100_000, "not"),
+    ],
+)
+def test_a_malformed_file_names_file_and_line(load: Load, user: Path, content: bytes, says: str) -> None:
+    file = user / "profiles" / "mine.toml"
+    file.write_bytes(content)
+    message = failure(load, "mine").message
+    assert str(file) in message
+    assert says in message
+
+
+def test_a_byte_order_mark_is_no_error(load: Load, user: Path) -> None:
+    (user / "profiles" / "mine.toml").write_bytes(b"\xef\xbb\xbfcontext = 900\n")
+    assert load("mine").context == 900
+
+
+def test_an_unknown_profile_lists_the_known_ones_and_the_nearest(load: Load, user: Path) -> None:
+    (user / "profiles" / "desk.toml").touch()
+    error = failure(load, "latop")
+    assert error.message == 'there is no profile "latop"'
+    assert error.hint == "Did you mean laptop? Known profiles: default, desk, laptop."
+    assert "no profile file" in failure(load, "./nowhere.toml").message
+    assert "no profile file" in failure(load, "../profiles/desk").message
+    (user / "profiles" / "desk.toml").write_text('inherits = "gone"\n')
+    assert failure(load, "desk").message == 'there is no profile "gone"'
+
+
+def test_profiles_that_inherit_in_a_circle_are_an_error(load: Load, user: Path) -> None:
+    (user / "profiles" / "a.toml").write_text('inherits = "b"\n')
+    (user / "profiles" / "b.toml").write_text('inherits = "a"\n')
+    assert failure(load, "a").message == "profile a inherits from itself: a -> b -> a"
+
+
+def test_a_profile_table_that_is_no_table_is_an_error(load: Load, project: Path) -> None:
+    (project / "edgespec.toml").write_text('profile = "laptop"\n')
+    assert "must be a table" in failure(load).message
+
+
+def test_the_catalogue_beside_the_profiles_is_not_one(load: Load) -> None:
+    assert failure(load, "catalogue").message == 'there is no profile "catalogue"'
