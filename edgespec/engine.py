@@ -198,6 +198,11 @@ class Engine:
             )
         return self._template.render(messages)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Tokens of a rendered prompt; the begin-of-sequence token is added unless the text spells it out."""
+        bos = self.tokenizer.bos_token
+        return self.tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
     def open_target(self) -> LlamaSequence:
         """An empty cache of the target with the plan's context."""
         return self._target.open(self.plan.context_length)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from edgespec.answer import AnswerTask, AnswerText
-from edgespec.decoding.contracts import DepthPolicy, DraftRequest, common_prefix
+from edgespec.decoding.contracts import DraftRequest, common_prefix
 from edgespec.decoding.contracts import Sequence as TokenSequence
 from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
@@ -45,7 +45,7 @@ class Session:
         self._active: tuple[AnswerTask, Future[None] | None, str | None] | None = None
         self._target: TokenSequence = engine.open_target()
         self._drafts: CombinationState | None = None
-        self._drafts_sampling: Sampling | None = None
+        self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
 
     # ------------------------------------------------------------------------------------- conversation
 
@@ -84,7 +84,7 @@ class Session:
         if depth is not None and depth < 0:
             raise InvalidRequestError(f"depth must be 0 or more, not {depth}")
         self._settle_forgotten()
-        engine, sampling = self._engine, sampling or Sampling()
+        engine, sampling = self._engine, sampling or Sampling(rule=self._engine.profile.rule)
         notices: list[str] = []
         if raw:
             text = prompt
@@ -102,12 +102,12 @@ class Session:
         cached = min(common_prefix(self._history[: self._target.length], tokens), len(tokens) - 1)
         history = list(tokens)
         policy = engine.policy if depth is None else FixedDepth(min(depth, engine.plan.depth_cap))
-        chooser = Chooser(sampling)
+        drafts = self._draft_state()
         loop = DecodeLoop(
             self._target,
-            self._draft_state(chooser, policy),
+            drafts,
             policy,
-            chooser,
+            self._chooser,
             history,
             LoopLimits(
                 max_tokens=max_tokens,
@@ -139,6 +139,8 @@ class Session:
                 def work() -> None:
                     self._target.rewind(min(self._target.length, cached))
                     self._history = history
+                    self._chooser.sampling = sampling
+                    drafts.policy = policy
                     task.run()
 
                 self._active = (task, self._target.submit(work), prompt_message)
@@ -147,21 +149,17 @@ class Session:
             task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text, len(tokens))
         )
 
-    def _draft_state(self, chooser: Chooser, policy: DepthPolicy) -> CombinationState:
-        """The drafters' state, kept between answers so that their caches are; rebuilt if the sampling changed."""
-        if self._drafts is None or self._drafts_sampling != chooser.sampling:
-            if self._drafts is not None:
-                self._drafts.close()
-            self._drafts = Combination(self._engine.drafters, policy).start(
+    def _draft_state(self) -> CombinationState:
+        """The drafters' state, kept between answers so that their caches are."""
+        if self._drafts is None:
+            self._drafts = Combination(self._engine.drafters, self._engine.policy).start(
                 DraftRequest(
-                    chooser=chooser,
+                    chooser=self._chooser,
                     vocabulary_size=self._engine.vocabulary_size,
                     context_length=self._target.context_length,
                     stop_ids=self._engine.tokenizer.stop_ids,
                 )
             )
-            self._drafts_sampling = chooser.sampling
-        self._drafts.policy = policy
         return self._drafts
 
     # ------------------------------------------------------------------------------------ prompt tokens
@@ -198,8 +196,7 @@ class Session:
             if kept and kept[-1] in tokenizer.stop_ids:
                 kept = kept[:-1]  # the template writes the end of the turn itself
             return [*kept, *tokenizer.encode(text[len(self._rendered) :], special=True)]
-        bos = tokenizer.bos_token
-        return tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+        return self._engine.encode_prompt(text)
 
     # -------------------------------------------------------------------------------------- end of turn
 

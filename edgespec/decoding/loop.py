@@ -96,9 +96,12 @@ class DecodeLoop:
                 "with room for at least one answer token",
                 hint="shorten the prompt or use a larger --context",
             )
-        # The last token is fed again if the cache already holds all of them: its scores are needed.
+        # The last token goes in alone, at width 1, whether or not the cache already held it: so the first answer
+        # token is the same for a fresh prompt and for one that is asked again.
         target.rewind(min(target.length, len(history) - 1))
-        rows = target.forward(history[target.length :], 1)
+        if target.length < len(history) - 1:
+            target.forward(history[target.length : -1], 0)
+        rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, history)
         return self._commit([token], None)
 

@@ -34,12 +34,13 @@ def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool)
 
 def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -> bool:
     ids, probs = distribution.ids, distribution.probs
-    if ids.ndim != 1 or ids.shape != probs.shape or not len(ids):
+    if ids.dtype.kind != "i" or ids.ndim != 1 or ids.shape != probs.shape or not len(ids):
         return False
     if ids[0] < 0 or ids[-1] >= vocabulary_size or not (np.diff(ids) > 0).all():
         return False
-    # Written so that a NaN fails each comparison.
-    if not ((probs > 0) & (probs <= 1 + SUM_TOLERANCE)).all() or not abs(float(probs.sum()) - 1) <= SUM_TOLERANCE:
+    # Written so that a NaN fails each comparison. Nothing above one may pass: acceptance refuses such a token each
+    # time while the residual takes its mass away, so it would never be emitted.
+    if not ((probs > 0) & (probs <= 1)).all() or not abs(float(probs.sum()) - 1) <= SUM_TOLERANCE:
         return False
     place = int(np.searchsorted(ids, token))
     return place < len(ids) and int(ids[place]) == token

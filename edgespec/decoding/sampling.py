@@ -94,7 +94,8 @@ def uniforms(seed: int, position: int, purpose: Purpose, ids: IdArray) -> FloatA
     """One number in (0, 1) per id, a pure function of all four arguments: float64, the shape of ``ids``."""
     key = np.array([seed], dtype=np.uint64)
     for part in (position, int(purpose)):
-        key = _mix(key + _INCREMENT + np.uint64(part) * _MULTIPLIER_2)
+        # An array, because numpy warns when a product of scalars wraps around.
+        key = _mix(key + _INCREMENT + np.array([part], dtype=np.uint64) * _MULTIPLIER_2)
     # Mixed twice: ids are consecutive, and one pass leaves weak low-order correlations between neighbours.
     hashed = _mix(_mix(key + (ids.astype(np.uint64) + np.uint64(1)) * _INCREMENT))
     return ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

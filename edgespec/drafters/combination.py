@@ -67,8 +67,11 @@ class CombinationState:
 
     def observe(self, outcome: Outcome) -> None:
         for kind, state in self._parts:
-            if kind == outcome.proposal.drafted_by:
-                state.observe(outcome)
+            if kind == outcome.proposal.drafted_by and kind not in self.failures:
+                try:
+                    state.observe(outcome)
+                except EdgespecError as error:
+                    self.failures[kind] = error.message
 
     def cancel(self) -> None:
         for _, state in self._parts:

@@ -81,9 +81,9 @@ class HubHttp:
         url = f"{self.endpoint}{path}"
         with self._answer("GET", url, wanted, follow=True) as response:
             body = bytearray()
-            for chunk in response.iter_bytes():
+            for chunk in self.body(response):
                 body += chunk
-                if len(body) > LARGEST_JSON_BYTES or self._stopped():
+                if len(body) > LARGEST_JSON_BYTES:
                     raise DownloadError(f"the hub's description of {wanted.repo} does not end")
         try:
             return json.loads(body)
@@ -107,8 +107,22 @@ class HubHttp:
     def stream(self, url: str, offset: int, wanted: HubFile) -> Iterator[Response]:
         """The file's bytes from ``offset`` on: status 206, or 200 if the server starts over, or 416."""
         extra = {"range": f"bytes={offset}-"} if offset else {}
-        with self._answer("GET", url, wanted, follow=True, extra=extra, accept=(416,)) as response:
+        with self._answer("GET", url, wanted, follow=True, extra=extra, accept=(416,) if offset else ()) as response:
             yield response
+
+    def body(self, response: Response) -> Iterator[bytes]:
+        """The answer's bytes as they arrive. Raises HubUnreachableError if they break off, CancelledError."""
+        chunks = response.iter_bytes()
+        while True:
+            try:
+                chunk = next(chunks)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise transport_failure(error, self._host()) from error
+            if self._stopped():
+                raise CancelledError("the download was cancelled; what has arrived is kept")
+            yield chunk
 
     def pause(self, seconds: float) -> None:
         """Sleep, but notice a stop within a tenth of a second. Raises CancelledError."""
@@ -137,7 +151,7 @@ class HubHttp:
         extra: Mapping[str, str] | None = None,
         accept: tuple[int, ...] = (),
     ) -> Iterator[Response]:
-        from huggingface_hub.utils import get_session
+        from huggingface_hub import get_session
 
         read_timeout = float(self._settings.HF_HUB_ETAG_TIMEOUT)
         timeouts = (CONNECT_TIMEOUT_S, read_timeout, read_timeout, CONNECT_TIMEOUT_S)
@@ -149,7 +163,9 @@ class HubHttp:
                 raise CancelledError("the download was cancelled; what has arrived is kept")
             self._waiting_since = time.monotonic()
             try:
-                request = get_session().stream(method, url, headers=headers, timeout=timeouts, follow_redirects=follow)
+                request = get_session().stream(
+                    method, url, headers=headers, timeout=timeouts, follow_redirects=follow
+                )
                 opened = request.__enter__()
             except Exception as error:
                 raise transport_failure(error, self._host()) from error
@@ -173,7 +189,7 @@ class HubHttp:
     def _pause_before_retry(self, response: Response, attempt: int) -> float:
         asked = response.headers.get("retry-after", "")
         # Jitter, so that many clients turned away together do not come back together.
-        backoff = FIRST_PAUSE_S * 2**attempt * self._random.uniform(0.5, 1.5)
+        backoff = FIRST_PAUSE_S * 2.0**attempt * float(self._random.uniform(0.5, 1.5))
         return max(float(asked), backoff) if asked.isdigit() and len(asked) < 6 else backoff
 
     def _headers(self) -> dict[str, str]:

@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise BadManifest("it is not a JSON object")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise BadManifest(f"its schema_version is {document.get('schema_version')!r}, this edgespec reads 1")
-    values = {}
+    values: dict[str, Any] = {}
     for key, types in _FIELDS.items():
         value = document.get(key)
         if not isinstance(value, types) or isinstance(value, bool) or (isinstance(value, str) and "\0" in value):

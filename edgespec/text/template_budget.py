@@ -151,6 +151,15 @@ class Budget:
 
 def kind(value: object) -> str:
     """What ``value`` is, in words for a message; never its content, which may be endless."""
-    names = {"str": "text", "int": "a number", "float": "a number", "dict": "a mapping", "NoneType": "none"}
+    names = {
+        "str": "text",
+        "int": "a number",
+        "float": "a number",
+        "dict": "a mapping",
+        "NoneType": "none",
+        "BoundMethod": "a method",
+        "LoopContext": "a loop",
+        "Undefined": "something undefined",
+    }
     name = type(value).__name__
-    return names.get(name, f"a {name.strip('_').lower()}")
+    return names.get(name, f"a {name.lower()}")

@@ -304,7 +304,7 @@ def test_a_wrong_value_of_a_variable_or_an_option_names_it(load: Load) -> None:
         (b'a = 1\n\nb = "open', "line 3: not valid TOML"),
         (b"context = 4096\n# caf\xe9\n", "line 2: not UTF-8 text"),
         (b"#" * 1_000_001, "larger than 1 MB"),
-        (b"a = " + b"[" * 100_000, "not"),
+        (b"a = " + b"[" * 100_000, "deeply"),
     ],
 )
 def test_a_malformed_file_names_file_and_line(load: Load, user: Path, content: bytes, says: str) -> None:

@@ -1,0 +1,6 @@
+"""``python -m edgespec``."""
+
+from edgespec.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The exactness check: does speculation emit plain decoding's tokens, on real prompts, at every depth allowed?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgespec.bench.suite import Prompt
+from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
+from edgespec.engine import Engine
+from edgespec.events import Done
+from edgespec.planning.plan import Plan
+from edgespec.planning.widths import WidthProbe
+from edgespec.session import Session
+
+# What the check samples with beside greedy decoding: a common chat setting.
+SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The first token that differs. ``gap``: how close the two best choices were there, in logits."""
+
+    prompt_id: str
+    position: int
+    gap: float
+    depth: int
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptResult:
+    """One prompt, decoded plainly and at every depth, greedily and sampled."""
+
+    prompt_id: str
+    category: str
+    prompt_tokens: int
+    emitted_tokens: int
+    comparisons: int
+    proposed: int
+    accepted: int
+    divergences: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualityReport:
+    """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class."""
+
+    plan: Plan
+    probe: WidthProbe | None
+    depths: tuple[int, ...]
+    bound: float
+    results: tuple[PromptResult, ...]
+
+    @property
+    def divergences(self) -> tuple[Divergence, ...]:
+        return tuple(divergence for result in self.results for divergence in result.divergences)
+
+    @property
+    def identical(self) -> int:
+        """Prompts for which every comparison was token for token identical."""
+        return sum(not result.divergences for result in self.results)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise of the plan's level held."""
+        if self.plan.exactness == "N":
+            return all(divergence.gap <= self.bound for divergence in self.divergences)
+        return self.identical == len(self.results)
+
+    def as_json(self) -> dict[str, Any]:
+        """CLI.md's ``verify`` object."""
+        return {
+            "level": self.plan.exactness,
+            "width_classes": width_classes(self.plan, self.probe),
+            "depths": list(self.depths),
+            "bound": self.bound,
+            "prompts": len(self.results),
+            "identical": self.identical,
+            "comparisons": sum(result.comparisons for result in self.results),
+            "divergences": [
+                {
+                    "id": divergence.prompt_id,
+                    "position": divergence.position,
+                    "gap": divergence.gap,
+                    "depth": divergence.depth,
+                    "sampled": divergence.sampled,
+                }
+                for divergence in self.divergences
+            ],
+            "results": [
+                {
+                    "id": result.prompt_id,
+                    "category": result.category,
+                    "prompt_tokens": result.prompt_tokens,
+                    "emitted_tokens": result.emitted_tokens,
+                    "proposed": result.proposed,
+                    "accepted": result.accepted,
+                    "identical": not result.divergences,
+                }
+                for result in self.results
+            ],
+            "plan": self.plan.as_json(),
+        }
+
+
+def width_classes(plan: Plan, probe: WidthProbe | None) -> list[dict[str, Any]]:
+    """The probe in the shape of CLI.md: the class of width 1 first, every other width by itself."""
+    if probe is None:
+        return []
+    others = sorted({width for context in probe.contexts for width in context.max_abs_diff if width > 0})
+    return [
+        {
+            "model": plan.target.model,
+            "runtime": plan.target.runtime,
+            "settings": {**plan.numeric_class.settings, "kv_type": plan.numeric_class.kv_type},
+            "context": list(probe.context_range),
+            "widths": [list(probe.widths), *([width] for width in others)],
+            "max_abs_diff": probe.max_abs_diff,
+        }
+    ]
+
+
+def depths_to_check(engine: Engine) -> tuple[int, ...]:
+    """Every depth of the stable class; under near exactness the plan's one depth, asked for by name."""
+    cap = engine.plan.depth_cap
+    if engine.plan.exactness == "N":
+        return (cap,)
+    return tuple(range(1, cap + 1))
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """``count`` of the prompts, evenly spread over their order; all of them if there are fewer."""
+    if count >= len(prompts):
+        return list(prompts)
+    return [prompts[index * len(prompts) // count] for index in range(count)]
+
+
+def check_equality(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int = 96,
+    samplings: Iterable[Sampling] = (Sampling(), SAMPLED),
+    on_result: Callable[[PromptResult], None] | None = None,
+) -> EqualityReport:
+    """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises."""
+    depths = depths_to_check(engine)
+    bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and engine.plan.exactness == "N" else 0.0
+    results = []
+    with engine.session() as session:
+        for prompt in prompts:
+            result = _check_prompt(engine, session, prompt, depths, tuple(samplings), max_tokens)
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+    return EqualityReport(plan=engine.plan, probe=engine.probe, depths=depths, bound=bound, results=tuple(results))
+
+
+def _check_prompt(
+    engine: Engine,
+    session: Session,
+    prompt: Prompt,
+    depths: Sequence[int],
+    samplings: Sequence[Sampling],
+    max_tokens: int,
+) -> PromptResult:
+    divergences: list[Divergence] = []
+    proposed = accepted = emitted = prompt_tokens = 0
+    for sampling in samplings:
+        plain = _answer(session, prompt, sampling, 0, max_tokens)
+        emitted += plain.stats.emitted_tokens
+        prompt_tokens = plain.stats.prompt_tokens
+        for depth in depths:
+            answer = _answer(session, prompt, sampling, depth, max_tokens)
+            proposed += answer.stats.proposed
+            accepted += answer.stats.accepted
+            if answer.token_ids != plain.token_ids:
+                position = _first_difference(plain.token_ids, answer.token_ids)
+                divergences.append(
+                    Divergence(
+                        prompt_id=prompt.id,
+                        position=position,
+                        gap=_gap(engine, prompt, plain.token_ids[:position], sampling),
+                        depth=depth,
+                        sampled=not sampling.greedy,
+                    )
+                )
+    return PromptResult(
+        prompt_id=prompt.id,
+        category=prompt.category,
+        prompt_tokens=prompt_tokens,
+        emitted_tokens=emitted,
+        comparisons=len(depths) * len(samplings),
+        proposed=proposed,
+        accepted=accepted,
+        divergences=tuple(divergences),
+    )
+
+
+def _answer(session: Session, prompt: Prompt, sampling: Sampling, depth: int, max_tokens: int) -> Done:
+    session.clear()
+    done: Done | None = None
+    for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):
+        if isinstance(event, Done):
+            done = event
+    assert done is not None  # a generation that does not raise ends with Done
+    return done
+
+
+def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    for position, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return position
+    return min(len(left), len(right))
+
+
+def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:
+    """How close plain decoding's two best choices after ``prefix`` were: in logits, the keyed noise included."""
+    text = engine.render([{"role": "user", "content": prompt.prompt}])
+    tokens = [*engine.encode_prompt(text), *prefix]
+    with closing(engine.open_target()) as target:
+        if len(tokens) > 1:
+            target.forward(tokens[:-1], 0)
+        rows = target.forward(tokens[-1:], 1)
+        if sampling.greedy:
+            _, scores = rows.top_k(2)
+            return float(scores[0, 0] - scores[0, 1])
+        own = distribution(rows.logits(0), sampling, tokens)
+    if len(own.ids) < 2:
+        return float("inf")
+    noise = gumbel(sampling.seed, len(tokens), Purpose.TOKEN, own.ids)
+    best = np.sort(np.log(own.probs) + noise)[-2:]
+    return float(best[1] - best[0]) * sampling.temperature

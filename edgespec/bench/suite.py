@@ -1,0 +1,191 @@
+"""Suites: named sets of prompts, ours or the user's, read with every size bounded.
+
+A file is JSON Lines, each line ``{"id", "category", "prompt"}`` or Spec-Bench's ``{"question_id", "category",
+"turns"}``, of which the first turn is the prompt. Further keys are ignored.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from edgespec.errors import InvalidRequestError
+
+__all__ = ["BUILTIN_SUITES", "Prompt", "builtin_suite", "load_humaneval", "load_suite", "suite_sha256"]
+
+BUILTIN_SUITES = ("verify",)
+
+# Far above any suite there is (Spec-Bench: 480 prompts, 1 MB; HumanEval: 164 and 0.2 MB), far below what would hurt.
+# The last also keeps a gzip file of a few kilobytes from unpacking to gigabytes.
+MAX_PROMPTS = 10_000
+MAX_PROMPT_CHARACTERS = 1_000_000
+MAX_FILE_BYTES = 64_000_000
+
+HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One request to a model. ``id`` is unique in its suite; results are paired and grouped by ``category``."""
+
+    id: str
+    category: str
+    prompt: str
+
+
+def load_suite(path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a JSON Lines file, in its order.
+
+    Raises InvalidRequestError, with the line, for anything that is not such a file.
+    """
+    with _opened(path) as file:
+        return _parse(_bounded(file, path), str(path))
+
+
+def builtin_suite(name: str) -> tuple[Prompt, ...]:
+    """A suite that comes with edgespec. Raises InvalidRequestError if there is none of that name."""
+    if name not in BUILTIN_SUITES:
+        known = ", ".join(BUILTIN_SUITES)
+        raise InvalidRequestError(
+            f'there is no suite "{name}"',
+            hint=f"Suites that come with edgespec: {known}. A file is given by its path.",
+        )
+    content = resources.files("edgespec.bench").joinpath("suites", f"{name}.jsonl").read_bytes()
+    return _parse(content, f"built-in suite {name}")
+
+
+def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
+    """The first ``n`` problems of HumanEval's ``HumanEval.jsonl.gz``, worded as requests to a chat model.
+
+    Raises InvalidRequestError if the file is not that, unpacks to too much, or has fewer problems.
+    """
+    if n < 1:
+        raise InvalidRequestError(f"the number of HumanEval problems must be at least 1, got {n}")
+    with _opened(path) as file:
+        try:
+            with gzip.open(file) as unpacked:
+                content = _bounded(cast("BinaryIO", unpacked), path)
+        except (OSError, EOFError, zlib.error) as error:  # gzip raises all three for a damaged file
+            raise InvalidRequestError(f"{path} is not a whole gzip file: {error}") from error
+    prompts = []
+    for where, record in _records(content, str(path)):
+        code = _text(record, "prompt", where)
+        prompts.append(
+            Prompt(
+                id=_text(record, "task_id", where),
+                category="code",
+                prompt=f"{HUMANEVAL_REQUEST}```python\n{code.rstrip()}\n```",
+            )
+        )
+        if len(prompts) == n:
+            return _unique(prompts, str(path))
+    raise InvalidRequestError(f"{path} has {len(prompts)} problems where {n} were asked for")
+
+
+def suite_sha256(prompts: Sequence[Prompt]) -> str:
+    """A hash of ids, categories and prompts in order: the same suite however its file was written."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        line = json.dumps([prompt.id, prompt.category, prompt.prompt], ensure_ascii=True, separators=(",", ":"))
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidRequestError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+
+
+def _bounded(file: BinaryIO, path: Path) -> bytes:
+    content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidRequestError(f"{path} holds more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
+    return content
+
+
+def _records(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]]]:
+    """(where, object) for every line that is not blank; lazily, so that an early stop reads no further."""
+    # On b"\n" alone: JSON strings may hold the other characters that str.splitlines takes for line ends.
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(f"{where}: not UTF-8 text") from error
+        except json.JSONDecodeError as error:
+            raise InvalidRequestError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting without end
+            raise InvalidRequestError(f"{where}: not JSON that a suite could hold") from error
+        if not isinstance(record, dict):
+            raise InvalidRequestError(f"{where}: must be a JSON object")
+        yield where, record
+
+
+def _parse(content: bytes, name: str) -> tuple[Prompt, ...]:
+    prompts: list[Prompt] = []
+    for where, record in _records(content, name):
+        if len(prompts) == MAX_PROMPTS:
+            raise InvalidRequestError(f"{name} has more than {MAX_PROMPTS} prompts")
+        prompts.append(_prompt(record, where))
+    if not prompts:
+        raise InvalidRequestError(f"{name} has no prompts")
+    return _unique(prompts, name)
+
+
+def _prompt(record: dict[str, object], where: str) -> Prompt:
+    category = _text(record, "category", where)
+    if "turns" not in record:
+        return Prompt(id=_id(record, "id", where), category=category, prompt=_text(record, "prompt", where))
+    turns = record["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise InvalidRequestError(f'{where}: "turns" must be a list with at least one text')
+    first = _text({"turns": turns[0]}, "turns", where)
+    return Prompt(id=_id(record, "question_id", where), category=category, prompt=first)
+
+
+def _id(record: dict[str, object], key: str, where: str) -> str:
+    value = record.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):  # Spec-Bench numbers its questions
+        return str(value)
+    return _text(record, key, where)
+
+
+def _text(record: dict[str, object], key: str, where: str) -> str:
+    if key not in record:
+        raise InvalidRequestError(
+            f'{where}: "{key}" is missing',
+            hint='A line is {"id", "category", "prompt"}, or {"question_id", "category", "turns"} as in Spec-Bench.',
+        )
+    value = record[key]
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequestError(f'{where}: "{key}" must be a text that is not empty')
+    if len(value) > MAX_PROMPT_CHARACTERS:
+        raise InvalidRequestError(f'{where}: "{key}" has more than {MAX_PROMPT_CHARACTERS} characters')
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer takes it
+        raise InvalidRequestError(f'{where}: "{key}" holds half of a character pair') from error
+    return value
+
+
+def _unique(prompts: Sequence[Prompt], name: str) -> tuple[Prompt, ...]:
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise InvalidRequestError(f'{name}: the id "{prompt.id}" occurs twice, and results are paired by id')
+        seen.add(prompt.id)
+    return tuple(prompts)

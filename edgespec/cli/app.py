@@ -1,0 +1,111 @@
+"""The program: its commands, its exit codes, and what a person sees when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from edgespec import __version__
+from edgespec.cli import chat, doctor, generate, models, profiles, verify
+from edgespec.cli.output import State, enable_native_log, print_error
+from edgespec.errors import EdgespecError, InvalidRequestError, ProfileError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="edgespec",
+    help="Language models on this machine, faster than plain decoding and with exactly the same output.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("chat")(chat.chat)
+app.command("generate")(generate.generate)
+app.command("pull")(models.pull)
+app.add_typer(models.app, name="models")
+app.command("verify")(verify.verify)
+app.add_typer(profiles.app, name="profiles")
+app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgespec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and the native log. Accepted anywhere.")
+    ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Never touch the network. Accepted anywhere.")] = False,
+) -> None:
+    """``--debug`` and ``--offline`` are taken out of the arguments before they get here, wherever they stand."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 130 interrupted."""
+    arguments, state = _take_global_flags(arguments)
+    if state.debug:
+        enable_native_log()
+    try:
+        code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgespecError as error:
+        if state.debug:
+            traceback.print_exc()
+        print_error(error, as_json=state.json)
+        return EXIT_USAGE if isinstance(error, InvalidRequestError | ProfileError) else EXIT_FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return _stdout_closed()
+    except SystemExit as error:  # typer's answer to a closed pipe
+        return _stdout_closed() if error.code == EXIT_FAILED else int(error.code or 0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # The option parser's own errors: a wrong option, a missing argument.
+        usage = InvalidRequestError(_sentence(error.format_message()), hint=f"see `{_command_help(arguments)}`")
+        print_error(usage, as_json=state.json)
+        return EXIT_USAGE
+
+
+def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
+    """The arguments without ``--debug`` and ``--offline``, which may stand anywhere before a ``--``."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    head, tail = list(arguments[:end]), list(arguments[end:])
+    state = State(debug="--debug" in head, offline="--offline" in head, json="--json" in head)
+    return [argument for argument in head if argument not in ("--debug", "--offline")] + tail, state
+
+
+def _stdout_closed() -> int:
+    """Whoever read our output went away: say so, and keep Python from complaining at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("edgespec: the output was closed before everything was written", file=sys.stderr)
+    except (OSError, ValueError):
+        pass
+    return EXIT_FAILED
+
+
+def _command_help(arguments: Sequence[str]) -> str:
+    known = {command.name for command in app.registered_commands} | {g.name for g in app.registered_groups}
+    command = next((argument for argument in arguments if argument in known), None)
+    return f"edgespec {command} --help" if command else "edgespec --help"
+
+
+def _sentence(message: str) -> str:
+    return (message[:1].lower() + message[1:]).rstrip(".")

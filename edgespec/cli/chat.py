@@ -1,0 +1,180 @@
+"""``edgespec chat``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.opening import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import note, print_error, print_json
+from edgespec.cli.status import generate_json, status_line
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.events import Done, Notice, Text
+from edgespec.session import Session
+
+HELP = """/help   this list
+/clear  forget the conversation
+/stats  counters of the last answer
+/plan   what runs where, and why
+/exit   leave (Ctrl-D too)
+\"\"\"     starts and ends several lines; Ctrl-C stops an answer, twice leaves"""
+
+
+def chat(
+    context: typer.Context,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Talk to the model. Reads prompts line by line when stdin is not a terminal."""
+    state = state_of(context)
+    chosen = resolve_profile(
+        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+    )
+    with open_engine(chosen, state) as engine, engine.session(system=system) as session:
+        interactive = sys.stdin.isatty()
+        if interactive and not json:
+            note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
+        _Chat(engine, session, as_json=json, max_tokens=max_tokens, sampling=Sampling(rule=chosen.rule)).run(
+            _read_prompts(interactive), interactive
+        )
+
+
+class _Chat:
+    def __init__(
+        self, engine: Engine, session: Session, *, as_json: bool, max_tokens: int | None, sampling: Sampling
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._as_json = as_json
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._last: Done | None = None
+        self._failed = False
+
+    def run(self, prompts: Iterator[str], interactive: bool) -> None:
+        with Interrupts(self._session).installed() as interrupts:
+            while True:
+                try:
+                    prompt = next(prompts, None)
+                    if prompt is None or (prompt.startswith("/") and self._command(prompt.strip())):
+                        break
+                    if not prompt.strip() or prompt.startswith("/"):
+                        continue
+                    with interrupts.answering():
+                        self._answer(prompt)
+                except KeyboardInterrupt:
+                    if interrupts.leaving or not interactive:
+                        raise
+                    note("\nCtrl-C again within 2 s, or /exit, leaves", dim=True)
+                    prompts = _read_prompts(interactive)
+        if self._failed and not interactive:
+            raise typer.Exit(1)
+
+    def _answer(self, prompt: str) -> None:
+        try:
+            with self._session.generate(prompt, max_tokens=self._max_tokens, sampling=self._sampling) as generation:
+                for event in generation:
+                    if isinstance(event, Text) and not self._as_json:
+                        sys.stdout.write(event.text)
+                        sys.stdout.flush()
+                    elif isinstance(event, Notice):
+                        note(event.message, dim=True)
+                    elif isinstance(event, Done):
+                        self._finish(event)
+        except EdgespecError as error:
+            # The chat goes on: the prompt that failed is not part of the conversation.
+            self._failed = True
+            print_error(error, as_json=self._as_json)
+
+    def _finish(self, done: Done) -> None:
+        self._last = done
+        if self._as_json:
+            print_json(generate_json(done))
+        else:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            note(status_line(done), dim=True)
+
+    def _command(self, line: str) -> bool:
+        """Obey a slash command; True if it ends the chat."""
+        match line.split()[0]:
+            case "/exit" | "/quit" | "/bye":
+                return True
+            case "/help":
+                note(HELP)
+            case "/clear":
+                self._session.clear()
+                note("the conversation is forgotten", dim=True)
+            case "/stats":
+                if self._last is None:
+                    note("no answer yet")
+                else:
+                    for key, value in self._last.stats.as_json().items():
+                        note(f"{key:24} {'not measured' if value is None else value}")
+            case "/plan":
+                for reason in self._engine.plan.reasons:
+                    note(f"- {reason}")
+            case other:
+                note(f"{other} is not a command; /help lists them")
+        return False
+
+
+def _read_prompts(interactive: bool) -> Iterator[str]:
+    """Prompts from stdin: a line each, or several lines between two triple quotes."""
+    while True:
+        line = _read_line("> " if interactive else "")
+        if line is None:
+            return
+        if not line.lstrip().startswith('"""'):
+            yield line
+            continue
+        lines = [line.lstrip()[3:]]
+        while not lines[-1].rstrip().endswith('"""'):
+            following = _read_line(". " if interactive else "")
+            if following is None:
+                yield "\n".join(lines)
+                return
+            lines.append(following)
+        lines[-1] = lines[-1].rstrip()[:-3]
+        yield "\n".join(lines).strip("\n")
+
+
+def _read_line(prompt: str) -> str | None:
+    if prompt and sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (line editing, where the platform has it)
+        try:
+            return input(prompt)
+        except EOFError:
+            note("")
+            return None
+    if prompt:
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None

@@ -1,0 +1,93 @@
+"""``edgespec generate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.interrupts import Interrupts
+from edgespec.cli.opening import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import note, print_json
+from edgespec.cli.status import generate_json, status_line
+from edgespec.decoding.sampling import Sampling
+from edgespec.errors import InvalidRequestError
+from edgespec.events import Done, Notice, Text
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from stdin.")],
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="No drafter, same numeric class.")] = False,
+    depth: DepthOption = None,
+    rule: Annotated[
+        str | None,
+        typer.Option("--rule", metavar="keyed|rejection", help="rejection: same distribution, not the same text."),
+    ] = None,
+    exactness: ExactnessOption = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text.")] = None,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write one answer to stdout."""
+    state = state_of(context)
+    chosen = resolve_profile(
+        profile, target=target, draft=draft, context=context_length, depth=depth, rule=rule, exactness=exactness
+    )
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, rule=chosen.rule)
+    text = _read_stdin() if prompt == "-" else prompt
+    with open_engine(chosen, state) as engine, engine.session() as session:
+        interrupts = Interrupts(session)
+        with interrupts.installed(), interrupts.answering():
+            generation = session.generate(
+                text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
+            )
+            with generation:
+                for event in generation:
+                    if isinstance(event, Text) and not json:
+                        sys.stdout.write(event.text)
+                        sys.stdout.flush()
+                    elif isinstance(event, Notice):
+                        note(event.message, dim=True)
+                    elif isinstance(event, Done):
+                        done = event
+    if json:
+        print_json(generate_json(done))
+    else:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        note(status_line(done), dim=True)
+    if done.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+def _read_stdin() -> str:
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
+        ) from error

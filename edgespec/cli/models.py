@@ -1,0 +1,132 @@
+"""``edgespec pull`` and ``edgespec models``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli.opening import JsonOption, state_of
+from edgespec.cli.output import ProgressPrinter, note, print_json
+from edgespec.errors import InvalidRequestError, ModelNotFoundError
+from edgespec.files.locations import home
+from edgespec.files.specs import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
+from edgespec.files.store import Store, StoredModel
+from edgespec.profiles.catalogue import catalogue, lookup
+
+app = typer.Typer(
+    help="List the models known and on disk; remove or verify one.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `edgespec models`.")]
+
+
+def pull(
+    context: typer.Context,
+    model: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Catalogue names or hf: references.")],
+    json: JsonOption = False,
+) -> None:
+    """Fetch models into the store: with progress, resumable, verified."""
+    state = state_of(context)
+    specs = [_spec(text) for text in model]
+    store = Store(home())
+    fetched = []
+    for spec in specs:
+        with ProgressPrinter(quiet=json).shown() as progress:
+            stored = store.fetch(spec, offline=state.offline, progress=progress)
+        fetched.append(stored)
+        note(f"{stored.name}: {stored.bytes / 1e6:.0f} MB, licence {stored.licence or 'not stated'}, {stored.path}")
+    if json:
+        print_json({"models": [_stored_json(stored) for stored in fetched]})
+
+
+def _spec(text: str) -> ModelSpec:
+    reference = parse_reference(text, catalogue().keys())
+    if isinstance(reference, LocalPath):
+        raise InvalidRequestError(
+            f"{text} is a path: there is nothing to fetch", hint="use the path itself as MODEL in other commands"
+        )
+    return lookup(reference.name) if isinstance(reference, CatalogueName) else spec_of_hub_reference(reference)
+
+
+@app.callback()
+def models(context: typer.Context, json: JsonOption = False) -> None:
+    """List the models known and on disk, with sizes."""
+    if context.invoked_subcommand is not None:
+        return
+    store = Store(home())
+    known, here = catalogue(), {stored.name: stored for stored in store.list()}
+    if json:
+        print_json({"models": [_row_json(name, known.get(name), here.get(name)) for name in _names(known, here)]})
+        return
+    width = max(len(name) for name in _names(known, here))
+    for name in _names(known, here):
+        stored, spec = here.get(name), known.get(name)
+        size = stored.bytes if stored else spec.bytes if spec else None
+        amount = "" if size is None else f"{size / 1e6:.0f} MB"
+        print(
+            f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {_about(spec, stored)}".rstrip()
+        )
+    for path, reason in store.ignored().items():
+        note(f"ignored {path}: {reason}")
+
+
+def _names(known: Any, here: Any) -> list[str]:
+    return sorted({*known, *here})
+
+
+def _about(spec: ModelSpec | None, stored: StoredModel | None) -> str:
+    licence = (stored.licence if stored else None) or (spec.licence if spec else None)
+    description = spec.description if spec else stored.source if stored else ""
+    return f"{description} [{licence}]" if licence else description
+
+
+def _row_json(name: str, spec: ModelSpec | None, stored: StoredModel | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "kind": "model", "on_disk": stored is not None}
+    if spec is not None:
+        row |= {"kind": spec.kind, "bytes": spec.bytes, "licence": spec.licence, "drafter": spec.drafter}
+    if stored is not None:
+        row |= _stored_json(stored)
+    return row
+
+
+def _stored_json(stored: StoredModel) -> dict[str, Any]:
+    return {
+        "name": stored.name,
+        "kind": stored.kind,
+        "path": str(stored.path),
+        "bytes": stored.bytes,
+        "sha256": stored.sha256,
+        "source": stored.source,
+        "revision": stored.revision,
+        "licence": stored.licence,
+    }
+
+
+@app.command("rm")
+def remove(model: ModelArgument, json: JsonOption = False) -> None:
+    """Delete a model from the store. A file in the hub's own cache stays there."""
+    removed = Store(home()).remove(model)
+    if json:
+        print_json({"removed": model, "freed_bytes": removed.freed_bytes})
+        return
+    print(f"removed {model}: {removed.freed_bytes / 1e6:.0f} MB freed")
+    if removed.kept is not None:
+        note(f"the hub's cache still holds {removed.kept}")
+
+
+@app.command("verify")
+def verify(model: ModelArgument, json: JsonOption = False) -> None:
+    """Read a model again and compare its sha256 with its manifest."""
+    store = Store(home())
+    with ProgressPrinter(quiet=json).shown() as progress:
+        if store.find(model) is None:
+            raise ModelNotFoundError(f"{model} is not on this machine", hint="`edgespec models` lists what is")
+        stored = store.verify(model, progress=progress)
+    if json:
+        print_json({"verified": _stored_json(stored)})
+    else:
+        print(f"{model} is intact: sha256 {stored.sha256}")

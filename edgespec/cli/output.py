@@ -1,0 +1,136 @@
+"""Where output goes: answers and JSON to stdout, everything else to stderr, plain where it is not a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.errors import DownloadError, EdgespecError
+from edgespec.events import Loading
+from edgespec.files.progress import ProgressEvent
+
+SCHEMA_VERSION = 1
+
+# Without a terminal, progress is a line now and then, so that a log stays readable.
+_PLAIN_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The options every command shares."""
+
+    debug: bool = False
+    offline: bool = False
+    json: bool = False
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line of stdout."""
+    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(error: EdgespecError, *, as_json: bool) -> None:
+    """One sentence and a hint on stderr, and with ``as_json`` an object on stdout as well."""
+    print(f"edgespec: {error.message}", file=sys.stderr)
+    if isinstance(error, DownloadError):
+        for source, reason in error.reasons:
+            print(f"  {source}: {reason}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    if as_json:
+        kind = type(error).__name__
+        print_json({"error": {"type": kind, "message": error.message, "hint": error.hint}})
+
+
+def note(message: str, *, dim: bool = False) -> None:
+    """A line for the person, on stderr."""
+    if dim and stderr_is_rich():
+        message = f"\x1b[2m{message}\x1b[0m"
+    print(message, file=sys.stderr, flush=True)
+
+
+def stderr_is_rich() -> bool:
+    """Whether stderr is a terminal that wants colour and moving bars."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def enable_native_log() -> None:
+    """Show the library's and the native code's log on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logger = logging.getLogger("edgespec")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+
+
+class ProgressPrinter:
+    """Shows loading and downloads: a bar on a terminal, a line every few seconds elsewhere, nothing if quiet."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._label = ""
+        self._last_line_at = 0.0
+
+    def __call__(self, event: Loading | ProgressEvent) -> None:
+        if self._quiet:
+            return
+        if isinstance(event, Loading):
+            self._show(event.stage, event.fraction, None, None)
+            return
+        if event.note is not None:
+            self._finish()
+            note(f"{event.source}: {event.note}")
+            return
+        fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
+        self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
+
+    def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        if stderr_is_rich():
+            self._show_bar(label, fraction, done, total)
+            return
+        now = time.monotonic()
+        if label != self._label or now - self._last_line_at >= _PLAIN_INTERVAL_S:
+            amount = "" if done is None or not total else f" {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            percent = "" if fraction is None or amount else f" {100 * fraction:.0f} %"
+            note(f"{label}{amount}{percent}")
+            self._label, self._last_line_at = label, now
+
+    def _show_bar(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        if label != self._label:
+            self._finish()
+            columns = [TextColumn("{task.description}"), BarColumn(bar_width=24)]
+            if total:
+                columns += [DownloadColumn(), SpeedColumn(), TimeRemainingColumn()]
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(label, total=total or (1.0 if fraction is not None else None))
+            self._label = label
+        self._bar.update(self._task, completed=done if total else fraction or 0.0)
+
+    def _finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._label = ""
+
+    @contextmanager
+    def shown(self) -> Iterator[ProgressPrinter]:
+        """Use the printer for the length of a block and leave a clean line behind."""
+        try:
+            yield self
+        finally:
+            self._finish()

@@ -1,0 +1,58 @@
+"""``edgespec profiles``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgespec.cli.opening import JsonOption, resolve_profile
+from edgespec.cli.output import print_json
+from edgespec.files.locations import home
+from edgespec.profiles.profile import list_profiles
+
+app = typer.Typer(
+    help="List profiles, or show every value of one with its origin.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def profiles(context: typer.Context, json: JsonOption = False) -> None:
+    """List the profiles."""
+    if context.invoked_subcommand is not None:
+        return
+    summaries = list_profiles(home().root)
+    if json:
+        print_json(
+            {
+                "profiles": [
+                    {"name": s.name, "description": s.description, "origin": s.origin, "problem": s.problem}
+                    for s in summaries
+                ]
+            }
+        )
+        return
+    width = max(len(summary.name) for summary in summaries)
+    for summary in summaries:
+        print(f"{summary.name:{width}}  {summary.problem or summary.description}  ({summary.origin})")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A profile's name or file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Every value of a profile as it applies here and now, and where it comes from."""
+    profile = resolve_profile(name)
+    values = profile.values()
+    if json:
+        print_json(
+            {"profile": {key: {"value": value, "origin": profile.origins.get(key)} for key, value in values.items()}}
+        )
+        return
+    width = max(len(key) for key in values)
+    for key, value in values.items():
+        print(f"{key:{width}} = {value!r:40} # {profile.origins.get(key, '')}".rstrip())

@@ -1,0 +1,108 @@
+"""``edgespec verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite
+from edgespec.cli.opening import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import ProgressPrinter, State, note, print_json
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.locations import home
+from edgespec.files.store import Store
+from edgespec.profiles.catalogue import lookup
+
+# A quarter of the built-in prompts: a few minutes on a laptop. --prompts 40 runs all.
+_DEFAULT_PROMPTS = 8
+
+
+def verify(
+    context: typer.Context,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=1, help="How many prompts, spread over the suite; it has 40.")
+    ] = _DEFAULT_PROMPTS,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")] = 96,
+    suite: Annotated[
+        Path | None, typer.Option("--suite", metavar="FILE.jsonl", help="Prompts of your own instead.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check on this machine that speculation emits plain decoding's tokens; fails if it does not."""
+    from edgespec.bench.equality import PromptResult, check_equality, depths_to_check, spread
+
+    state = state_of(context)
+    chosen = resolve_profile(
+        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+    )
+    selected = spread(_prompts(suite, state), prompts)
+    with open_engine(chosen, state) as engine:
+        depths = depths_to_check(engine)
+        if not depths:
+            raise EdgespecError(
+                "there is no speculation to verify: " + engine.plan.reasons[-1], hint="see `edgespec doctor`"
+            )
+        note(
+            f"{len(selected)} prompts, {max_tokens} tokens, greedy and sampled, depths "
+            f"{', '.join(map(str, depths))} against plain decoding"
+        )
+        done = 0
+
+        def show(result: PromptResult) -> None:
+            nonlocal done
+            done += 1
+            verdict = "identical" if not result.divergences else f"{len(result.divergences)} differ"
+            note(f"{done}/{len(selected)} {result.prompt_id} ({result.prompt_tokens} tokens of prompt): {verdict}")
+
+        report = check_equality(engine, selected, max_tokens=max_tokens, on_result=show)
+    if json:
+        print_json(report.as_json())
+    else:
+        print(f"level       {report.plan.exactness}")
+        print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
+        print(
+            f"identical   {report.identical} of {len(report.results)} prompts, depths {', '.join(map(str, depths))}"
+        )
+        for divergence in report.divergences:
+            kind = "sampled" if divergence.sampled else "greedy"
+            where = f"{divergence.prompt_id} at token {divergence.position}, depth {divergence.depth}, {kind}"
+            print(f"divergence  {where}: gap {divergence.gap:.4f}, bound {report.bound:.4f}")
+        print("the promise holds" if report.kept else "THE PROMISE DOES NOT HOLD")
+    if not report.kept:
+        raise typer.Exit(1)
+
+
+def _prompts(suite: Path | None, state: State) -> list[Prompt]:
+    """The suite named, else our own prompts and HumanEval's first twenty, where they can be had."""
+    if suite is not None:
+        found = load_suite(suite)
+        if not found:
+            raise InvalidRequestError(f"{suite} holds no prompt", hint="one JSON object a line")
+        return list(found)
+    own = list(builtin_suite("verify"))
+    try:
+        with ProgressPrinter(quiet=state.json).shown() as progress:
+            stored = Store(home()).fetch(lookup("humaneval"), offline=state.offline, progress=progress)
+        return [*load_humaneval(stored.path, n=20), *own]
+    except EdgespecError as error:
+        note(f"without HumanEval: {error.message}")
+        return own

@@ -1,0 +1,426 @@
+"""Chat templates in the manner of well-known models, and what each part of the language gives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from edgespec.errors import InvalidRequestError, TemplateError
+from edgespec.text.templates import ChatTemplate, TemplateLimits
+
+USER = {"role": "user", "content": "Hi!"}
+ASSISTANT = {"role": "assistant", "content": " Hello. "}
+SYSTEM = {"role": "system", "content": "Be brief."}
+AGAIN = {"role": "user", "content": "日本語 🙂"}
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+SMOLLM2 = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a small model.<|im_end|>
+' }}{% endif %}{{ '<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""
+
+QWEN = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {{- messages[0].content if messages[0].role == 'system' else 'You are helpful.' }}
+    {{- "\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- for call in message.tool_calls %}
+            {%- if call.function is defined %}{% set call = call.function %}{% endif %}
+            {{- '\\n<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+LLAMA3 = """{{- bos_token }}
+{%- if not date_string is defined %}{% set date_string = strftime_now("%d %b %Y") %}{% endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+    {%- elif message.tool_calls|length != 1 %}
+        {{- raise_exception("This model only supports single tool-calls at once!") }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+MISTRAL = """{{- bos_token }}
+{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{%- set users = loop_messages | selectattr("role", "equalto", "user") | list %}
+{%- set ns = namespace(index=0) %}
+{%- for message in loop_messages %}
+    {%- if message.role in ["user", "assistant"] %}
+        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
+            {{- raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+        {%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in loop_messages %}
+    {%- if message["role"] == "user" %}
+        {%- if message == users[-1] and system_message is defined %}
+            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- else %}
+        {%- generation %}
+        {{- " " + message["content"] | trim + eos_token }}
+        {%- endgeneration %}
+    {%- endif %}
+{%- endfor %}"""
+
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\\n\\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}<start_of_image>{%- else -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\\n' }}
+{%- endif -%}"""
+
+THINKING = """{%- macro turn(role, text) %}<|{{ role }}|>{{ text }}<|end|>{% endmacro %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' %}{% set ns.last = messages|length - 1 - loop.index0 %}{% break %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and '</think>' in content and loop.index0 < ns.last %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- turn(message.role, text=content) }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{{ '<think>\\n' if enable_thinking | default(true) else '' }}{% endif %}"""
+
+
+def template(source: str, **options: Any) -> ChatTemplate:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)
+
+
+def show(expression: str, **extra: Any) -> str:
+    return template("{{ " + expression + " }}").render([USER, ASSISTANT], extra=extra)
+
+
+def test_chatml() -> None:
+    chat = template(CHATML)
+    expected = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n Hello. <|im_end|>\n"
+    assert chat.render([USER, ASSISTANT], add_generation_prompt=False) == expected
+    assert chat.render([USER, ASSISTANT]) == expected + "<|im_start|>assistant\n"
+
+
+def test_smollm2_adds_a_system_turn_only_where_there_is_none() -> None:
+    chat = template(SMOLLM2)
+    turn = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.render([USER]) == "<|im_start|>system\nYou are a small model.<|im_end|>\n" + turn
+    assert chat.render([SYSTEM, USER]) == "<|im_start|>system\nBe brief.<|im_end|>\n" + turn
+
+
+def test_qwen_with_tools() -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "a < b & 'c' é"}}
+    call = {"function": {"name": "add", "arguments": {"x": 1, "y": [2.5, None, True]}}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "4"},
+        AGAIN,
+    ]
+    assert template(QWEN).render(messages, extra={"tools": [tool]}) == (
+        "<|im_start|>system\nYou are helpful.\n\n<tools>\n"
+        '{"type": "function", "function": {"name": "add", "description": "a < b & \'c\' é"}}\n'
+        "</tools><|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+        '{"name": "add", "arguments": {"x": 1, "y": [2.5, null, true]}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>user\n日本語 🙂<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_qwen_without_tools() -> None:
+    assert template(QWEN).render([SYSTEM, USER], extra={"tools": None}) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_llama3() -> None:
+    expected = (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nToday: {}\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi!<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello.<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    chat = template(LLAMA3)
+    days = [datetime.now()]
+    rendered = chat.render([SYSTEM, USER, ASSISTANT])
+    days.append(datetime.now())  # midnight may have passed
+    assert rendered in [expected.format(day.strftime("%d %b %Y")) for day in days]
+    assert chat.render([SYSTEM, USER, ASSISTANT], extra={"date_string": "today"}) == expected.format("today")
+
+
+def test_llama3_refuses_in_its_own_words() -> None:
+    with pytest.raises(TemplateError) as caught:
+        template(LLAMA3).render([{"role": "assistant", "tool_calls": [{}, {}]}])
+    assert str(caught.value) == "This model only supports single tool-calls at once!"
+    assert caught.value.hint
+
+
+def test_mistral() -> None:
+    assert template(MISTRAL).render([SYSTEM, USER, ASSISTANT, AGAIN]) == (
+        "<s>[INST] Hi![/INST] Hello.</s>[INST] Be brief.\n\n日本語 🙂[/INST]"
+    )
+    with pytest.raises(TemplateError, match=r"^Conversation roles must alternate user/assistant"):
+        template(MISTRAL).render([USER, USER])
+
+
+def test_gemma() -> None:
+    parts = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " What? "}]}
+    assert template(GEMMA).render([SYSTEM, USER, ASSISTANT, parts]) == (
+        "<s><start_of_turn>user\nBe brief.\n\nHi!<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
+        "<start_of_turn>user\n<start_of_image>What?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_thinking_is_cut_from_earlier_turns() -> None:
+    thought = {"role": "assistant", "content": "<think>hm</think>\n\nyes"}
+    assert template(THINKING).render([USER, thought, AGAIN]) == (
+        "<|user|>Hi!<|end|><|assistant|>yes<|end|><|user|>日本語 🙂<|end|><|assistant|><think>\n"
+    )
+    assert template(THINKING).render([USER], extra={"enable_thinking": False}) == "<|user|>Hi!<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("' a '.strip()", "a"),
+        ("'xxaxx'.strip('x')", "a"),
+        ("' a'.lstrip() ~ 'b '.rstrip()", "ab"),
+        ("'a,b,c'.split(',')", "['a', 'b', 'c']"),
+        ("'a,b,c'.split(',', 1)", "['a', 'b,c']"),
+        ("' a  b c '.split()", "['a', 'b', 'c']"),
+        ("' a  b c '.split(none, 1)[1]", "b c "),
+        ("'a,b,c'.rsplit(',', 1)", "['a,b', 'c']"),
+        ("'a\\nb\\n'.splitlines()", "['a', 'b']"),
+        ("'a=b'.partition('=')[2]", "b"),
+        ("'abc'.startswith('ab') and 'abc'.endswith(('x', 'bc'))", "True"),
+        ("'aBc'.upper() ~ 'aBc'.lower() ~ 'a b'.title() ~ 'ab'.capitalize()", "ABCabcA BAb"),
+        ("'a-b-c'.replace('-', '+') ~ 'a-b-c'.replace('-', '+', 1)", "a+b+ca+b-c"),
+        ("'banana'.count('an') ~ 'banana'.find('nan') ~ 'banana'.rfind('an')", "223"),
+        ("', '.join(['a', 'b'])", "a, b"),
+        ("'unhappy'.removeprefix('un').removesuffix('py')", "hap"),
+        ("messages[0].items() | list", "[('role', 'user'), ('content', 'Hi!')]"),
+        ("messages[0].keys() | list ~ messages[0].values() | list", "['role', 'content']['user', 'Hi!']"),
+        ("messages[0].get('role') ~ messages[0].get('x') ~ messages[0].get('x', 1)", "userNone1"),
+        ("messages | map(attribute='role') | join(', ')", "user, assistant"),
+        ("messages | map(attribute='x', default='-') | join", "--"),
+        ("messages | rejectattr('role', 'eq', 'user') | map(attribute='content') | first | trim", "Hello."),
+        ("messages | selectattr('nothing') | list", "[]"),
+        ("[1, 2, 3, 4] | select('odd') | list", "[1, 3]"),
+        ("[1, 0, 2] | reject | list", "[0]"),
+        ("['a', 'b'] | map('upper') | list", "['A', 'B']"),
+        ("(messages | last).role ~ messages | length ~ messages | count", "assistant22"),
+        ("[3, 1, 2] | sort | join ~ (['b', 'A'] | sort | join) ~ ([1, 2] | reverse | list)", "123Ab[2, 1]"),
+        ("messages | sort(attribute='role') | map(attribute='role') | join(' ')", "assistant user"),
+        ("{'b': 1, 'A': 2} | dictsort", "[('A', 2), ('b', 1)]"),
+        ("{'b': 1, 'a': 2} | dictsort(by='value', reverse=true)", "[('a', 2), ('b', 1)]"),
+        ("messages[::-1][0].role ~ 'abc'[::-1] ~ 'abc'[1:] ~ 'abc'[-1] ~ 'abc'[:-1]", "assistantcbabccab"),
+        ("none ~ true ~ 1 ~ 2.5 ~ nothing", "NoneTrue12.5"),
+        ("1 + 2 * 3 - 4 ~ 7 // 2 ~ 7 % 3 ~ 2 ** 8 ~ 1 / 4 ~ -1", "3312560.25-1"),
+        ("[1] + [2] ~ 'ab' * 2 ~ [0] * 2", "[1, 2]abab[0, 0]"),
+        ("1 < 2 < 3 and not 1 > 2 and 'a' in 'cat' and 'b' not in ['a'] and 'role' in messages[0]", "True"),
+        ("'12' | int + '1.5' | float ~ 'x' | int ~ 'x' | int(7) ~ 2.567 | round(1) ~ -3 | abs", "13.5072.63"),
+        ("nothing | default('d') ~ '' | default('e', true) ~ none | d('f')", "deNone"),
+        ("'a\\nb' | indent(2) ~ 'a\\nb' | indent(2, true)", "a\n  b  a\n  b"),
+        ("' aXb ' | trim | lower | upper | capitalize | title | replace('x', 'y') | string | safe", "Ayb"),
+        (
+            "nothing is defined ~ none is none ~ 'x' is string ~ {} is mapping ~ [] is sequence",
+            "FalseTrueTrueTrueTrue",
+        ),
+        ("1 is number ~ true is boolean ~ true is true ~ [] is iterable ~ 1 is integer", "TrueTrueTrueTrueTrue"),
+        ("3 is odd ~ 4 is divisibleby(2) ~ 1 is eq(1) ~ 'a' is in(['a']) ~ 2 is ge 3", "TrueTrueTrueTrueFalse"),
+        ("range(3) | list ~ range(1, 6, 2) | join", "[0, 1, 2]135"),
+        ("dict(a=1).a ~ namespace(a=2).a ~ {'a': {'b': 3}}.a['b']", "123"),
+        ("(1, 'a') ~ {'k': [none]}", "(1, 'a'){'k': [None]}"),
+        ("bos_token ~ eos_token", "<s></s>"),
+        ("[1, 2] == [1, 2] and {'a': 1} != {'a': 2} and messages[0] == messages[0]", "True"),
+        ("messages[0]['content'].nothing is defined", "False"),
+        ("messages[5] is defined", "False"),
+    ],
+)
+def test_the_language(expression: str, expected: str) -> None:
+    assert show(expression) == expected
+
+
+def test_tojson_is_python_s_json_without_html_escapes() -> None:
+    value = {"b": [1, 2.5, None, True, "<&'\">é\n\u2028"], "a": {"c": {}, "d": [[]]}}
+    assert show("v | tojson", v=value) == json.dumps(value, ensure_ascii=False)
+    assert show("v | tojson(indent=4)", v=value) == json.dumps(value, ensure_ascii=False, indent=4)
+    assert show("v | tojson(ensure_ascii=true)", v=value) == json.dumps(value)
+    assert show("v | tojson(separators=(',', ':'), sort_keys=true)", v=value) == json.dumps(
+        value, ensure_ascii=False, separators=(",", ":"), sort_keys=True
+    )
+
+
+def test_loops_macros_and_blocks() -> None:
+    source = """
+{%- for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ' first' if loop.first }}{{ ' last' if loop.last }}
+{%- if loop.previtem is defined %} after {{ loop.previtem.role }}{% endif %} {{ loop.cycle('a', 'b') }};
+{%- endfor %}
+{%- for m in [] %}x{% else %}none{% endfor %}
+{%- for i in range(9) if i is even %}{% if i == 2 %}{% continue %}{% elif i > 5 %}{% break %}{% endif %}{{ i }}{% endfor %}
+{%- macro wrap(tag, text='?') %}<{{ tag }}>{{ caller() if caller else text }}{% endmacro %}
+{{- wrap('b') }}{% call wrap('i') %}inner{% endcall %}
+{%- set block %}a{{ 1 }}{% endset %}{{ block | upper }}
+{%- filter upper %}b{% endfilter %}
+{%- with x = 5 %}{{ x }}{% endwith %}
+{%- for key, value in {'k': 'v'}.items() %}{{ key }}={{ value }}{% endfor %}
+{%- for n in [[1, [2]], [3]] recursive %}{{ loop(n) if n is sequence else n }}{% endfor %}"""
+    expected = "1/2 first a;2/2 last after user b;none04<b>?<i>innerA1B5k=v123"
+    assert template(source).render([USER, ASSISTANT]) == expected
+
+
+def test_blocks_are_trimmed_as_chat_templates_expect() -> None:
+    assert template("a\n  {% if true %}\nb\n  {% endif %}\nc\n").render([]) == "a\nb\nc"
+
+
+def test_errors_name_the_line() -> None:
+    with pytest.raises(TemplateError, match=r"syntax error on line 3: .*nosuchtag"):
+        template("a\n\n{% nosuchtag %}")
+    with pytest.raises(TemplateError, match=r"failed on line 2: 'nothing' is undefined$"):
+        template("a\n{{ nothing.more }}\n").render([])
+    with pytest.raises(TemplateError, match=r"failed on line 2: it computes text \+ none"):
+        template("{% macro m(x) %}\n{{ 'a' + x }}\n{% endmacro %}\n{{ m(none) }}").render([])
+    with pytest.raises(
+        TemplateError, match=r"failed on line 1: it calls 'strip' with arguments that it does not take$"
+    ):
+        template("{{ 'x'.strip(1, 2, 3) }}").render([])
+
+
+def test_limits_are_the_caller_s_to_choose() -> None:
+    with pytest.raises(TemplateError, match="longer than the 3 bytes"):
+        template("éé", limits=TemplateLimits(source_bytes=3))
+    with pytest.raises(TemplateError, match="it takes more than the 5 steps"):
+        template("{% for m in range(9) %}{{ m }}{% endfor %}", limits=TemplateLimits(steps=5)).render([])
+    assert TemplateLimits() == template("x").limits
+
+
+def test_long_conversations_fit() -> None:
+    """The budgets grow with the caller's own messages: a template that copies them several times stays inside."""
+    messages = [USER if i % 2 == 0 else {"role": "assistant", "content": "word " * 200} for i in range(2000)]
+    for source in (CHATML, QWEN, LLAMA3, MISTRAL, GEMMA, THINKING):
+        assert len(template(source).render(messages)) > 1_000_000
+
+
+def test_one_large_message_fits() -> None:
+    text = "日本" * 500_000
+    assert text in template(GEMMA).render([{"role": "user", "content": text}])
+
+
+def test_growing_a_list_message_by_message_fits() -> None:
+    source = "{% set ns = namespace(kept=[]) %}{% for m in messages %}{% set ns.kept = ns.kept + [m] %}{% endfor %}"
+    assert template(source + "{{ ns.kept | length }}").render([USER] * 1500) == "1500"
+
+
+def test_sha256_is_the_source_s() -> None:
+    assert template("é").sha256 == hashlib.sha256("é".encode()).hexdigest()
+
+
+def test_what_cannot_be_printed_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="bytes"):
+        template("x").render([{"role": "user", "content": b"x"}])
+    with pytest.raises(InvalidRequestError, match="as a key"):
+        template("x").render([], extra={"tools": {1: 2}})
+    with pytest.raises(InvalidRequestError, match="messages are a list of mappings"):
+        template("x").render(["hello"])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequestError, match="'messages' is set by render"):
+        template("x").render([], extra={"messages": []})
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(InvalidRequestError, match="nests more than"):
+        template("x").render([], extra={"tools": endless})
+
+
+def test_jinja_is_imported_by_the_first_template_only() -> None:
+    code = (
+        "import sys, edgespec.text.templates as t, edgespec.text.stops, edgespec.text.utf8\n"
+        "assert 'jinja2' not in sys.modules\n"
+        "t.ChatTemplate('x', bos_token='', eos_token='')\n"
+        "assert 'jinja2' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
