@@ -80,7 +80,9 @@ class ChatTemplate:
         try:
             return _collect(template, sandbox.budget)
         except Exception as error:
-            raise _failure(error, template) from error
+            failure = _failure(error, template)
+        # Outside the handler: a traceback of the template's frames would keep everything it made alive.
+        raise failure
 
 
 def _compile(source: str, limits: TemplateLimits) -> CodeType:

@@ -54,9 +54,8 @@ def test_held_back_is_exactly_the_longest_end_that_begins_a_stop(stops: list[str
         if stopped:
             break
         seen = text[: index + 1]
-        begins = [
-            n for n in range(len(seen) + 1) if any(s != seen[-n:] and s.startswith(seen[-n:]) for s in stops if n)
-        ]
+        ends = [seen[-length:] for length in range(1, len(seen) + 1)]
+        begins = [len(end) for end in ends if any(stop != end and stop.startswith(end) for stop in stops)]
         assert len(seen) - len(shown) == max(begins, default=0)
 
 

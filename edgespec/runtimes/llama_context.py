@@ -1,0 +1,193 @@
+"""One ``llama_context``: every native call a Sequence makes, each return code checked."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.contracts import LogitsArray
+from edgespec.errors import (
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    ForwardError,
+    MemoryLimitError,
+    RewindError,
+)
+
+# Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
+# tokens) and delay a cancel where no native abort callback is available.
+PREFILL_CHUNK_TOKENS = 256
+
+# Rows one forward can score. Verification needs depth + 1; the scores of more rows would enlarge the compute
+# buffer by vocabulary x 4 bytes each.
+MAX_SCORED_ROWS = 64
+
+# ggml.h's type numbers and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
+KV_TYPES: dict[str, tuple[int, float]] = {"f32": (0, 32.0), "f16": (1, 16.0), "q8_0": (8, 8.5), "q4_0": (2, 4.5)}
+
+# llama_decode's return codes (llama.h).
+_DECODE_NO_SLOT = 1
+_DECODE_ABORTED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSettings:
+    """How to load and run a model. Everything here is part of the numeric class.
+
+    The defaults are the setting measured to keep the most widths bit-equal at every context on x86 (flash
+    attention with a Q8_0 cache); ``repack`` lets llama.cpp re-lay the weights for faster kernels.
+    """
+
+    threads: int = 1
+    device: str = "cpu"
+    gpu_layers: int | None = None
+    kv_type: str = "q8_0"
+    flash_attention: bool = True
+    repack: bool = True
+
+    def as_json(self) -> dict[str, str | int | bool]:
+        """The settings that enter the numeric class beside threads, device and cache type."""
+        chosen: dict[str, str | int | bool] = {"flash_attention": self.flash_attention, "repack": self.repack}
+        if self.device != "cpu":
+            chosen["gpu_layers"] = -1 if self.gpu_layers is None else self.gpu_layers
+        return chosen
+
+
+class NativeContext:
+    """The ``llama_context`` and its batch: every native call of a Sequence, each return code checked.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        model_pointer: Any,
+        settings: LlamaSettings,
+        context_length: int,
+        abort_flag: ctypes.Array[ctypes.c_char],
+    ) -> None:
+        params = api.llama_context_default_params()
+        params.n_ctx = context_length
+        params.n_batch = params.n_ubatch = PREFILL_CHUNK_TOKENS
+        params.n_seq_max = 1
+        if hasattr(params, "n_outputs_max"):
+            params.n_outputs_max = MAX_SCORED_ROWS
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.type_k = params.type_v = KV_TYPES[settings.kv_type][0]
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_ENABLED if settings.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.offload_kqv = params.op_offload = settings.device != "cpu"
+        params.no_perf = True
+        self._abort_callback = _native_abort_callback(api)
+        if self._abort_callback is not None:
+            params.abort_callback = self._abort_callback
+            params.abort_callback_data = ctypes.cast(abort_flag, ctypes.c_void_p)
+        self._api = api
+        self._pointer: Any = api.llama_init_from_model(model_pointer, params)
+        if not self._pointer:
+            raise MemoryLimitError(
+                f"llama.cpp could not allocate a context of {context_length} tokens",
+                needed_bytes=0,
+                available_bytes=0,
+                hint="try a smaller --context; its log (logger edgespec.native, --debug) says why",
+            )
+        self._memory = api.llama_get_memory(self._pointer)
+        self._greedy, self._sample = _greedy_sampler(api)
+        self.native_rows_left = 0
+        self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0, 1)
+        shape = (PREFILL_CHUNK_TOKENS,)
+        self._tokens = np.ctypeslib.as_array(self._batch.token, shape)
+        self._positions = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._scored = np.ctypeslib.as_array(self._batch.logits, shape)
+        np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
+        for index in range(PREFILL_CHUNK_TOKENS):
+            self._batch.seq_id[index][0] = 0
+
+    def decode(self, ids: Any, position: int, rows: int) -> None:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``. Raises CancelledError, ForwardError."""
+        size = len(ids)
+        self._batch.n_tokens = size
+        self._tokens[:size] = ids
+        self._positions[:size] = np.arange(position, position + size, dtype=np.int32)
+        self._scored[:size] = 0
+        if rows:
+            self._scored[size - rows : size] = 1
+        code = int(self._api.llama_decode(self._pointer, self._batch))
+        if code == _DECODE_ABORTED:
+            raise CancelledError("the forward was cancelled")
+        if code == _DECODE_NO_SLOT:
+            raise ContextFullError("llama.cpp found no room for these tokens in its cache", hint="a larger --context")
+        if code != 0:
+            raise ForwardError(f"llama.cpp's forward failed with code {code}", code=code)
+
+    def row(self, index: int, vocabulary_size: int) -> LogitsArray:
+        """A view of the scores at batch index ``index``: float32 (vocabulary_size,)."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        pointer = self._api.llama_get_logits_ith(self._pointer, index)
+        if not pointer:
+            raise ForwardError(f"llama.cpp has no scores at batch index {index}")
+        return np.ctypeslib.as_array(pointer, (vocabulary_size,))
+
+    @property
+    def can_reduce(self) -> bool:
+        return self._sample is not None
+
+    def argmax(self, index: int) -> int:
+        """The id with the highest score at batch index ``index``, found natively with the interpreter lock held."""
+        if self._pointer is None or self._sample is None:
+            raise ClosedError("this sequence is closed")
+        return int(self._sample(self._greedy, self._pointer, index))
+
+    def trim(self, length: int) -> None:
+        """Cut the cache to ``length`` tokens and check. Raises RewindError."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        removed = self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
+        left = int(self._api.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        if not removed or left != length:
+            raise RewindError(f"llama.cpp's cache did not rewind to {length} tokens: it holds {left}")
+
+    def free(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            if self._greedy is not None:
+                self._api.llama_sampler_free(self._greedy)
+            self._api.llama_batch_free(self._batch)
+            self._api.llama_free(pointer)
+
+
+def _greedy_sampler(api: Any) -> tuple[Any, Any]:
+    """llama.cpp's greedy sampler, and a way to call it that keeps the interpreter lock; (None, None) without it."""
+    try:
+        sample = ctypes.PyDLL(api._lib._name).llama_sampler_sample
+        greedy = api.llama_sampler_init_greedy()
+    except (OSError, AttributeError):
+        return None, None
+    sample.restype = ctypes.c_int32
+    sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    return greedy, sample
+
+
+def _native_abort_callback(api: Any) -> Any:
+    """``strlen`` of the C library as llama.cpp's abort callback, or None where it cannot serve.
+
+    The callback runs at every node of the graph. A Python one takes the interpreter lock each time (measured: a
+    forward 80 times slower beside a busy Python thread); ``strlen`` reads our two-byte flag buffer natively: ""
+    gives 0, a non-zero first byte gives 1, which is the ``bool`` the caller looks at. That needs a 64-bit calling
+    convention that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
+    """
+    if sys.maxsize < 2**32:
+        return None
+    try:
+        runtime = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+        return ctypes.cast(runtime.strlen, api.ggml_abort_callback)
+    except (OSError, AttributeError):
+        return None

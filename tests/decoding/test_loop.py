@@ -1,0 +1,583 @@
+"""The serial loop on a runtime without weights: the same text as plain decoding, whatever happens on the way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.contracts import Context, DraftState, Proposal, RoundRecord
+from edgespec.decoding.loop import DecodeLoop, LoopLimits, Step
+from edgespec.decoding.sampling import Chooser, Sampling, distribution
+from edgespec.decoding.stats import DecodeStats
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.errors import (
+    CancelledError,
+    EdgespecError,
+    ForwardError,
+    IncompatibleDrafterError,
+    NonFiniteLogitsError,
+    PromptTooLongError,
+    RewindError,
+)
+from edgespec.planning.depth import FixedDepth
+from tests.decoding.chi_square import chi_square, threshold
+from tests.support import scripted_drafters as scripted
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+
+VOCABULARY_SIZE = 12
+PROMPT = [3, 1, 4, 1, 5]
+GREEDY = Sampling()
+KEYED = Sampling(temperature=1.0, top_p=0.95, seed=5)
+PENALISED = Sampling(temperature=0.8, repeat_penalty=1.3, frequency_penalty=0.1, seed=6)
+REJECTION = Sampling(temperature=1.0, rule="rejection", seed=7)
+TEXT_RULES = {"greedy": GREEDY, "keyed": KEYED, "penalised": PENALISED}
+TOKENS = 20
+
+
+@dataclass
+class Answer:
+    """One answer, or the part of it that came before an error."""
+
+    history: list[int]
+    sequence: FakeSequence
+    tokens: list[int] = field(default_factory=list)
+    records: list[RoundRecord] = field(default_factory=list)
+    finish: str | None = None
+
+    def take(self, steps: Iterator[Step]) -> Answer:
+        for step in steps:
+            self.tokens += step.tokens
+            if step.record is not None:
+                self.records.append(step.record)
+            self.finish = step.finish
+            assert self.sequence.tokens == self.history[:-1], "the cache holds all but the last committed token"
+        return self
+
+
+def start(model: FakeModel, prompt: list[int], context_length: int = 100) -> Answer:
+    return Answer(list(prompt), model.open(context_length))
+
+
+def loop(
+    answer: Answer,
+    sampling: Sampling = GREEDY,
+    drafter: DraftState | None = None,
+    depth: int = 0,
+    max_tokens: int | None = TOKENS,
+    stop_ids: frozenset[int] = frozenset(),
+) -> DecodeLoop:
+    limits = LoopLimits(max_tokens=max_tokens, depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, stop_ids=stop_ids)
+    drafter = drafter or scripted.empty()
+    return DecodeLoop(answer.sequence, drafter, FixedDepth(depth), Chooser(sampling), answer.history, limits)
+
+
+def answer_to(
+    sampling: Sampling = GREEDY,
+    drafter: DraftState | None = None,
+    depth: int = 0,
+    *,
+    model: FakeModel | None = None,
+    prompt: list[int] = PROMPT,
+    context_length: int = 100,
+    max_tokens: int | None = TOKENS,
+    stop_ids: frozenset[int] = frozenset(),
+) -> Answer:
+    own = start(model or FakeModel(), prompt, context_length)
+    return own.take(loop(own, sampling, drafter, depth, max_tokens, stop_ids).steps())
+
+
+PLAIN = {name: answer_to(sampling, max_tokens=60).tokens for name, sampling in TEXT_RULES.items()}
+KNOWN = {name: PROMPT + tokens for name, tokens in PLAIN.items()}
+
+DRAFTERS: dict[str, Callable[[list[int]], DraftState]] = {
+    "oracle": scripted.oracle,
+    "worst": lambda known: scripted.worst(known, VOCABULARY_SIZE),
+    "often right": lambda known: scripted.often_right(known, VOCABULARY_SIZE),
+    "random": lambda known: scripted.random_tokens(VOCABULARY_SIZE),
+    "stuttering": scripted.stuttering,
+    "too long": scripted.too_long,
+    "empty": lambda known: scripted.empty(),
+    "stop id inside": lambda known: scripted.eos_inside(known, stop_id=0),
+    "wrong lengths": lambda known: scripted.WrongLengths(lambda tokens, depth: known[len(tokens) :][:depth]),
+    **{
+        f"invalid: {name}": (lambda known, make=make: scripted.Invalid(known, make))
+        for name, make in scripted.INVALID_TOKENS.items()
+    },
+}
+
+
+def check_statistics(answer: Answer, stop_ids: frozenset[int] = frozenset()) -> None:
+    """The identities that tie the rounds to the tokens and to what the target was asked."""
+    stats = DecodeStats(emitted_tokens=len(answer.tokens))
+    for record in answer.records:
+        stats.add_round(record)
+        assert record.width == record.proposed + 1
+        assert 0 <= record.accepted <= record.evaluated <= record.proposed
+        assert record.evaluated <= record.accepted + 1
+        assert record.round_s == pytest.approx(record.draft_s + record.verify_s)
+    stopped_inside = [record for record in answer.records if record.emitted == record.accepted]
+    assert all(record.emitted == record.accepted + 1 for record in answer.records if record not in stopped_inside)
+    if stopped_inside:
+        assert stopped_inside == [answer.records[-1]]
+        assert answer.tokens[-1] in stop_ids
+    assert len(answer.tokens) == 1 + sum(record.emitted for record in answer.records)
+    assert len(answer.tokens) == 1 + stats.accepted + stats.rounds - len(stopped_inside)
+    assert stats.evaluated <= stats.proposed
+    assert sum(stats.accepted_lengths.values()) == sum(record.proposed > 0 for record in answer.records)
+    assert sum(n * count for n, count in stats.accepted_lengths.items()) == stats.accepted
+    assert answer.sequence.log.widths[1:] == [record.width for record in answer.records]
+    assert answer.sequence.log.rows == [1, *(record.width for record in answer.records)]
+
+
+# ------------------------------------------------------------------------------------------------ same text
+
+
+def test_the_plain_texts_are_worth_comparing() -> None:
+    assert len({tuple(tokens) for tokens in PLAIN.values()}) == len(PLAIN)
+    for tokens in PLAIN.values():
+        assert len(tokens) == 60
+        assert len(set(tokens)) > 6
+
+
+def test_plain_greedy_is_the_models_own_argmax() -> None:
+    model, history = FakeModel(), list(PROMPT)
+    for token in PLAIN["greedy"]:
+        assert token == int(np.argmax(model.scores(history)))
+        history.append(token)
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
+    for depth in range(9):
+        state = DRAFTERS[drafter](KNOWN[rule])
+        answer = answer_to(TEXT_RULES[rule], state, depth)
+        assert answer.tokens == PLAIN[rule][:TOKENS], f"depth {depth}"
+        assert answer.finish == "length"
+        assert answer.history == PROMPT + answer.tokens
+        check_statistics(answer)
+        assert max(answer.sequence.log.widths[1:]) <= depth + 1
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_a_drafter_of_each_quality_accepts_what_it_should(rule: str) -> None:
+    sampling, known = TEXT_RULES[rule], KNOWN[rule]
+    right = answer_to(sampling, scripted.oracle(known), 4, max_tokens=21)
+    assert [(r.proposed, r.evaluated, r.accepted, r.emitted) for r in right.records] == [(4, 4, 4, 5)] * 4
+    wrong = answer_to(sampling, scripted.worst(known, VOCABULARY_SIZE), 4, max_tokens=8)
+    assert [(r.proposed, r.evaluated, r.accepted, r.emitted) for r in wrong.records] == [
+        *[(4, 1, 0, 1)] * 3,
+        (3, 1, 0, 1),
+        (2, 1, 0, 1),
+        (1, 1, 0, 1),
+        (0, 0, 0, 1),
+    ]
+    deaf = answer_to(sampling, scripted.too_long(known, extra=7), 4, max_tokens=60)
+    assert [(r.proposed, r.invalid) for r in deaf.records[:3]] == [(4, 7)] * 3
+
+
+@pytest.mark.parametrize("name", scripted.INVALID_TOKENS)
+def test_an_invalid_token_is_cut_and_counted(name: str) -> None:
+    make = scripted.INVALID_TOKENS[name]
+    answer = answer_to(GREEDY, scripted.Invalid(KNOWN["greedy"], make), 4, max_tokens=21)
+    assert [(r.proposed, r.invalid) for r in answer.records[:3]] == [(1, 3)] * 3
+
+
+@pytest.mark.parametrize("name", scripted.INVALID_PROBS)
+def test_an_invalid_distribution_is_cut_and_counted_where_it_matters(name: str) -> None:
+    make = scripted.INVALID_PROBS[name]
+    state = scripted.Invalid([0] * 200, make)
+    answer = answer_to(REJECTION, state, 4, max_tokens=21)
+    assert len(answer.tokens) == 21
+    check_statistics(answer)
+    assert [(r.proposed, r.invalid) for r in answer.records[:3]] == [(1, 3)] * 3
+    ignored = answer_to(KEYED, scripted.Invalid([0] * 200, make), 4, max_tokens=21)
+    assert ignored.tokens == PLAIN["keyed"][:21]
+    assert [(r.proposed, r.invalid) for r in ignored.records[:3]] == [(4, 0)] * 3
+
+
+def test_distributions_of_the_wrong_number_are_not_used_at_all() -> None:
+    state = scripted.WrongLengths(lambda tokens, depth: [0] * depth)
+    answer = answer_to(REJECTION, state, 3, max_tokens=12)
+    assert [(r.proposed, r.invalid) for r in answer.records[:3]] == [(0, 3)] * 3
+
+
+def test_lookup_on_repeating_text_is_accepted_and_changes_nothing() -> None:
+    plain = answer_to(model=FakeModel(order=2), max_tokens=60)
+    limits_request = _lookup_state()
+    answer = answer_to(GREEDY, limits_request, 5, model=FakeModel(order=2), max_tokens=60)
+    assert answer.tokens == plain.tokens
+    check_statistics(answer)
+    assert sum(r.accepted for r in answer.records) > 20
+
+
+def _lookup_state() -> DraftState:
+    from edgespec.decoding.contracts import DraftRequest
+
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    return LookupDrafter().start(request)
+
+
+def test_unstable_widths_change_the_text() -> None:
+    """Where rows depend on the width, drafting shows: the equality tests above can fail."""
+    changed = 0
+    for seed in range(5):
+        plain = answer_to(model=FakeModel(seed=seed, width_noise=0.5), max_tokens=60)
+        known = PROMPT + plain.tokens
+        drafted = answer_to(
+            GREEDY, scripted.oracle(known), 4, model=FakeModel(seed=seed, width_noise=0.5), max_tokens=60
+        )
+        check_statistics(drafted)
+        changed += drafted.tokens != plain.tokens
+    assert changed > 0
+
+
+# ------------------------------------------------------------------------------------- budget and context
+
+
+@pytest.mark.parametrize("drafter", ["oracle", "worst", "too long", "random"])
+@pytest.mark.parametrize("room", range(10))
+def test_the_context_boundary(room: int, drafter: str) -> None:
+    for depth in (0, 1, 3, 8):
+        for max_tokens in (None, room + 5):
+            own = start(FakeModel(), PROMPT, len(PROMPT) + room)
+            decoding = loop(own, GREEDY, DRAFTERS[drafter](KNOWN["greedy"]), depth, max_tokens)
+            if room == 0:
+                with pytest.raises(PromptTooLongError):
+                    own.take(decoding.steps())
+                assert own.history == PROMPT
+                continue
+            own.take(decoding.steps())
+            assert own.tokens == PLAIN["greedy"][:room]
+            assert own.finish == "length"
+            check_statistics(own)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 6))
+@pytest.mark.parametrize("drafter", ["oracle", "worst", "too long", "stuttering"])
+def test_max_tokens(max_tokens: int, drafter: str) -> None:
+    for depth in range(9):
+        answer = answer_to(GREEDY, DRAFTERS[drafter](KNOWN["greedy"]), depth, max_tokens=max_tokens)
+        assert answer.tokens == PLAIN["greedy"][:max_tokens]
+        assert answer.finish == "length"
+        check_statistics(answer)
+
+
+def test_the_depth_asked_for_never_exceeds_what_is_left() -> None:
+    for context_length, max_tokens, depth in itertools.product((20, 25, 100), (1, 2, 7, 12, None), (1, 3, 8)):
+        state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
+        answer = answer_to(GREEDY, state, depth, context_length=context_length, max_tokens=max_tokens or 30)
+        for length, asked in state.asked:
+            left = (max_tokens or 30) - (length - len(PROMPT)) - 1
+            assert 1 <= asked <= min(depth, left, context_length - length - 1)
+        check_statistics(answer)
+
+
+# --------------------------------------------------------------------------------------------------- stops
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("drafter", ["oracle", "worst", "often right", "too long", "empty"])
+def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
+    plain = PLAIN[rule]
+    firsts = [(place, token) for place, token in enumerate(plain[:40]) if token not in plain[:place]]
+    assert len(firsts) > 6
+    for place, stop_id in firsts:
+        for depth in (0, 1, 2, 5, 8):
+            stop_ids = frozenset({stop_id})
+            state = DRAFTERS[drafter](KNOWN[rule])
+            answer = answer_to(TEXT_RULES[rule], state, depth, max_tokens=50, stop_ids=stop_ids)
+            assert answer.tokens == plain[: place + 1], "the stop itself is emitted, nothing after it"
+            assert answer.finish == "stop"
+            check_statistics(answer, stop_ids)
+
+
+def test_an_accepted_stop_is_counted_as_emitted_and_ends_the_comparison() -> None:
+    plain = PLAIN["greedy"]
+    place = next(i for i, token in enumerate(plain) if 2 <= i <= 6 and token not in plain[:i])
+    stop_ids = frozenset({plain[place]})
+    answer = answer_to(GREEDY, scripted.oracle(KNOWN["greedy"]), 8, stop_ids=stop_ids)
+    (record,) = answer.records
+    assert (record.proposed, record.evaluated, record.accepted, record.emitted) == (8, place, place, place)
+    assert answer.sequence.tokens == answer.history[:-1]
+
+
+def test_a_wrong_stop_in_the_draft_stops_nothing() -> None:
+    unused = next(i for i in range(VOCABULARY_SIZE) if i not in PLAIN["greedy"][:6])
+    state = scripted.eos_inside(KNOWN["greedy"], unused)
+    answer = answer_to(GREEDY, state, 4, max_tokens=6, stop_ids=frozenset({unused}))
+    assert answer.tokens == PLAIN["greedy"][:6]
+    assert answer.finish == "length"
+
+
+def test_a_stop_as_the_last_token_of_the_budget_is_a_stop() -> None:
+    plain = PLAIN["greedy"]
+    place = next(i for i, token in enumerate(plain) if i > 1 and token not in plain[:i])
+    for depth in (0, 8):
+        answer = answer_to(
+            GREEDY, scripted.oracle(KNOWN["greedy"]), depth, max_tokens=place + 1, stop_ids=frozenset({plain[place]})
+        )
+        assert (answer.tokens, answer.finish) == (plain[: place + 1], "stop")
+
+
+# -------------------------------------------------------------------------------------- cancel and failures
+
+
+def continue_answer(own: Answer, sampling: Sampling, drafter: DraftState, depth: int, total: int) -> None:
+    own.sequence.reset_cancel()
+    emitted = len(own.history) - len(PROMPT)
+    own.take(loop(own, sampling, drafter, depth, total - emitted).steps())
+
+
+def check_rolled_back(own: Answer) -> None:
+    """History ends at the last emitted token and the cache holds a prefix of it."""
+    assert own.history == PROMPT + own.tokens
+    assert own.sequence.tokens == own.history[: own.sequence.length]
+    assert own.sequence.length in ({len(own.history) - 1} if own.tokens else {0, len(PROMPT)})
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_cancel_at_every_forward_then_go_on(depth: int, rule: str) -> None:
+    sampling, known = TEXT_RULES[rule], KNOWN[rule]
+    forwards = len(answer_to(sampling, scripted.often_right(known, VOCABULARY_SIZE), depth).sequence.log.widths)
+    assert forwards > 3
+    for call in range(1, forwards + 1):
+        own = start(FakeModel(faults=Faults(cancel_at=call)), PROMPT)
+        state = scripted.often_right(known, VOCABULARY_SIZE)
+        with pytest.raises(CancelledError):
+            own.take(loop(own, sampling, state, depth).steps())
+        check_rolled_back(own)
+        with pytest.raises(CancelledError):
+            own.take(loop(own, sampling, state, depth).steps())  # until reset, every forward is cancelled
+        check_rolled_back(own)
+        continue_answer(own, sampling, state, depth, TOKENS)
+        assert own.tokens == PLAIN[rule][:TOKENS]
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_cancel_between_rounds_and_leaving_the_iteration(depth: int) -> None:
+    for rounds in range(1, 8):
+        for cancels in (True, False):
+            own = start(FakeModel(), PROMPT)
+            state = scripted.often_right(KNOWN["keyed"], VOCABULARY_SIZE)
+            steps = loop(own, KEYED, state, depth).steps()
+            own.take(itertools.islice(steps, rounds))
+            if cancels:
+                own.sequence.cancel()
+                with pytest.raises(CancelledError):
+                    next(steps)
+            else:
+                steps.close()
+            check_rolled_back(own)
+            continue_answer(own, KEYED, state, depth, TOKENS)
+            assert own.tokens == PLAIN["keyed"][:TOKENS]
+
+
+@pytest.mark.parametrize("error", [ForwardError("broken", code=-3), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_forward_that_fails_at_every_call(depth: int, error: BaseException) -> None:
+    known = KNOWN["keyed"]
+    forwards = len(answer_to(KEYED, scripted.often_right(known, VOCABULARY_SIZE), depth).sequence.log.widths)
+    for call in range(1, forwards + 1):
+        own = start(FakeModel(faults=Faults(raise_at=call, error=lambda: error)), PROMPT)
+        state = scripted.often_right(known, VOCABULARY_SIZE)
+        with pytest.raises(type(error)) as caught:
+            own.take(loop(own, KEYED, state, depth).steps())
+        assert caught.value is error
+        check_rolled_back(own)
+        continue_answer(own, KEYED, state, depth, TOKENS)
+        assert own.tokens == PLAIN["keyed"][:TOKENS]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, KEYED, REJECTION])
+@pytest.mark.parametrize("call", range(1, 5))
+def test_logits_that_are_not_numbers_are_an_error(call: int, sampling: Sampling) -> None:
+    own = start(FakeModel(faults=Faults(nan_at=call)), PROMPT)
+    state = scripted.random_tokens(VOCABULARY_SIZE)
+    with pytest.raises(NonFiniteLogitsError):
+        own.take(loop(own, sampling, state, 3).steps())
+    check_rolled_back(own)
+    continue_answer(own, sampling, state, 3, TOKENS)
+    assert len(own.tokens) == TOKENS
+    if sampling is GREEDY:
+        assert own.tokens == PLAIN["greedy"][:TOKENS]
+
+
+def test_a_refused_rewind_surfaces() -> None:
+    rewinds = len(answer_to(KEYED, scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE), 3).sequence.log.rewinds)
+    for call in range(1, rewinds + 1):
+        own = start(FakeModel(faults=Faults(refuse_rewind_at=call)), PROMPT)
+        state = scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE)
+        with pytest.raises(RewindError):
+            own.take(loop(own, KEYED, state, 3).steps())
+        check_rolled_back(own)  # the second attempt, on the way out, was granted
+        continue_answer(own, KEYED, state, 3, TOKENS)
+        assert own.tokens == PLAIN["keyed"][:TOKENS]
+
+
+def test_a_cache_beyond_repair_keeps_its_first_error_and_the_history() -> None:
+    own = start(FakeModel(), PROMPT)
+    steps = loop(own, KEYED, scripted.worst(KNOWN["keyed"], VOCABULARY_SIZE), 3).steps()
+    own.take(itertools.islice(steps, 3))
+    attempts = []
+
+    def refuse(length: int) -> None:
+        attempts.append(length)
+        raise RewindError(f"attempt {len(attempts)}")
+
+    own.sequence.rewind = refuse  # type: ignore[method-assign]
+    with pytest.raises(RewindError, match="attempt 1"):
+        next(steps)
+    assert len(attempts) == 2
+    assert own.history == PROMPT + PLAIN["keyed"][:3]
+
+
+@pytest.mark.parametrize("error", [CancelledError("stop"), IncompatibleDrafterError("not for this target")])
+def test_a_drafter_on_its_own_that_raises_ends_the_round_cleanly(error: EdgespecError) -> None:
+    own = start(FakeModel(), PROMPT)
+    with pytest.raises(type(error)):
+        own.take(loop(own, KEYED, scripted.Raising(error, at=3), 3).steps())
+    check_rolled_back(own)
+    assert len(own.tokens) > 1
+    continue_answer(own, KEYED, scripted.empty(), 3, TOKENS)
+    assert own.tokens == PLAIN["keyed"][:TOKENS]
+
+
+# ----------------------------------------------------------------------------- what the round tells others
+
+
+def test_the_drafter_and_the_policy_learn_from_each_round() -> None:
+    class Recording(FixedDepth):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.records: list[RoundRecord] = []
+
+        def record(self, record: RoundRecord) -> None:
+            self.records.append(record)
+
+    policy, state = Recording(), scripted.stuttering(KNOWN["greedy"])
+    own = start(FakeModel(), PROMPT)
+    ticks = itertools.count()
+    decoding = DecodeLoop(
+        own.sequence,
+        state,
+        policy,
+        Chooser(GREEDY),
+        own.history,
+        LoopLimits(max_tokens=TOKENS, depth_cap=4, vocabulary_size=VOCABULARY_SIZE),
+        clock=lambda: float(next(ticks)),
+    )
+    own.take(decoding.steps())
+    assert policy.records == own.records
+    assert {(r.draft_s, r.verify_s, r.round_s) for r in own.records} == {(1.0, 1.0, 2.0)}
+    assert own.records[0].source == scripted.KIND
+    drafted = [record for record in own.records if record.proposed]
+    assert len(drafted) < len(own.records), "an empty proposal teaches the drafter nothing"
+    assert [(o.evaluated, o.accepted, len(o.committed)) for o in state.outcomes] == [
+        (r.evaluated, r.accepted, r.emitted) for r in drafted
+    ]
+    assert own.records[1].source == scripted.KIND, "who spent the time, although nothing came of it"
+
+
+def test_a_cached_prefix_is_not_fed_again() -> None:
+    own = start(FakeModel(), PROMPT)
+    own.sequence.forward(PROMPT[:3], 0)
+    own.take(loop(own).steps())
+    assert own.sequence.log.fed[1] == tuple(PROMPT[3:])
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+    whole = start(FakeModel(), PROMPT)
+    whole.sequence.forward(PROMPT, 0)
+    whole.take(loop(whole).steps())
+    assert whole.sequence.log.fed[1] == (PROMPT[-1],), "its scores are needed"
+    assert whole.tokens == PLAIN["greedy"][:TOKENS]
+
+
+# -------------------------------------------------------------------------------- the rejection rule's law
+
+
+class Dropping(scripted.Stochastic):
+    """Drops a drawn token because of its own probability: biased (what a drafter must never do)."""
+
+    def propose(self, context: Context, depth: int) -> Proposal:
+        proposal = super().propose(context, depth)
+        assert proposal.draft_probs is not None
+        for place, (token, own) in enumerate(zip(proposal.tokens, proposal.draft_probs, strict=True)):
+            assert own is not None
+            if own.probs[own.ids.tolist().index(token)] < 0.35:
+                return proposal.cut(place)
+        return proposal
+
+
+SMALL = 3
+ANSWERS = 4000
+LAW_TOKENS = 4
+
+
+def joint_law(target: FakeModel, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LAW_TOKENS):
+        longer = {}
+        for tokens, mass in law.items():
+            context = [0, *tokens]
+            own = distribution(target.scores(context), sampling, context)
+            for token, prob in zip(own.ids.tolist(), own.probs.tolist(), strict=True):
+                longer[(*tokens, token)] = mass * prob
+        law = longer
+    return law
+
+
+def statistic(make: Callable[[Sampling], DraftState], options: dict[str, object]) -> tuple[float, float, int]:
+    """Pearson's statistic of the loop's joint law, its threshold, and how many draft tokens were accepted."""
+    target = FakeModel(SMALL, seed=1, spread=2.0)
+    law = joint_law(target, Sampling(**options))  # type: ignore[arg-type]
+    counts = dict.fromkeys(law, 0)
+    accepted = 0
+    for seed in range(ANSWERS):
+        sampling = Sampling(**options, seed=seed)  # type: ignore[arg-type]
+        history = [0]
+        limits = LoopLimits(max_tokens=LAW_TOKENS, depth_cap=2, vocabulary_size=SMALL)
+        decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), Chooser(sampling), history, limits)
+        for step in decoding.steps():
+            accepted += step.record.accepted if step.record else 0
+        counts[tuple(history[1:])] += 1  # a KeyError here is a token outside the target's support
+        target.sequences.clear()
+    # Outcomes too rare for the approximation are counted together.
+    rare = [tokens for tokens, mass in law.items() if mass * ANSWERS < 8]
+    common = [tokens for tokens in law if tokens not in rare]
+    pooled = [(sum(counts[t] for t in rare), sum(law[t] for t in rare))] if rare else []
+    pairs = [*((counts[t], law[t]) for t in common), *pooled]
+    value = chi_square([count for count, _ in pairs], [mass for _, mass in pairs])
+    return value, threshold(len(pairs) - 1), accepted
+
+
+def drafting_model() -> FakeModel:
+    return FakeModel(SMALL, seed=2, spread=2.0)
+
+
+WHOLE: dict[str, object] = {"temperature": 1.0, "rule": "rejection"}
+CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
+
+
+@pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
+def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object]) -> None:
+    model = drafting_model()
+    value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)
+    assert value < limit
+    assert accepted > ANSWERS / 2
+
+
+def test_copied_drafts_leave_the_joint_law() -> None:
+    value, limit, accepted = statistic(lambda sampling: scripted.random_tokens(SMALL), WHOLE)
+    assert value < limit
+    assert accepted > ANSWERS / 4
+
+
+def test_a_biased_drafter_is_noticed() -> None:
+    model = drafting_model()
+    value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)
+    assert value > limit

@@ -1,0 +1,443 @@
+"""From scores to a token, against slow and obvious references."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding import sampling as module
+from edgespec.decoding.contracts import Distribution, Rows
+from edgespec.decoding.sampling import (
+    Chooser,
+    Purpose,
+    Sampling,
+    confidence,
+    distribution,
+    draw,
+    gumbel,
+    penalise,
+    uniforms,
+)
+from edgespec.errors import InvalidRequestError, NonFiniteLogitsError
+
+INFINITY = float("inf")
+
+
+def logits(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def as_dict(own: Distribution) -> dict[int, float]:
+    return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
+
+
+def reference(scores: Sequence[float], options: Sampling, context: Sequence[int] = ()) -> dict[int, float]:
+    """The documented order of cuts, one id at a time."""
+    values = [float(score) for score in scores]
+    for token in set(context):
+        factor = options.repeat_penalty
+        values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
+        values[token] -= options.presence_penalty + options.frequency_penalty * list(context).count(token)
+    by_score = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    if options.temperature == 0:
+        return {by_score[0]: 1.0}
+    best = values[by_score[0]]
+    weights = {i: math.exp((values[i] - best) / options.temperature) for i in range(len(values))}
+    kept = by_score[: options.top_k] if options.top_k else by_score
+    if options.top_p < 1:
+        wanted, running, nucleus = options.top_p * math.fsum(weights[i] for i in kept), 0.0, []
+        for i in kept:
+            nucleus.append(i)
+            running += weights[i]
+            if running >= wanted:
+                break
+        kept = nucleus
+    if options.min_p > 0:
+        highest = max(weights[i] for i in kept)
+        kept = [i for i in kept if weights[i] >= options.min_p * highest]
+    kept = [i for i in kept if weights[i] > 0]
+    total = math.fsum(weights[i] for i in kept)
+    return {i: weights[i] / total for i in sorted(kept)}
+
+
+def agree(own: Distribution, wanted: dict[int, float]) -> None:
+    assert own.ids.tolist() == list(wanted)
+    assert own.probs.tolist() == pytest.approx(list(wanted.values()), rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------ one option each
+
+
+SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.3),
+        Sampling(temperature=7.0),
+        Sampling(temperature=1.0, top_k=1),
+        Sampling(temperature=1.0, top_k=3),
+        Sampling(temperature=1.0, top_k=6),
+        Sampling(temperature=1.0, top_k=99),
+        Sampling(temperature=1.0, top_p=0.1),
+        Sampling(temperature=1.0, top_p=0.75),
+        Sampling(temperature=1.0, top_p=0.999),
+        Sampling(temperature=1.0, min_p=0.2),
+        Sampling(temperature=1.0, min_p=1.0),
+        Sampling(temperature=1.0, top_k=4, top_p=0.8, min_p=0.05),
+        Sampling(temperature=1.0, repeat_penalty=1.5),
+        Sampling(temperature=1.0, repeat_penalty=0.5),
+        Sampling(temperature=1.0, presence_penalty=1.25),
+        Sampling(temperature=1.0, frequency_penalty=-0.75),
+        Sampling(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01, repeat_penalty=1.1, frequency_penalty=0.5),
+        Sampling(repeat_penalty=2.0),
+    ],
+)
+def test_each_option_matches_the_reference(options: Sampling) -> None:
+    context = [1, 1, 2, 5, 1]
+    agree(distribution(SCORES, options, context), reference(SCORES.tolist(), options, context))
+
+
+def test_hand_computed_values() -> None:
+    doubling = logits(*np.log([8, 4, 2, 1, 1]))
+    at_one = Sampling(temperature=1.0)
+    assert distribution(doubling, at_one).probs == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625], rel=1e-6)
+    halved = distribution(doubling, Sampling(temperature=0.5))
+    assert halved.probs == pytest.approx(np.array([64, 16, 4, 1, 1]) / 86, rel=1e-6)
+    assert as_dict(distribution(doubling, Sampling(temperature=1.0, top_k=2))) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    # 0.5 + 0.25 = 0.75 does not hold 0.8 of the mass, 0.875 does.
+    assert distribution(doubling, Sampling(temperature=1.0, top_p=0.8)).ids.tolist() == [0, 1, 2]
+    assert distribution(doubling, Sampling(temperature=1.0, top_p=0.49)).ids.tolist() == [0]
+    # A quarter of the highest probability is 0.125: just above and just below it.
+    assert distribution(doubling, Sampling(temperature=1.0, min_p=0.26)).ids.tolist() == [0, 1]
+    assert distribution(doubling, Sampling(temperature=1.0, min_p=0.24)).ids.tolist() == [0, 1, 2]
+
+
+def test_top_p_looks_at_what_top_k_left() -> None:
+    own = distribution(logits(*np.log([4, 3, 2, 1])), Sampling(temperature=1.0, top_k=2, top_p=0.55))
+    assert own.ids.tolist() == [0], "4/7 of what is left, though 4/10 of everything"
+
+
+def test_penalties_by_hand() -> None:
+    scores = np.array([2.0, -2.0, 0.0, 2.0, -2.0])
+    options = Sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    penalise(scores, options, [0, 1, 1, 2, 0, 0])
+    assert scores.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
+
+
+def test_penalties_move_the_greedy_choice_and_leave_the_scores_alone() -> None:
+    scores = logits(1.0, 2.0, 1.9)
+    options = Sampling(presence_penalty=1.0)
+    assert distribution(scores, options, [1]).ids.tolist() == [2]
+    assert distribution(scores, options, []).ids.tolist() == [1]
+    assert scores.tolist() == logits(1.0, 2.0, 1.9).tolist()
+
+
+# ------------------------------------------------------------------------------------- ties and extreme scores
+
+
+def test_ties_go_to_the_lowest_ids() -> None:
+    tied = logits(1, 5, 5, 5, 1)
+    assert distribution(tied, Sampling()).ids.tolist() == [1]
+    assert distribution(tied, Sampling(temperature=1.0, top_k=2)).ids.tolist() == [1, 2]
+    assert distribution(tied, Sampling(temperature=1.0, top_k=4)).ids.tolist() == [0, 1, 2, 3]
+    assert distribution(tied, Sampling(temperature=1.0, top_p=0.5)).ids.tolist() == [1, 2]
+    assert distribution(logits(0, 0, 0, 0), Sampling(temperature=1.0, top_p=0.5)).ids.tolist() == [0, 1]
+    assert distribution(tied, Sampling(temperature=1.0, min_p=1.0)).ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=4, top_p=0.999)])
+def test_minus_infinity_is_a_score_of_nothing(options: Sampling) -> None:
+    own = distribution(logits(-INFINITY, 1.0, -INFINITY, 1.0, -INFINITY), options)
+    assert as_dict(own) == {1: 0.5, 3: 0.5}
+
+
+def test_minus_infinity_survives_penalties() -> None:
+    options = Sampling(temperature=1.0, repeat_penalty=2.0, presence_penalty=1.0)
+    assert distribution(logits(-INFINITY, 1.0), options, [0, 0]).ids.tolist() == [1]
+
+
+def test_scores_far_below_the_best_are_off_the_support() -> None:
+    own = distribution(logits(0.0, -1e5, 3e38, -3e38), Sampling(temperature=1e-3))
+    assert as_dict(own) == {2: 1.0}
+
+
+@pytest.mark.parametrize("options", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=1)])
+@pytest.mark.parametrize(
+    "spoilt", [logits(float("nan"), 1), logits(9, float("nan")), logits(1, INFINITY), logits(-INFINITY, -INFINITY)]
+)
+def test_nothing_is_sampled_from_garbage(options: Sampling, spoilt: np.ndarray) -> None:
+    with pytest.raises(NonFiniteLogitsError):
+        distribution(spoilt, options)
+    rows = Rows(1, lambda _: spoilt)
+    with pytest.raises(NonFiniteLogitsError):
+        Chooser(options).target_token(rows, 0, [0])
+    with pytest.raises(NonFiniteLogitsError), np.errstate(all="ignore"):
+        Chooser(options).draft(rows, 0, [0], 0.5)
+
+
+# ----------------------------------------------------------------------------------------- by hypothesis
+
+
+finite = st.floats(-30, 30, width=32)
+any_options = st.builds(
+    Sampling,
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3]),
+    repeat_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.2]),
+)
+
+
+@given(st.lists(finite, min_size=1, max_size=10), any_options, st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_distribution_is_one(scores: list[float], options: Sampling, data: st.DataObject) -> None:
+    context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
+    own = distribution(logits(*scores), options, context)
+    assert own.ids.dtype == np.int64
+    assert own.probs.dtype == np.float64
+    assert (np.diff(own.ids) > 0).all()
+    assert ((own.probs > 0) & (own.probs <= 1)).all()
+    assert own.probs.sum() == pytest.approx(1, abs=1e-12)
+    if options.top_k:
+        assert len(own.ids) <= options.top_k
+    dense = own.dense(len(scores))
+    assert dense.shape == (len(scores),)
+    assert dense.sum() == pytest.approx(1, abs=1e-12)
+    assert own.peak == dense.max()
+    token = draw(own, 1, 2, Purpose.TOKEN)
+    assert token in own.ids
+
+
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=10), any_options, st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_combination_matches_the_reference(scores: list[int], options: Sampling, data: st.DataObject) -> None:
+    context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
+    wanted = reference(scores, options, context)
+    own = as_dict(distribution(logits(*scores), options, context))
+    if options.top_p < 1 and own.keys() != wanted.keys():
+        # The two sum in different orders, so a nucleus that ends exactly at the mass may differ by its last id.
+        last = set(own) ^ set(wanted)
+        untouched = reference(scores, Sampling(temperature=options.temperature, top_k=options.top_k), context)
+        assert len(last) == 1
+        assert untouched.keys() >= last
+        return
+    assert own == pytest.approx(wanted, rel=1e-9)
+
+
+@given(st.lists(st.integers(-6, 6), min_size=1, max_size=300), st.floats(0.01, 0.999), st.integers(1, 40))
+@example(list(range(-6, 7)) * 20, 0.95, 3)
+@example([0] * 300, 0.5, 7)
+@settings(max_examples=200, deadline=None)
+def test_the_nucleus_shortcut_equals_the_full_sort(scores: list[int], mass: float, guess: int) -> None:
+    options = Sampling(temperature=1.0, top_p=mass)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_NUCLEUS_GUESS", 10**9)
+        full = distribution(logits(*scores), options)
+        patch.setattr(module, "_NUCLEUS_GUESS", guess)
+        short = distribution(logits(*scores), options)
+    assert short.ids.tolist() == full.ids.tolist()
+    assert short.probs.tolist() == full.probs.tolist()
+
+
+@pytest.mark.parametrize(("spread", "beyond_guess"), [(0.001, True), (8.0, False)])
+def test_the_nucleus_of_a_large_vocabulary(spread: float, beyond_guess: bool) -> None:
+    scores = (np.random.default_rng(3).standard_normal(5000) * spread).astype(np.float32)
+    own = distribution(scores, Sampling(temperature=1.0, top_p=0.9))
+    assert (len(own.ids) > module._NUCLEUS_GUESS) is beyond_guess
+    agree(own, reference(scores.tolist(), Sampling(temperature=1.0, top_p=0.9)))
+
+
+# --------------------------------------------------------------------------------------------- keyed noise
+
+
+IDS = np.arange(2000, dtype=np.int64)
+
+
+def test_noise_is_a_pure_function_of_its_key() -> None:
+    first = uniforms(7, 11, Purpose.DRAFT, IDS)
+    assert first.tolist() == uniforms(7, 11, Purpose.DRAFT, IDS).tolist()
+    picked = np.array([1500, 3, 3], dtype=np.int64)
+    assert uniforms(7, 11, Purpose.DRAFT, picked).tolist() == first[picked].tolist(), "each id by itself"
+    assert ((first > 0) & (first < 1)).all()
+    assert np.isfinite(gumbel(7, 11, Purpose.DRAFT, IDS)).all()
+
+
+def test_noise_known_values() -> None:
+    """Changing the hash changes every seeded answer: this must be on purpose."""
+    known = uniforms(3, 12345, Purpose.ACCEPT, np.arange(3, dtype=np.int64))
+    assert known == pytest.approx([0.87674127, 0.50849277, 0.48417777], abs=1e-8)
+
+
+def test_noise_differs_by_every_part_of_its_key() -> None:
+    keys = [
+        (seed, position, purpose)
+        for seed in (0, 1, 2**64 - 1)
+        for position in (0, 1, 2, 10**6)
+        for purpose in Purpose
+    ]
+    streams = np.array([uniforms(*key, IDS) for key in keys])
+    assert len(np.unique(streams)) == streams.size, "no two numbers of any two streams coincide"
+    # Independent streams of 2000 numbers correlate by about 1/sqrt(2000) = 0.022; five of those for 1128 pairs.
+    correlations = np.corrcoef(streams) - np.eye(len(keys))
+    assert np.abs(correlations).max() < 5 / math.sqrt(len(IDS))
+
+
+def test_noise_is_uniform_along_each_axis() -> None:
+    one = np.zeros(1, dtype=np.int64)
+    axes = {
+        "ids": uniforms(5, 5, Purpose.TOKEN, IDS),
+        "positions": np.array([uniforms(5, p, Purpose.TOKEN, one)[0] for p in range(2000)]),
+        "seeds": np.array([uniforms(s, 5, Purpose.TOKEN, one)[0] for s in range(2000)]),
+    }
+    for name, numbers in axes.items():
+        assert abs(numbers.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 2000), name
+        neighbours = np.corrcoef(numbers[1:], numbers[:-1])[0, 1]
+        assert abs(neighbours) < 5 / math.sqrt(2000), name
+
+
+def test_noise_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        uniforms(2**64 - 1, 2**31, Purpose.CORRECTION, IDS)
+        distribution(logits(1, 2, 3), Sampling(temperature=0.7, top_p=0.9))
+
+
+def test_a_draw_prefers_the_lowest_id_on_a_tie_and_needs_no_noise_for_one() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "gumbel", lambda seed, position, purpose, ids: np.zeros(len(ids)))
+        assert draw(Distribution(np.array([4, 9]), np.array([0.5, 0.5])), 0, 0, Purpose.TOKEN) == 4
+    assert draw(Distribution(np.array([9]), np.ones(1)), 0, 0, Purpose.TOKEN) == 9
+
+
+def test_a_draw_ignores_ids_off_the_support() -> None:
+    """The same noise per id whatever the truncation: what a drafter with another cut shares."""
+    wide = distribution(SCORES, Sampling(temperature=1.0))
+    narrow = distribution(SCORES, Sampling(temperature=1.0, top_k=3))
+    for position in range(200):
+        token = draw(wide, 9, position, Purpose.TOKEN)
+        if token in narrow.ids:
+            assert draw(narrow, 9, position, Purpose.TOKEN) == token
+
+
+# --------------------------------------------------------------------------------------------- the chooser
+
+
+def test_the_chooser_takes_each_number_from_its_own_stream() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    own = distribution(SCORES, Sampling(temperature=1.5))
+    keyed = Chooser(Sampling(temperature=1.5, seed=4))
+    rejecting = Chooser(Sampling(temperature=1.5, seed=4, rule="rejection"))
+    differs = 0
+    for length in range(60):
+        context = [0] * length
+        shared = draw(own, 4, length, Purpose.TOKEN)
+        assert keyed.target_token(rows, 0, context) == shared
+        draft = keyed.draft(rows, 0, context, 0.0)
+        assert draft is not None
+        assert draft.token == shared, "a drafter with the target's scores proposes what the target will emit"
+        assert draft.distribution is None
+        plain = draw(own, 4, length, Purpose.CORRECTION)
+        assert rejecting.target_token(rows, 0, context) == plain
+        assert rejecting.draw_dense(own.dense(len(SCORES)), length) == plain
+        drawn = rejecting.draft(rows, 0, context, 0.0)
+        assert drawn is not None
+        assert drawn.distribution is not None
+        assert as_dict(drawn.distribution) == as_dict(own)
+        assert drawn.token == draw(own, 4, length, Purpose.DRAFT)
+        differs += drawn.token != plain
+        assert rejecting.accept_uniform(length) == uniforms(4, length, Purpose.ACCEPT, np.zeros(1, np.int64))[0]
+    assert differs > 10, "independent streams disagree often"
+
+
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        (Sampling(), 0.5),
+        (Sampling(temperature=1.0), 0.5),
+        (Sampling(temperature=1.0, rule="rejection"), 0.5),
+        (Sampling(temperature=1.0, top_k=2), 2 / 3),
+        (Sampling(temperature=0.5), 64 / 85),
+    ],
+)
+def test_a_draft_is_put_forward_by_the_peak_alone(options: Sampling, peak: float) -> None:
+    rows = Rows(1, lambda _: logits(*np.log([8, 4, 2, 1, 0.5, 0.5]))) if options.temperature != 0.5 else None
+    rows = rows or Rows(1, lambda _: logits(*np.log([8, 4, 2, 1])))
+    chooser = Chooser(options)
+    for length in range(40):
+        assert chooser.draft(rows, 0, [0] * length, peak - 1e-3) is not None
+        assert chooser.draft(rows, 0, [0] * length, peak + 1e-3) is None
+
+
+def test_confidence_is_the_softmax_peak() -> None:
+    assert confidence(logits(*np.log([6, 3, 1]))) == pytest.approx(0.6, rel=1e-6)
+    assert confidence(logits(1000.0, -INFINITY)) == 1.0
+    assert confidence(logits(0, 0, 0, 0)) == pytest.approx(0.25)
+
+
+def test_greedy_has_one_rule() -> None:
+    assert not Chooser(Sampling(rule="rejection")).uses_rejection
+    assert Chooser(Sampling(rule="rejection", temperature=0.1)).uses_rejection
+    assert not Chooser(Sampling(temperature=0.1)).uses_rejection
+
+
+# ------------------------------------------------------------------------------------ defaults and ranges
+
+
+def test_defaults() -> None:
+    own = Sampling()
+    assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.0, 0, 1.0, 0.0)
+    assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (own.seed, own.rule) == (0, "keyed")
+    assert own.greedy
+    assert not own.penalises
+    assert distribution(SCORES, own).ids.tolist() == [1]
+    assert distribution(SCORES, Sampling(repeat_penalty=9.0)).ids.tolist() == [1], "no context by default"
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("temperature", [0, 100, 0.001], [-0.001, 100.5, float("nan"), INFINITY]),
+        ("top_k", [0, 1, 10**6], [-1]),
+        ("top_p", [1, 1e-9, 0.5], [0, -0.1, 1.0001, float("nan")]),
+        ("min_p", [0, 1, 0.5], [-0.1, 1.1, float("nan")]),
+        ("repeat_penalty", [0.1, 10], [0, -1, 10.1, float("nan")]),
+        ("presence_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
+        ("frequency_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
+        ("seed", [0, 2**64 - 1], [-1, 2**64]),
+        ("rule", ["keyed", "rejection"], ["", "Keyed", None]),
+    ],
+)
+def test_ranges(name: str, inside: list[object], outside: list[object]) -> None:
+    for value in inside:
+        assert getattr(Sampling(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in outside:
+        with pytest.raises(InvalidRequestError) as caught:
+            Sampling(**{name: value})  # type: ignore[arg-type]
+        assert name in caught.value.message
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "penalises"),
+    [
+        ({"repeat_penalty": 1.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({}, False),
+    ],
+)
+def test_penalises(options: dict[str, float], penalises: bool) -> None:
+    assert Sampling(**options).penalises is penalises  # type: ignore[arg-type]

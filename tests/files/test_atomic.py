@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CancelledError, DiskSpaceError
+from edgespec.files import atomic, disk
+from edgespec.files.atomic import (
+    remove_stale_temporaries,
+    replacing,
+    sha256_file,
+    temporary_name,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_written_file_is_whole_and_alone(tmp_path: Path) -> None:
+    write_json(tmp_path / "deep" / "a.json", {"name": "modèle", "n": 1})
+    write_text(tmp_path / "deep" / "b.txt", "one\ntwo\n")
+    assert json.loads((tmp_path / "deep" / "a.json").read_text(encoding="utf-8")) == {"name": "modèle", "n": 1}
+    assert (tmp_path / "deep" / "b.txt").read_bytes() == b"one\ntwo\n"
+    assert names(tmp_path / "deep") == ["a.json", "b.txt"]
+
+
+def test_an_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    write_bytes(path, b"old")
+
+    def interrupted() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["model.bin"]
+
+
+@pytest.mark.parametrize("where", ["write", "fsync"])
+def test_a_full_disk_is_one_sentence_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    path = tmp_path / "model.bin"
+    write_bytes(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill() -> None:
+        with replacing(path, expected_bytes=1000) as file:
+            file.write(b"new")
+            if where == "write":
+                full()
+
+    if where == "fsync":
+        monkeypatch.setattr(atomic.os, "fsync", full)
+    with pytest.raises(DiskSpaceError) as caught:
+        fill()
+    assert caught.value.needed_bytes == 1000
+    assert caught.value.hint
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["model.bin"]
+
+
+def test_json_refuses_what_is_not_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"speed": float("nan")})
+    assert names(tmp_path) == []
+
+
+def test_names_of_any_length_and_alphabet_work(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 120)  # 240 bytes
+    write_bytes(path, b"x")
+    assert names(tmp_path) == [path.name]
+
+
+def test_temporaries_of_the_dead_go_and_of_the_living_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    mine = temporary_name("model.bin")
+    dead = mine.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+    (tmp_path / mine).write_bytes(b"x")
+    (tmp_path / dead).write_bytes(b"x")
+    (tmp_path / f"{dead[:-4]}").mkdir()  # not our pattern
+    folder = tmp_path / dead.replace("model", "other")
+    folder.mkdir()
+    (folder / "inside").write_bytes(b"x")
+    (tmp_path / "unrelated.tmp").write_bytes(b"x")
+    assert sorted(remove_stale_temporaries(tmp_path)) == sorted([tmp_path / dead, folder])
+    assert names(tmp_path) == sorted([mine, dead[:-4], "unrelated.tmp"])
+
+
+def test_temporaries_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "_HOST", "aaaaaa")
+    name = temporary_name("model.bin").replace(f"-{os.getpid()}-", "-4194999-")
+    monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
+    (tmp_path / name).write_bytes(b"x")
+    assert remove_stale_temporaries(tmp_path) == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from edgespec.files.atomic import replacing
+number = 0
+while True:
+    number += 1
+    with replacing(Path(sys.argv[1])) as file:
+        for _ in range(64):
+            file.write(bytes([number % 256]) * 4096)
+"""
+
+
+def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    for attempt in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+        end = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.02 + 0.013 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        data = path.read_bytes()
+        assert len(data) == 64 * 4096
+        assert len(set(data)) == 1
+    write_bytes(path, b"next")  # and this cleans up after the dead
+    assert names(tmp_path) == ["model.bin"]
+
+
+def test_hashing_reports_and_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"abc" * 1000)
+    monkeypatch.setattr(atomic, "CHUNK_BYTES", 1024)
+    seen: list[tuple[int, int]] = []
+    digest = sha256_file(path, lambda done, total: seen.append((done, total)))
+    assert digest == hashlib.sha256(b"abc" * 1000).hexdigest()
+    assert seen == [(1024, 3000), (2048, 3000), (3000, 3000)]
+    with pytest.raises(CancelledError):
+        sha256_file(path, cancelled=lambda: True)
+
+
+def test_space_is_asked_at_the_nearest_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk.free_bytes(tmp_path / "not" / "there") > 0
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError) as caught:
+        disk.require_space(tmp_path, 5_000_000_000, "fetching it")
+    assert caught.value.free_bytes == 1000
+    assert caught.value.needed_bytes > 5_000_000_000
+    disk.require_space(tmp_path, 0, "nothing")
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1_117_320_768, "1.1 GB"), (98_362_432, "98.4 MB")])
+def test_sizes_read_well(count: int, text: str) -> None:
+    assert disk.readable_bytes(count) == text

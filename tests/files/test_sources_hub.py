@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
+from edgespec.files import disk, hub_http
+from edgespec.files.hub_http import transport_failure
+from edgespec.files.progress import ProgressEvent
+from edgespec.files.sources_hub import FetchedHubFile, choose_gguf, fetch_hub_file
+from edgespec.files.specs import HubFile
+from tests.support.hub_server import COMMIT, HubServer, running
+
+DATA = random.Random(1).randbytes(600_000)
+WANTED = HubFile("org/repo", "model-q4_k_m.gguf")
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with running(
+        HubServer(files={"model-q4_k_m.gguf": DATA, "README.md": b"read me"}, small_files={"README.md"})
+    ) as hub:
+        yield hub
+
+
+@pytest.fixture
+def fetch(hub: HubServer, tmp_path: Path) -> Callable[..., FetchedHubFile]:
+    def call(wanted: HubFile = WANTED, **options: object) -> FetchedHubFile:
+        return fetch_hub_file(wanted, endpoint=hub.endpoint, cache=tmp_path, **options)  # type: ignore[arg-type]
+
+    return call
+
+
+Fetch = Callable[..., FetchedHubFile]
+
+
+def partials(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.incomplete"))
+
+
+def test_a_file_arrives_verified_in_the_hubs_own_cache(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    fetched = fetch(progress=events.append)
+    assert fetched.path.read_bytes() == DATA
+    assert fetched.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert (fetched.commit, fetched.bytes) == (COMMIT, len(DATA))
+    assert partials(tmp_path) == []
+    assert events[-1].done_bytes == events[-1].total_bytes == len(DATA)
+    # The hub's own library finds it without a network.
+    from huggingface_hub import hf_hub_download
+
+    path = hf_hub_download("org/repo", "model-q4_k_m.gguf", cache_dir=tmp_path, local_files_only=True)
+    assert Path(path) == fetched.path
+    # And the next fetch moves no bytes.
+    assert fetch().path == fetched.path
+    assert len(hub.bodies()) == 1
+
+
+def test_what_the_hubs_library_cached_is_used_but_verified(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    blob = tmp_path / "models--org--repo" / "blobs" / hub.etag("model-q4_k_m.gguf")
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(DATA)
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies() == []
+    blob.write_bytes(DATA[:-1] + b"!")  # a damaged cache is repaired, not believed
+    assert fetch().path.read_bytes() == DATA
+    assert len(hub.bodies()) == 1
+
+
+def test_without_a_file_name_the_gguf_is_chosen(fetch: Fetch) -> None:
+    assert fetch(HubFile("org/repo", None)).filename == "model-q4_k_m.gguf"
+
+
+def test_which_gguf_is_chosen() -> None:
+    assert choose_gguf(["a.txt", "x.GGUF"], "o/r") == "x.GGUF"
+    assert choose_gguf(["m-q8_0.gguf", "m-Q4_K_M.gguf", "m-00001-of-00002.gguf"], "o/r") == "m-Q4_K_M.gguf"
+    with pytest.raises(DownloadError, match=r"a-q8_0\.gguf, b-q5_0\.gguf") as caught:
+        choose_gguf(["b-q5_0.gguf", "a-q8_0.gguf"], "o/r")
+    assert caught.value.hint == "write hf:o/r/FILE"
+    with pytest.raises(DownloadError, match="no single-file"):
+        choose_gguf(["README.md"], "o/r")
+
+
+def test_small_files_are_verified_by_gits_hash(fetch: Fetch, hub: HubServer) -> None:
+    assert fetch(HubFile("org/repo", "README.md")).path.read_bytes() == b"read me"
+    hub.etag_override, hub.requests = "0" * 40, []
+    with pytest.raises(HashMismatchError):
+        fetch(HubFile("org/repo", "README.md"))
+
+
+def test_the_token_stays_with_the_hub(fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    fetch()
+    sent = {request.path.split("/")[1]: request.authorization for request in hub.requests}
+    assert sent == {"org": "Bearer hf_secret", "cdn": None}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "sentence"),
+    [
+        (401, {}, "wants a valid token"),
+        (401, {"X-Error-Code": "RepoNotFound"}, "no repository org/repo, or it is private"),
+        (403, {}, "forbids access"),
+        (403, {"X-Error-Code": "GatedRepo"}, "terms must be accepted"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "no revision 'main'"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "no file 'model-q4_k_m.gguf'"),
+        (404, {}, "no repository"),
+        (418, {}, "refused the request"),
+    ],
+)
+def test_a_refusal_has_its_own_sentence_and_is_not_retried(
+    fetch: Fetch, hub: HubServer, status: int, headers: dict[str, str], sentence: str
+) -> None:
+    hub.refuse_always = (status, headers)
+    with pytest.raises(DownloadError, match=sentence):
+        fetch()
+    assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (HubFile("org/other", "x.gguf"), "no repository org/other"),
+        (HubFile("org/repo", "x.gguf", "v9"), "no revision 'v9'"),
+        (HubFile("org/repo", "x.gguf"), "no file 'x.gguf'"),
+        (HubFile("org/repo", None, "v9"), "no revision 'v9'"),
+    ],
+)
+def test_what_does_not_exist_is_named(fetch: Fetch, wanted: HubFile, sentence: str) -> None:
+    with pytest.raises(DownloadError, match=sentence):
+        fetch(wanted)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_overload_is_retried_and_then_succeeds(fetch: Fetch, hub: HubServer, status: int) -> None:
+    hub.refuse_next = [(status, {})]
+    assert fetch().bytes == len(DATA)
+
+
+def test_overload_that_lasts_ends_within_seconds(
+    fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_http, "RETRY_BUDGET_S", 1.0)
+    hub.refuse_always = (503, {})
+    start = time.monotonic()
+    with pytest.raises(DownloadError, match="HTTP 503"):
+        fetch()
+    assert time.monotonic() - start < 3
+    assert len(hub.requests) > 1
+    hub.refuse_always, hub.requests = (429, {"Retry-After": "3600"}), []
+    with pytest.raises(DownloadError, match="asks to wait 3600 s"):
+        fetch()
+    assert len(hub.requests) == 1
+
+
+def test_a_cut_connection_is_resumed_by_range(fetch: Fetch, hub: HubServer) -> None:
+    hub.cut_after = [200_000, 100_000]
+    assert fetch().path.read_bytes() == DATA
+    ranges = [request.range for request in hub.bodies()]
+    assert ranges[0] is None
+    assert len(ranges) == 3
+    assert all(asked is not None and int(asked[6:-1]) >= 150_000 for asked in ranges[1:])
+
+
+def test_breaks_without_progress_end_and_keep_what_came(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    hub.cut_after = [300_000, 0, 0, 0, 0, 0]
+    with pytest.raises(DownloadError, match=r"broke off|too early"):
+        fetch()
+    assert 200_000 < partials(tmp_path)[0].stat().st_size <= 300_000
+    hub.cut_after, hub.requests = [], []
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies()[0].range is not None
+
+
+def test_a_server_without_ranges_starts_over(fetch: Fetch, hub: HubServer) -> None:
+    hub.cut_after, hub.ignore_ranges = [200_000], True
+    assert fetch().path.read_bytes() == DATA
+
+
+def test_wrong_bytes_are_refused_and_nothing_is_kept(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    hub.corrupt_next = 5
+    with pytest.raises(HashMismatchError, match="another hash"):
+        fetch()
+    assert partials(tmp_path) == []
+    assert list(tmp_path.rglob("*.gguf")) == []
+
+
+@pytest.mark.parametrize("size", [1000, 600_000, 700_000])
+def test_a_spoilt_partial_is_dropped_and_fetched_anew(
+    fetch: Fetch, hub: HubServer, tmp_path: Path, size: int
+) -> None:
+    partial = tmp_path / "models--org--repo" / "blobs" / f"{hub.etag('model-q4_k_m.gguf')}.edgespec.incomplete"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"\0" * size)
+    assert fetch().path.read_bytes() == DATA
+
+
+def test_a_hostile_etag_is_refused(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    hub.etag_override = "../../outside"
+    with pytest.raises(DownloadError, match="unusable etag"):
+        fetch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_uses_the_cache_and_asks_nobody(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="not in the hub's cache, and offline"):
+        fetch(offline=True)
+    fetched = fetch()
+    hub.requests = []
+    assert fetch(offline=True) == fetched
+    assert fetch(HubFile("org/repo", None), offline=True).path == fetched.path
+    assert fetch(HubFile("org/repo", WANTED.filename, COMMIT), offline=True).path == fetched.path
+    assert hub.requests == []
+    fetched.path.resolve().write_bytes(b"changed")
+    with pytest.raises(HashMismatchError):
+        fetch(offline=True)
+
+
+def test_an_unreachable_hub_leaves_the_cache(fetch: Fetch, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(DownloadError, match="refuses the connection"):
+            fetch_hub_file(WANTED, endpoint=nowhere, cache=tmp_path)
+        fetched = fetch()
+        assert fetch_hub_file(WANTED, endpoint=nowhere, cache=tmp_path) == fetched
+
+
+def test_an_unknown_name_and_a_silent_server_are_told_apart(
+    hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", unknown)
+        with pytest.raises(DownloadError, match=r"hub\.invalid cannot be resolved"):
+            fetch_hub_file(WANTED, endpoint="http://hub.invalid", cache=tmp_path)
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
+    hub.answer_delay_s = 1.0
+    with pytest.raises(DownloadError, match="stopped answering"):
+        fetch()
+
+
+def test_every_transport_failure_has_a_sentence() -> None:
+    import ssl
+
+    ConnectTimeout = type("ConnectTimeout", (Exception,), {})  # noqa: N806 - named as the client library does
+    ProxyError = type("ProxyError", (Exception,), {})  # noqa: N806
+    sentences = [
+        (ConnectTimeout(), "did not accept a connection within 5 s"),
+        (ProxyError(), "proxy"),
+        (ssl.SSLCertVerificationError(), "certificate"),
+        (ValueError("odd"), "broke off"),
+    ]
+    for error, sentence in sentences:
+        assert sentence in transport_failure(error, "hub").message
+
+
+def test_too_little_space_is_said_before_any_byte(
+    fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError) as caught:
+        fetch()
+    assert caught.value.needed_bytes > len(DATA)
+    assert hub.bodies() == []
+
+
+def test_cancelling_is_prompt_and_keeps_what_came(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+    hub.chunk_delay_s = 0.1
+    start = time.monotonic()
+    with pytest.raises(CancelledError):
+        fetch(cancelled=lambda: time.monotonic() - start > 0.5)
+    assert time.monotonic() - start < 2
+    assert partials(tmp_path)[0].stat().st_size > 0
+    hub.chunk_delay_s, hub.requests = 0, []
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies()[0].range is not None
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from edgespec.files.sources_hub import fetch_hub_file
+from edgespec.files.specs import HubFile
+fetch_hub_file(HubFile("org/repo", "model-q4_k_m.gguf"))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_child_resumes_and_the_environment_is_honoured(
+    hub: HubServer, fetch: Fetch, tmp_path: Path, how: signal.Signals
+) -> None:
+    hub.chunk_delay_s = 0.05
+    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not (partials(tmp_path) and partials(tmp_path)[0].stat().st_size > 50_000):
+        time.sleep(0.02)
+    child.send_signal(how)
+    output, errors = child.communicate(timeout=5)
+    assert child.returncode not in (0, None)
+    assert output == b""
+    assert errors == b"" if how == signal.SIGKILL else b"KeyboardInterrupt" in errors
+    assert list(tmp_path.rglob("*.gguf")) == []
+    hub.chunk_delay_s, hub.requests = 0, []
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies()[0].range is not None
+
+
+def test_nothing_is_printed_even_when_it_goes_wrong(hub: HubServer, tmp_path: Path) -> None:
+    hub.cut_after, hub.refuse_next = [100_000], [(500, {"X-HF-Warning": "topic; a warning for you"})]
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_HUB_ENABLE_HF_TRANSFER": "1",  # deprecated: the library warns about it when it is imported
+    }
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, check=True, timeout=30)
+    assert (done.stdout, done.stderr) == (b"", b"")
+    environment["HF_HUB_OFFLINE"] = "1"
+    hub.requests = []
+    subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, check=True, timeout=30)
+    assert hub.requests == []

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError, ModelFileError
+from edgespec.files import disk, pip_download, sources_package, wheels
+from edgespec.files.pip_download import PipDownload, pip_missing
+from edgespec.files.progress import ProgressEvent
+from edgespec.files.sources_package import fetch_package_parts
+from edgespec.files.specs import PackagePart
+from edgespec.files.wheels import copy_member, expect_archive_of
+from tests.support.wheel_folder import build_parts, build_wheel, only_these_wheels, part_of
+
+PIECES = [random.Random(number).randbytes(50_000 + number) for number in range(3)]
+WHOLE = b"".join(PIECES)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    only_these_wheels(monkeypatch, folder)
+    return folder
+
+
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requirements pip is started for, from now on."""
+    asked: list[str] = []
+    begin = PipDownload.__init__
+
+    def note(self: PipDownload, requirement: str, folder: Path) -> None:
+        asked.append(requirement)
+        begin(self, requirement, folder)
+
+    monkeypatch.setattr(PipDownload, "__init__", note)
+    return asked
+
+
+# ------------------------------------------------------------------------------------------- fetching
+
+
+def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Path, tmp_path: Path) -> None:
+    source = build_parts(index, PIECES)
+    events: list[ProgressEvent] = []
+    destination, work = tmp_path / "out" / "tiny.gguf", tmp_path / "work"
+    fetch_package_parts(source, destination, work, progress=events.append)
+    assert destination.read_bytes() == WHOLE
+    assert [entry.name for entry in destination.parent.iterdir()] == ["tiny.gguf"]
+    assert not work.exists()
+    downloading = [event.done_bytes for event in events if event.stage == "downloading"]
+    assert downloading == sorted(downloading)
+    assert downloading[-1] == len(WHOLE)
+    assert events[-1].stage == "joining parts"
+
+
+def test_one_part_without_recorded_hashes_works_too(index: Path, tmp_path: Path) -> None:
+    source = build_parts(index, PIECES[:1], hashed=False)
+    fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert (tmp_path / "tiny.gguf").read_bytes() == PIECES[0]
+
+
+def test_a_missing_package_is_named_and_the_other_parts_wait(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build_parts(index, PIECES)
+    third = next(index.glob("*part3*"))
+    kept = third.read_bytes()
+    third.unlink()
+    with pytest.raises(DownloadError, match=r"edgespec-test-part3==1\.0: the package index does not offer"):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert not (tmp_path / "tiny.gguf").exists()
+    third.write_bytes(kept)
+    asked = started(monkeypatch)
+    fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert (tmp_path / "tiny.gguf").read_bytes() == WHOLE
+    assert "edgespec-test-part3==1.0" in asked
+    assert len(asked) < 3
+
+
+def test_a_kept_part_is_believed_only_if_it_still_hashes(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build_parts(index, PIECES)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources_package, "_join", lambda *_: (_ for _ in ()).throw(OSError("stop")))
+        with pytest.raises(OSError, match="stop"):
+            fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    second = tmp_path / "work" / "part-0002.bin"
+    second.write_bytes(second.read_bytes()[:-1] + b"!")
+    (tmp_path / "work" / "part-0003.json").write_text("{ not json")
+    asked = started(monkeypatch)
+    fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert sorted(asked) == ["edgespec-test-part2==1.0", "edgespec-test-part3==1.0"]
+    assert (tmp_path / "tiny.gguf").read_bytes() == WHOLE
+
+
+def test_a_part_with_another_hash_is_refused(index: Path, tmp_path: Path) -> None:
+    source = build_parts(index, PIECES)
+    build_wheel(index, "edgespec-test-part2", "1.0", [(source.parts[1].member, PIECES[1][:-1] + b"!")])
+    with pytest.raises(HashMismatchError, match="edgespec-test-part2"):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert not (tmp_path / "tiny.gguf").exists()
+    assert not (tmp_path / "work" / "part-0002.json").exists()
+
+
+def test_a_whole_with_another_hash_is_refused_and_forgotten(index: Path, tmp_path: Path) -> None:
+    source = replace(build_parts(index, PIECES), sha256="0" * 64)
+    (tmp_path / "tiny.gguf").write_bytes(b"old")
+    with pytest.raises(HashMismatchError, match="joined parts"):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert (tmp_path / "tiny.gguf").read_bytes() == b"old"
+    assert list((tmp_path / "work").glob("*.json")) == []
+
+
+def test_offline_joins_what_is_here_and_asks_for_nothing(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build_parts(index, PIECES)
+    asked = started(monkeypatch)
+    with pytest.raises(DownloadError, match="offline"):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", offline=True)
+    assert asked == []
+
+
+def test_without_pip_the_reason_is_clear(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = build_parts(index, PIECES)
+    monkeypatch.setattr(pip_download.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DownloadError, match="no pip"):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    monkeypatch.setattr(sys, "executable", "")
+    assert "executable" in (pip_missing() or "")
+
+
+def test_too_little_space_is_said_before_pip_runs(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build_parts(index, PIECES)
+    asked = started(monkeypatch)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError) as caught:
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
+    assert caught.value.needed_bytes >= 2 * len(WHOLE)
+    assert asked == []
+
+
+def test_cancelling_ends_pip_and_keeps_finished_parts(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build_parts(index, PIECES)
+    running: list[PipDownload] = []
+    begin = PipDownload.__init__
+
+    def note(self: PipDownload, requirement: str, folder: Path) -> None:
+        begin(self, requirement, folder)
+        running.append(self)
+
+    monkeypatch.setattr(PipDownload, "__init__", note)
+    start = time.monotonic()
+    with pytest.raises(CancelledError):
+        fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", cancelled=lambda: bool(running))
+    assert time.monotonic() - start < 3
+    assert running
+    assert all(download.finished() for download in running)
+    assert list((tmp_path / "work").glob(".wheel*")) == []
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from edgespec.files import sources_package
+from edgespec.files.sources_package import fetch_package_parts
+from edgespec.files.specs import PackagePart, PackageParts
+source = eval(sys.argv[1])
+fetch_package_parts(source, Path(sys.argv[2]), Path(sys.argv[3]))
+"""
+
+
+def test_killed_at_any_moment_it_resumes_and_never_shows_half_a_file(index: Path, tmp_path: Path) -> None:
+    source = build_parts(index, PIECES)
+    destination, work = tmp_path / "tiny.gguf", tmp_path / "work"
+    command = [sys.executable, "-c", CHILD, repr(source), str(destination), str(work)]
+    for _ in range(20):
+        before = len(list(work.glob("*.json")))
+        child = subprocess.Popen(command)
+        while child.poll() is None and len(list(work.glob("*.json"))) == before and not destination.exists():
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        if destination.exists():
+            break
+    assert destination.read_bytes() == WHOLE
+    fetch_package_parts(source, destination, work)  # cleans up whatever the dead left behind
+    assert destination.read_bytes() == WHOLE
+    assert not work.exists()
+
+
+# ------------------------------------------------------------------------------------- what pip says
+
+
+@pytest.mark.parametrize(
+    ("log", "sentence"),
+    [
+        ("NewConnectionError: [Errno -2] Name or service not known\nERROR: No matching", "cannot be resolved"),
+        ("WARNING: Retrying ... Connection refused\nERROR: No matching distribution found", "refuses the connection"),
+        ("ReadTimeoutError: Read timed out.", "in time"),
+        ("ERROR: HTTP error 403 while getting x\n403 Client Error: Forbidden for url", "refuses access"),
+        ("ERROR: No matching distribution found for x==1", "does not offer this version"),
+        ("ERROR: odd thing at https://user:secret@host/simple", "odd thing at https://…@host/simple"),
+        ("", "ended with code 3"),
+    ],
+)
+def test_pips_words_become_one_sentence(log: str, sentence: str) -> None:
+    assert sentence in pip_download._reason(log, 3)
+
+
+# ------------------------------------------------------------------------------------ hostile wheels
+
+
+def copied(wheel: Path, part: PackagePart) -> bytes:
+    output = io.BytesIO()
+    copy_member(wheel, part, output)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../p/part.bin", "/p/part.bin", "P/part.bin", "p/part.bin/", "p\\part.bin", "./p/part.bin", "p//part.bin"],
+)
+def test_only_the_exact_member_counts_and_nothing_is_unpacked(tmp_path: Path, name: str) -> None:
+    wheel = build_wheel(tmp_path, "p", "1.0", [(name, b"evil"), ("../../escaped", b"evil")])
+    with pytest.raises(ModelFileError, match="0 files named"):
+        copied(wheel, part_of("p", b"good"))
+    assert [entry.name for entry in tmp_path.iterdir()] == [wheel.name]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_twice_is_refused(tmp_path: Path) -> None:
+    part = part_of("p", b"good")
+    wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, b"good"), (part.member, b"evil")])
+    with pytest.raises(ModelFileError, match="2 files named"):
+        copied(wheel, part)
+
+
+def test_bombs_and_wrong_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = part_of("p", b"good")
+    wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, b"\0" * 5_000_000)])
+    with pytest.raises(ModelFileError, match="expected 4"):
+        copied(wheel, part)
+    with pytest.raises(ModelFileError, match="declares 5000000 bytes"):
+        copied(wheel, part_of("p", b"", hashed=False))
+    monkeypatch.setattr(wheels, "WHEEL_OVERHEAD_BYTES", 10)
+    with pytest.raises(ModelFileError, match="a wheel of"):
+        expect_archive_of(tmp_path, part)
+
+
+def test_a_member_longer_than_it_declares_is_refused(tmp_path: Path) -> None:
+    data = random.Random(5).randbytes(4000)
+    part = replace(part_of("p", data), sha256=None, bytes=100)
+    wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, data)])
+    raw = bytearray(wheel.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # both places that hold the size
+        at = raw.index(signature)
+        raw[at + offset : at + offset + 4] = (100).to_bytes(4, "little")
+    wheel.write_bytes(raw)
+    with pytest.raises(ModelFileError):
+        copied(wheel, part)
+
+
+def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
+    data = random.Random(6).randbytes(4000)
+    part = part_of("p", data)
+    wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, data)])
+    whole = wheel.read_bytes()
+    for damaged in (b"", b"not a zip", whole[: len(whole) // 2], whole[:200] + b"\xff" * 50 + whole[250:]):
+        wheel.write_bytes(damaged)
+        with pytest.raises(ModelFileError):
+            copied(wheel, part)
+    with pytest.raises(ModelFileError, match="expected one wheel"):
+        expect_archive_of(tmp_path / "empty", part)
+
+
+def test_odd_compression_is_refused(tmp_path: Path) -> None:
+    part = part_of("p", b"good")
+    wheel = tmp_path / "p-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr(part.member, b"good")
+    with pytest.raises(ModelFileError, match="compression method"):
+        copied(wheel, part)
+
+
+def test_pip_sees_the_users_settings_and_leaves_nothing_in_the_systems_folder(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "system-temporary"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    before = dict(os.environ)
+    fetch_package_parts(build_parts(index, PIECES), tmp_path / "tiny.gguf", tmp_path / "work")
+    assert list(elsewhere.iterdir()) == []
+    assert dict(os.environ) == before

