@@ -26,8 +26,15 @@ INSTALL_HINT = (
 
 # What runtimes/llama.py and text/tokenizer.py call; a build that lacks one of them is too old.
 _NEEDED = (
+    "llama_backend_init",
+    "llama_print_system_info",
+    "llama_model_default_params",
     "llama_model_load_from_file",
     "llama_model_free",
+    "llama_model_n_ctx_train",
+    "llama_model_is_recurrent",
+    "llama_model_is_hybrid",
+    "llama_context_default_params",
     "llama_init_from_model",
     "llama_free",
     "llama_get_memory",
@@ -41,12 +48,21 @@ _NEEDED = (
     "llama_vocab_n_tokens",
     "llama_vocab_is_eog",
     "llama_vocab_is_control",
+    "llama_vocab_bos",
+    "llama_vocab_eos",
+    "llama_vocab_get_add_bos",
+    "llama_vocab_get_text",
     "llama_tokenize",
     "llama_token_to_piece",
+    "llama_log_callback",
     "llama_log_set",
+    "llama_progress_callback",
     "ggml_abort_callback",
+    "LLAMA_FLASH_ATTN_TYPE_DISABLED",
     "LLAMA_FLASH_ATTN_TYPE_ENABLED",
 )
+
+_LOADING = threading.Lock()
 
 # ggml's log levels (ggml.h: NONE, DEBUG, INFO, WARN, ERROR, CONT in current sources; CONT continues a line).
 _CONTINUE = 5
@@ -79,22 +95,28 @@ class LlamaLibrary:
         return tuple(_devices(self.api))
 
 
-@functools.cache
 def load() -> LlamaLibrary:
     """Load the native library once per process.
 
     Raises RuntimeUnavailableError, with the reason and what to install, if it is missing, broken or too old.
     """
+    with _LOADING:  # two first calls at once would install two log bridges, and native code keep the one let go
+        return _load()
+
+
+@functools.cache
+def _load() -> LlamaLibrary:
     try:
         import llama_cpp
+
+        api: Any = llama_cpp.llama_cpp
+        version = str(llama_cpp.__version__)
     except ImportError as error:
         raise RuntimeUnavailableError(f"llama-cpp-python is not installed ({error})", hint=INSTALL_HINT) from error
     except (OSError, RuntimeError, AttributeError) as error:
         raise RuntimeUnavailableError(
             f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT
         ) from error
-    api: Any = llama_cpp.llama_cpp
-    version = str(llama_cpp.__version__)
     missing = [name for name in _NEEDED if not hasattr(api, name)]
     if missing:
         raise RuntimeUnavailableError(

@@ -52,6 +52,10 @@ class WorkerThread:
                 self._on_interrupt()
                 future.exception()
             raise
+        finally:
+            # A raised exception holds this frame, and the future holds the exception: without the cycle, whatever
+            # the job used goes when its last user lets go.
+            del future
 
     def close(self) -> None:
         """Finish the jobs already handed over, then end the thread. Idempotent; callable from the thread itself."""
@@ -59,6 +63,10 @@ class WorkerThread:
             if not self._closed:
                 self._closed = True
                 self._jobs.put(None)
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the thread to end after a ``close``; does nothing on the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -66,12 +74,13 @@ class WorkerThread:
 def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (item := jobs.get()) is not None:
         job, future = item
-        try:
-            result = job()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        # Results hold views of native memory: do not keep them alive until the next job.
-        del item, job, future
         result = None
+        if future.set_running_or_notify_cancel():  # false if whoever submitted it took it back
+            try:
+                result = job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        # Results hold views of native memory: do not keep them alive until the next job.
+        del item, job, future, result

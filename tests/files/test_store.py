@@ -183,39 +183,30 @@ def test_a_change_that_keeps_size_and_time_is_found_by_verify(home: Home, spec: 
         store.verify("tiny")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "[" * 100_000,
-        '{"schema_version": 2}',
-        '{"schema_version": 1}',
-        '{"schema_version": 1, "name": 3}',
-        "\ufffd" * 600_000,
-    ],
-)
-def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spec: ModelSpec, text: str) -> None:
+NONSENSE = ["", "{", "[]", "null", "[" * 100_000, '{"schema_version": 2}', '{"schema_version": 1}']
+NONSENSE += ['{"schema_version": 1, "name": 3}', "\ufffd" * 600_000]
+
+
+def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     model = store.fetch(spec)
-    manifest_of(home).write_text(text, encoding="utf-8")
-    assert store.find("tiny") is None
-    assert store.list() == []
-    assert "manifest is ignored" in store.ignored()[home.models / "tiny"]
-    with pytest.raises(ModelNotFoundError):
-        store.verify("tiny")
-    assert store.fetch(spec) == model
+    for text in NONSENSE:
+        manifest_of(home).write_text(text, encoding="utf-8")
+        assert store.find("tiny") is None, text[:40]
+        assert store.list() == [], text[:40]
+        assert "manifest is ignored" in store.ignored()[home.models / "tiny"], text[:40]
+        with pytest.raises(ModelNotFoundError):
+            store.verify("tiny")
+        assert store.fetch(spec) == model, text[:40]
 
 
-@pytest.mark.parametrize("path", ["../../secret", "..", "", "a/b", "a\0b"])
-def test_a_manifest_cannot_point_out_of_its_folder_by_a_relative_path(home: Home, spec: ModelSpec, path: str) -> None:
+def test_a_manifest_cannot_point_out_of_its_folder_by_a_relative_path(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     store.fetch(spec)
-    document = json.loads(manifest_of(home).read_text()) | {"path": path}
-    manifest_of(home).write_text(json.dumps(document))
-    assert store.find("tiny") is None
+    document = json.loads(manifest_of(home).read_text())
+    for path in ("../../secret", "..", "", "a/b", "a\0b"):
+        manifest_of(home).write_text(json.dumps(document | {"path": path}))
+        assert store.find("tiny") is None, path
 
 
 def test_a_file_without_a_manifest_is_adopted_if_it_is_right(
