@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.decoding.loop import DecodeLoop, Step
 from edgespec.decoding.stats import DecodeStats
@@ -82,9 +82,10 @@ class AnswerTask:
 
     # ------------------------------------------------------------------------------- worker thread
 
-    def run(self) -> None:
-        """Decode to the end. Never raises: an error is queued for the reader."""
+    def run(self, prepare: Callable[[], None]) -> None:
+        """``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
         try:
+            prepare()
             for notice in self._notices:
                 self._put(Notice(notice))
             self._decode()
@@ -136,7 +137,8 @@ class AnswerTask:
         return stopped or step.finish is not None
 
     def _put(self, event: Event | BaseException | None) -> None:
-        while not self.abandoned and not self._ahead.acquire(timeout=1.0):
+        # A reader that stopped reading must not keep the interpreter from exiting either.
+        while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
             pass
         self._events.put(event)
 
@@ -146,12 +148,19 @@ class AnswerTask:
         """The next event; None at the end of the answer, the exception if it failed."""
         event = self._events.get()
         self._ahead.release()
+        return event
+
+    def deliver(self, event: Event) -> None:
+        """Count an event as given to the reader."""
         if isinstance(event, Text):
             self.delivered_text += event.text
             self.delivered_ids.extend(event.token_ids)
-        return event
 
     def abandon(self) -> None:
         """Nobody reads any more: stop after the round in flight."""
         self.abandoned = True
         self._ahead.release()
+
+    def forget(self) -> None:
+        """``abandon`` for a destructor, which may run where the semaphore's own lock is held: noticed within 1 s."""
+        self.abandoned = True

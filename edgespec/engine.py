@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,7 +68,8 @@ class Engine:
         self._progress = progress
         self._lock = threading.RLock()
         self._closed = False
-        self._sessions: list[Session] = []
+        # Not kept alive by the engine: a server opens thousands in its life.
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._drafter_model: LlamaModel | None = None
         self._template: ChatTemplate | None = None
         drafters: list[Drafter] = []
@@ -181,7 +183,7 @@ class Engine:
             if self._closed:
                 raise ClosedError("this engine is closed")
             session = Session(self, system=system)
-            self._sessions.append(session)
+            self._sessions.add(session)
             return session
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:

@@ -40,28 +40,34 @@ class Generation:
         if not self._started:
             self._start(self._task)
             self._started = True
+            if self._task.abandoned:  # left meanwhile, by a cancelled ``await``
+                self._cancel()
         try:
             event = self._task.read()
         except BaseException:  # interrupted while waiting
             self.close()
             raise
+        if self._ended:  # left while waiting, by a cancelled ``await``: nobody is given this event
+            raise StopIteration
         if event is None or isinstance(event, BaseException):
             self._ended = True
             done = self._settle(self._task)
             if event is not None:
                 raise event
             return done
+        self._task.deliver(event)
         return event
 
     def close(self) -> None:
         """Cancel what is left and wait until the Session can be used again. Idempotent."""
         if not self._ended:
             self._ended = True
+            self._task.abandon()
             self._leave()
             self._settle(self._task)
 
     def _leave(self) -> None:
-        self._task.abandon()
+        self._task.forget()
         if self._started:
             self._cancel()
 
@@ -85,6 +91,7 @@ class Generation:
             event: Event | None = await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self._ended = True
+            self._task.abandon()
             self._leave()
             raise
         if event is None:

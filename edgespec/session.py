@@ -40,9 +40,12 @@ class Session:
         self._messages: list[dict[str, str]] = []
         self._history: list[int] = []  # prompt and answer tokens so far
         self._rendered = ""  # the text that the history stands for
-        self._lock = threading.Lock()
+        # Re-entrant: a forgotten Generation's destructor may cancel from inside a locked block of the same thread.
+        self._lock = threading.RLock()
+        self._settling = threading.Lock()
+        self._closing = threading.RLock()
         self._closed = False
-        self._active: tuple[AnswerTask, Future[None] | None, str | None] | None = None
+        self._active: tuple[AnswerTask, Future[None], str | None] | None = None
         self._target: TokenSequence = engine.open_target()
         self._drafts: CombinationState | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
@@ -79,6 +82,8 @@ class Session:
         conversation when its answer ends, however it ends, unless nothing was answered.
         """
         started = time.perf_counter()
+        if not raw and not prompt.strip():
+            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if max_tokens is not None and max_tokens < 1:
             raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
         if depth is not None and depth < 0:
@@ -98,8 +103,6 @@ class Session:
                 f"the prompt has {len(tokens)} tokens and the context holds {self._target.context_length}",
                 hint="shorten the prompt or use a larger --context",
             )
-        # What the cache holds is the old history; keep what the new one shares with it.
-        cached = min(common_prefix(self._history[: self._target.length], tokens), len(tokens) - 1)
         history = list(tokens)
         policy = engine.policy if depth is None else FixedDepth(min(depth, engine.plan.depth_cap))
         drafts = self._draft_state()
@@ -116,7 +119,7 @@ class Session:
                 stop_ids=engine.tokenizer.stop_ids,
             ),
         )
-        stats = DecodeStats(prompt_tokens=len(tokens), cached_tokens=cached)
+        stats = DecodeStats(prompt_tokens=len(tokens))
         task = AnswerTask(
             loop=loop,
             history=history,
@@ -136,14 +139,16 @@ class Session:
                         "this session is already generating an answer", hint="open another session for another one"
                     )
 
-                def work() -> None:
-                    self._target.rewind(min(self._target.length, cached))
+                def prepare() -> None:
+                    # What the cache holds is the old history; keep what the new one shares with it.
+                    shared = common_prefix(self._history[: self._target.length], tokens)
+                    stats.cached_tokens = min(shared, len(tokens) - 1)
+                    self._target.rewind(stats.cached_tokens)
                     self._history = history
                     self._chooser.sampling = sampling
                     drafts.policy = policy
-                    task.run()
 
-                self._active = (task, self._target.submit(work), prompt_message)
+                self._active = (task, self._target.submit(lambda: task.run(prepare)), prompt_message)
 
         return Generation(
             task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text, len(tokens))
@@ -168,19 +173,20 @@ class Session:
         """Text and tokens of the conversation with ``prompt`` added, oldest turns dropped until they fit."""
         context = self._target.context_length
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
-        dropped = 0
+        head = [] if self._system is None else [{"role": "system", "content": self._system}]
+        kept, dropped = list(self._messages), 0
         while True:
-            messages = [*self.messages, {"role": "user", "content": prompt}]
-            text = self._engine.render(messages)
+            text = self._engine.render([*head, *kept, {"role": "user", "content": prompt}])
             tokens = self._encode(text)
-            if len(tokens) + reserve <= context or not self._messages:
+            if len(tokens) + reserve <= context or not kept:
                 break
             # Whole turns go: a user message and whatever answered it.
-            del self._messages[0]
-            while self._messages and self._messages[0]["role"] != "user":
-                del self._messages[0]
+            del kept[0]
+            while kept and kept[0]["role"] != "user":
+                del kept[0]
             dropped += 1
-        if dropped:
+        if dropped and len(tokens) < context:  # a prompt that does not fit alone costs no turn
+            self._messages = kept
             turns = "turn was" if dropped == 1 else "turns were"
             notices.append(f"the conversation outgrew the context: the oldest {dropped} {turns} dropped")
         return text, tokens
@@ -210,26 +216,12 @@ class Session:
 
     def _settle(self, task: AnswerTask, prompt_text: str, prompt_length: int) -> Done:
         """Bring the session to the last token the reader was given."""
-        with self._lock:
-            active = self._active
-        if active is not None and active[0] is task:
-            _, future, prompt = active
-            if future is not None:
-                future.result()
+        task.forget()  # its reader is done with it, also if the wait below is interrupted
+        with self._settling:  # two threads may come here for one answer: a cancelled ``await`` leaves one behind
             with self._lock:
-                self._active = None
-                self._target.reset_cancel()
-                if self._drafts is not None:
-                    self._drafts.reset_cancel()
-            del self._history[prompt_length + len(task.delivered_ids) :]
-            self._rendered = ""
-            if prompt is not None and task.delivered_text:
-                # A turn without an answer is dropped: templates insist on alternating roles.
-                self._messages.append({"role": "user", "content": prompt})
-                self._messages.append({"role": "assistant", "content": task.delivered_text})
-                # After a stop string the tokens say more than the text: then the text is tokenised again.
-                if self._engine.tokenizer.detokenize(task.delivered_ids) == task.delivered_text:
-                    self._rendered = prompt_text + task.delivered_text
+                active = self._active
+            if active is not None and active[0] is task:
+                self._end_turn(active, prompt_text, prompt_length)
         policy = self._engine.policy
         return Done(
             finish_reason=task.finish_reason,
@@ -240,6 +232,26 @@ class Session:
             speculation_off=self._why_off(),
             plain_tokens_per_s=policy.plain_tokens_per_s if isinstance(policy, TrialPolicy) else None,
         )
+
+    def _end_turn(
+        self, active: tuple[AnswerTask, Future[None], str | None], prompt_text: str, prompt_length: int
+    ) -> None:
+        task, future, prompt = active
+        future.result()
+        with self._lock:
+            self._active = None
+            self._target.reset_cancel()
+            if self._drafts is not None:
+                self._drafts.reset_cancel()
+        del self._history[prompt_length + len(task.delivered_ids) :]
+        self._rendered = ""
+        if prompt is not None and task.delivered_text:
+            # A turn without an answer is dropped: templates insist on alternating roles.
+            self._messages.append({"role": "user", "content": prompt})
+            self._messages.append({"role": "assistant", "content": task.delivered_text})
+            # After a stop string the tokens say more than the text: then the text is tokenised again.
+            if self._engine.tokenizer.detokenize(task.delivered_ids) == task.delivered_text:
+                self._rendered = prompt_text + task.delivered_text
 
     def _why_off(self) -> str | None:
         """Why the model drafter is not used now, if one was wanted."""
@@ -265,23 +277,25 @@ class Session:
                 "this session is already generating an answer", hint="open another session for another one"
             )
         task = active[0]
+        task.abandon()
         self._settle(task, "", len(self._history) - task.stats.emitted_tokens)
         self._rendered = ""
 
     def close(self) -> None:
         """End the answer in progress and free the caches. Idempotent; callable from any thread."""
         self.cancel()
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            active = self._active
-        if active is not None and active[1] is not None:
-            active[0].abandon()
-            active[1].result()
-        if self._drafts is not None:
-            self._drafts.close()
-        self._target.close()
+        with self._closing:  # a second caller waits for the first: afterwards the caches are gone for both
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+                active = self._active
+            if active is not None:
+                active[0].abandon()
+                active[1].result()
+            if self._drafts is not None:
+                self._drafts.close()
+            self._target.close()
 
     def __enter__(self) -> Session:
         return self

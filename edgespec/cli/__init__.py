@@ -7,6 +7,9 @@ import sys
 
 def main() -> None:
     """Entry point of the ``edgespec`` program."""
-    from edgespec.cli.app import run
-
+    try:
+        from edgespec.cli.app import run
+    except KeyboardInterrupt:  # loading takes half a second, and run handles it from there on
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))

@@ -12,7 +12,7 @@ import typer
 
 from edgespec import __version__
 from edgespec.cli import chat, doctor, generate, models, profiles, verify
-from edgespec.cli.output import State, enable_native_log, print_error
+from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import EdgespecError, InvalidRequestError, ProfileError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -56,9 +56,11 @@ def _global_options(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 130 interrupted."""
     arguments, state = _take_global_flags(arguments)
-    if state.debug:
-        enable_native_log()
     try:
+        if not prepare_streams():
+            return _stdout_closed()
+        if state.debug:
+            enable_native_log()
         code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -76,7 +78,15 @@ def run(arguments: Sequence[str]) -> int:
         return _stdout_closed() if error.code == EXIT_FAILED else int(error.code or 0)
     except Exception as error:
         if not hasattr(error, "format_message"):
-            raise
+            if state.debug:
+                traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            bug = EdgespecError(f"something unexpected went wrong: {reason}", hint="--debug shows where")
+            print_error(bug, as_json=state.json)
+            return EXIT_FAILED
+        if not arguments:  # nothing was asked for: what it raised holds the help
+            print(error.format_message(), file=sys.stderr)
+            return EXIT_USAGE
         # The option parser's own errors: a wrong option, a missing argument.
         usage = InvalidRequestError(_sentence(error.format_message()), hint=f"see `{_command_help(arguments)}`")
         print_error(usage, as_json=state.json)
@@ -94,9 +104,9 @@ def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
 def _stdout_closed() -> int:
     """Whoever read our output went away: say so, and keep Python from complaining at exit."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("edgespec: the output was closed before everything was written", file=sys.stderr)
-    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):
         pass
     return EXIT_FAILED
 

@@ -22,7 +22,7 @@ from edgespec.cli.opening import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import note, print_error, print_json
+from edgespec.cli.output import decode_input, note, print_error, print_json
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine import Engine
@@ -80,7 +80,12 @@ class _Chat:
         with Interrupts(self._session).installed() as interrupts:
             while True:
                 try:
-                    prompt = next(prompts, None)
+                    try:
+                        prompt = next(prompts, None)
+                    except EdgespecError as error:  # a line that is no text: the next one may be
+                        self._fail(error)
+                        prompts = _read_prompts(interactive)
+                        continue
                     if prompt is None or (prompt.startswith("/") and self._command(prompt.strip())):
                         break
                     if not prompt.strip() or prompt.startswith("/"):
@@ -107,9 +112,12 @@ class _Chat:
                     elif isinstance(event, Done):
                         self._finish(event)
         except EdgespecError as error:
-            # The chat goes on: the prompt that failed is not part of the conversation.
-            self._failed = True
-            print_error(error, as_json=self._as_json)
+            self._fail(error)
+
+    def _fail(self, error: EdgespecError) -> None:
+        """Say it; the chat goes on, and the prompt that failed is not part of the conversation."""
+        self._failed = True
+        print_error(error, as_json=self._as_json)
 
     def _finish(self, done: Done) -> None:
         self._last = done
@@ -170,11 +178,13 @@ def _read_line(prompt: str) -> str | None:
             import readline  # noqa: F401  (line editing, where the platform has it)
         try:
             return input(prompt)
+        except UnicodeDecodeError as error:
+            return decode_input(error.object)  # says what is wrong with it
         except EOFError:
             note("")
             return None
     if prompt:
         sys.stderr.write(prompt)
         sys.stderr.flush()
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None
+    line = sys.stdin.buffer.readline()
+    return decode_input(line).rstrip("\r\n") if line else None

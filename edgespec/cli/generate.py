@@ -20,10 +20,9 @@ from edgespec.cli.opening import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import note, print_json
+from edgespec.cli.output import decode_input, note, print_json
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
-from edgespec.errors import InvalidRequestError
 from edgespec.events import Done, Notice, Text
 
 
@@ -57,7 +56,7 @@ def generate(
         profile, target=target, draft=draft, context=context_length, depth=depth, rule=rule, exactness=exactness
     )
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, rule=chosen.rule)
-    text = _read_stdin() if prompt == "-" else prompt
+    text = decode_input(sys.stdin.buffer.read()) if prompt == "-" else prompt
     with open_engine(chosen, state) as engine, engine.session() as session:
         interrupts = Interrupts(session)
         with interrupts.installed(), interrupts.answering():
@@ -81,13 +80,3 @@ def generate(
         note(status_line(done), dim=True)
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
-
-
-def _read_stdin() -> str:
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
-        ) from error

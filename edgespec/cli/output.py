@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import DownloadError, EdgespecError
+from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError
 from edgespec.events import Loading
 from edgespec.files.progress import ProgressEvent
 
@@ -31,9 +32,27 @@ class State:
     json: bool = False
 
 
+def prepare_streams() -> bool:
+    """Make the standard streams usable whatever they are; False if there is no stdout to write to.
+
+    A character that the output's encoding lacks becomes ``?``, and a closed stdin is an empty one.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return True
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of stdout."""
-    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False) + "\n")
+    # JSON can spell every character in ASCII, for an output that could not carry them all.
+    everything = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=not everything) + "\n")
     sys.stdout.flush()
 
 
@@ -48,6 +67,16 @@ def print_error(error: EdgespecError, *, as_json: bool) -> None:
     if as_json:
         kind = type(error).__name__
         print_json({"error": {"type": kind, "message": error.message, "hint": error.hint}})
+
+
+def decode_input(data: bytes) -> str:
+    """What came in on stdin as text. Raises InvalidRequestError if it is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
+        ) from error
 
 
 def note(message: str, *, dim: bool = False) -> None:

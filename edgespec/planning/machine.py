@@ -94,9 +94,8 @@ def memory_bytes() -> tuple[int, int]:
     limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
     if limit is not None and limit < total:
         total = limit
-        if used is not None:
-            # Page cache counts as used in a control group and is given back on demand.
-            available = min(available, limit - used + (_cgroup_file_cache() or 0))
+        # Page cache counts as used in a control group and is given back on demand.
+        available = min(available, limit, limit - (used or 0) + (_cgroup_file_cache() or 0))
     return total, max(0, available)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ class Measurements:
             if stored["schema_version"] != SCHEMA_VERSION or stored["key"] != key:
                 return None
             return _widths_from_json(stored["widths"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return None  # missing, of another version, or damaged: measured again
 
     def save_widths(self, facts: ModelFacts, probe: WidthProbe) -> None:
@@ -79,7 +81,10 @@ def _widths_to_json(probe: WidthProbe) -> dict[str, Any]:
             {
                 "start": context.start,
                 "positions": context.positions,
-                "max_abs_diff": {str(width): diff for width, diff in context.max_abs_diff.items()},
+                # JSON has no infinity: null stands for a difference without a bound.
+                "max_abs_diff": {
+                    str(width): diff if math.isfinite(diff) else None for width, diff in context.max_abs_diff.items()
+                },
             }
             for context in probe.contexts
         ],
@@ -88,17 +93,23 @@ def _widths_to_json(probe: WidthProbe) -> dict[str, Any]:
 
 def _widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
     widths = tuple(int(width) for width in stored["widths"])
-    if widths[:1] != (1,):
-        raise ValueError("a width class starts with 1")
-    return WidthProbe(
-        widths=widths,
-        complete=bool(stored["complete"]),
-        contexts=tuple(
-            ContextProbe(
-                start=int(context["start"]),
-                positions=int(context["positions"]),
-                max_abs_diff={int(width): float(diff) for width, diff in context["max_abs_diff"].items()},
-            )
-            for context in stored["contexts"]
-        ),
+    if widths[:1] != (1,) or any(left >= right for left, right in itertools.pairwise(widths)):
+        raise ValueError("a width class starts with 1 and ascends")
+    contexts = tuple(
+        ContextProbe(
+            start=int(context["start"]),
+            positions=int(context["positions"]),
+            max_abs_diff={int(width): _difference_from_json(diff) for width, diff in context["max_abs_diff"].items()},
+        )
+        for context in stored["contexts"]
     )
+    if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
+        raise ValueError("a width cannot be bit-equal and differ")
+    return WidthProbe(widths=widths, complete=bool(stored["complete"]), contexts=contexts)
+
+
+def _difference_from_json(stored: float | None) -> float:
+    difference = math.inf if stored is None else float(stored)
+    if not difference > 0:
+        raise ValueError("a difference is positive")
+    return difference

@@ -53,14 +53,20 @@ def find_stable_model(
     for settings in stable_settings(preferred):
         model = open_model(settings)
         try:
+            if not model.facts.can_rewind:
+                return model, None
             probe = measurements.load_widths(model.facts)
+            if probe is not None and not probe.covers(context_length):
+                probe = None  # made for a shorter context: says nothing about the rest of this one
             if (probe is None or (complete and not probe.complete)) and measure:
                 probe = probe_widths(model, context_length=context_length, complete=complete, progress=progress)
                 measurements.save_widths(model.facts, probe)
         except BaseException:
             model.close()
             raise
-        if probe is None or probe.depth_cap > 0 or complete:
+        if probe is None and fallback is None:
+            return model, None
+        if probe is not None and (probe.depth_cap > 0 or complete):
             return model, probe
         fallback = fallback or probe
         model.close()
@@ -72,7 +78,11 @@ def make_plan(wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons:
     why = list(reasons)
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
-    cap, level = _cap_and_level(wish, class_cap, why, probed=probe is not None)
+    if target.can_rewind:
+        cap, level = _cap_and_level(wish, class_cap, why, probed=probe is not None)
+    else:
+        cap, level = 0, "W"
+        why.append("plain: the cache of this model cannot drop rejected tokens")
     speculative = cap > 0 and bool(wish.sources)
     if not wish.sources and wish.depth != 0:
         why.append("plain: there is no drafter")

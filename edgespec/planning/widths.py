@@ -68,6 +68,10 @@ class WidthProbe:
             return (0, 0)
         return (self.contexts[0].start, self.contexts[-1].start + self.contexts[-1].positions)
 
+    def covers(self, context_length: int) -> bool:
+        """Whether every context that a probe for that length looks at was probed."""
+        return {context.start for context in self.contexts}.issuperset(probe_starts(context_length))
+
 
 def probe_starts(context_length: int) -> list[int]:
     """Where probes begin in a context of that length."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import time
 import weakref
@@ -57,17 +58,19 @@ def load_model(
 ) -> LlamaModel:
     """Check the file, then load its weights on the named device.
 
-    Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError (unknown device or cache type).
+    Raises ModelFileError, RuntimeUnavailableError (unknown device, for one), InvalidRequestError.
     """
     if settings.kv_type not in KV_TYPES:
         raise InvalidRequestError(f"unknown cache type {settings.kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}")
     if settings.threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
     header = read_header(path) if header is None else header
-    head_length = header.key_length
-    if settings.kv_type in ("q8_0", "q4_0") and head_length % 32:
-        # Quantized caches hold blocks of 32 along a head; llama.cpp aborts the process on anything else.
-        settings = replace(settings, kv_type="f16")
+    if settings.kv_type in ("q8_0", "q4_0"):
+        if not settings.flash_attention:
+            raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
+        # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
+        if header.key_length % 32 or header.value_length % 32:
+            settings = replace(settings, kv_type="f16")
     library = load()
     device = _find_device(library, settings.device)
     pointer = _load_weights(library.api, path, settings, device)
@@ -100,7 +103,7 @@ def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device 
     params.progress_callback = keep_going
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        pointer = loader.run(lambda: api.llama_model_load_from_file(str(path).encode(), params))
+        pointer = loader.run(lambda: api.llama_model_load_from_file(os.fsencode(path), params))
     finally:
         loader.close()
     if not pointer:
@@ -110,6 +113,15 @@ def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device 
             path, "llama.cpp could not load it", hint="its log (logger edgespec.native, --debug) says why"
         )
     return pointer
+
+
+class _Weights:
+    """Loaded weights, freed when the model and every cache made from them have let go."""
+
+    def __init__(self, api: Any, pointer: Any) -> None:
+        self.pointer = pointer
+        finalizer = weakref.finalize(self, api.llama_model_free, pointer)
+        finalizer.atexit = False  # the process is going: its memory goes with it
 
 
 class LlamaModel:
@@ -131,9 +143,7 @@ class LlamaModel:
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[LlamaSequence] = weakref.WeakSet()
         api = library.api
-        self._pointer: Any = pointer
-        self._free = weakref.finalize(self, api.llama_model_free, pointer)
-        self._free.atexit = False  # the process is going: its memory goes with it
+        self._weights: _Weights | None = _Weights(api, pointer)
         self._facts = ModelFacts(
             name=name,
             sha256=sha256,
@@ -148,6 +158,8 @@ class LlamaModel:
             bytes_per_forward=header.bytes_per_forward,
             kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
             kv_type=settings.kv_type,
+            # A recurrent state holds all of the past in one place: no part of it can be dropped.
+            can_rewind=not (api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)),
             settings=settings.as_json(),
         )
 
@@ -160,19 +172,20 @@ class LlamaModel:
         if context_length < 1:
             raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
         with self._lock:
-            if self._pointer is None:
+            if self._weights is None:
                 raise ClosedError(f"model {self._facts.name} is closed")
-            sequence = LlamaSequence(self, self._library.api, self._pointer, context_length)
+            sequence = LlamaSequence(self, self._library.api, self._weights, context_length)
             self._sequences.add(sequence)
             return sequence
 
     def close(self) -> None:
         """Close every open Sequence, then free the weights. Idempotent."""
         with self._lock:
-            for sequence in list(self._sequences):
-                sequence.close()
-            self._pointer = None
-            self._free()
+            weights, self._weights = self._weights, None
+            sequences = list(self._sequences)
+        for sequence in sequences:
+            sequence.close()
+        del weights  # a forgotten Sequence still being finalized on another thread may hold them a moment longer
 
     def __enter__(self) -> LlamaModel:
         return self
@@ -184,9 +197,8 @@ class LlamaModel:
 class LlamaSequence:
     """One llama.cpp context and its worker thread. Implements the Sequence contract."""
 
-    def __init__(self, model: LlamaModel, api: Any, model_pointer: Any, context_length: int) -> None:
-        self._model = model  # keeps the weights alive as long as the cache
-        self._api = api
+    def __init__(self, model: LlamaModel, api: Any, weights: _Weights, context_length: int) -> None:
+        self._model = model  # whoever keeps only the cache still has its facts and its weights
         self._context_length = context_length
         self._length = 0
         self._generation = 0
@@ -196,13 +208,14 @@ class LlamaSequence:
         self._worker = WorkerThread("edgespec-llama", functools.partial(_raise_flag, self._abort_flag))
         try:
             self._native = self._worker.run(
-                lambda: NativeContext(api, model_pointer, model.settings, context_length, self._abort_flag)
+                lambda: NativeContext(api, weights.pointer, model.settings, context_length, self._abort_flag)
             )
         except BaseException:
             self._worker.close()
             raise
-        # Runs at garbage collection and at interpreter exit alike: ends the forward in flight, then frees.
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._native, self._abort_flag)
+        # Runs at garbage collection and at interpreter exit alike: ends the forward in flight, then frees. It holds
+        # the weights, since garbage is collected in any order and a cache must go before them.
+        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._native, self._abort_flag, weights)
 
     @property
     def length(self) -> int:
@@ -231,7 +244,10 @@ class LlamaSequence:
                 f"{count} more tokens do not fit: {start} of {self._context_length} are used",
                 hint="a larger --context holds more",
             )
-        ids = np.asarray(tokens, dtype=np.int32)
+        try:
+            ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that nothing wraps into the range
+        except (OverflowError, TypeError, ValueError):
+            ids = np.full(count, -1)
         if count and (int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary_size):
             raise InvalidRequestError(f"token ids must be in 0..{self._vocabulary_size - 1}")
         self._generation += 1
@@ -282,6 +298,7 @@ class LlamaSequence:
     def close(self) -> None:
         self._generation += 1
         self._finalizer()
+        self._worker.join()  # also for whoever comes second while the first is still at it
 
     def __enter__(self) -> LlamaSequence:
         return self
@@ -332,8 +349,12 @@ def _raise_flag(abort_flag: ctypes.Array[ctypes.c_char]) -> None:
     abort_flag[0] = b"\x01"
 
 
-def _shut_down(worker: WorkerThread, native: NativeContext, abort_flag: ctypes.Array[ctypes.c_char]) -> None:
+def _shut_down(
+    worker: WorkerThread, native: NativeContext, abort_flag: ctypes.Array[ctypes.c_char], _weights: _Weights
+) -> None:
     _raise_flag(abort_flag)
-    with contextlib.suppress(ClosedError):
-        worker.run(native.free)
-    worker.close()
+    try:
+        with contextlib.suppress(ClosedError):
+            worker.run(native.free)
+    finally:
+        worker.close()

@@ -111,7 +111,9 @@ class NativeContext:
             self._batch.seq_id[index][0] = 0
 
     def decode(self, ids: Any, position: int, rows: int) -> None:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``. Raises CancelledError, ForwardError."""
+        """Feed ``ids`` from ``position`` on and score the last ``rows``. Raises what a forward raises."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
         size = len(ids)
         self._batch.n_tokens = size
         self._tokens[:size] = ids

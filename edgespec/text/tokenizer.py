@@ -7,6 +7,7 @@ without weights, and works for every runtime.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ class LlamaVocabulary:
         self._api: Any = library.api
         params = self._api.llama_model_default_params()
         params.vocab_only = True
-        pointer = self._api.llama_model_load_from_file(str(path).encode(), params)
+        pointer = self._api.llama_model_load_from_file(os.fsencode(path), params)
         if not pointer:
             raise ModelFileError(
                 path, "llama.cpp could not load its vocabulary", hint="run with --debug to see llama.cpp's log"
@@ -80,21 +81,25 @@ class LlamaVocabulary:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
-        return frozenset(token for token in range(self._size) if is_stop(vocabulary, token))
+        with self._lock:
+            is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
+            return frozenset(token for token in range(self._size) if is_stop(vocabulary, token))
 
     @cached_property
     def bos_token(self) -> str:
-        return self._text_of(int(self._api.llama_vocab_bos(self._open_vocabulary())))
+        with self._lock:
+            return self._text_of(int(self._api.llama_vocab_bos(self._open_vocabulary())))
 
     @cached_property
     def eos_token(self) -> str:
-        return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
+        with self._lock:
+            return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
 
     @cached_property
     def adds_bos(self) -> bool:
         """Whether the model expects a begin-of-sequence token before raw text."""
-        return bool(self._api.llama_vocab_get_add_bos(self._open_vocabulary()))
+        with self._lock:
+            return bool(self._api.llama_vocab_get_add_bos(self._open_vocabulary()))
 
     def _text_of(self, token: int) -> str:
         if token < 0:
@@ -107,19 +112,15 @@ class LlamaVocabulary:
         # One token a byte is the most any vocabulary produces, plus the begin and end markers.
         capacity = len(raw) + 8
         ids = (ctypes.c_int32 * capacity)()
+        add_bos = add_bos and self.adds_bos
+        tokenize = self._api.llama_tokenize
         with self._lock:
             vocabulary = self._open_vocabulary()
-            count = int(
-                self._api.llama_tokenize(vocabulary, raw, len(raw), ids, capacity, add_bos and self.adds_bos, special)
-            )
+            count = int(tokenize(vocabulary, raw, len(raw), ids, capacity, add_bos, special))
             if count < 0:
                 capacity = -count
                 ids = (ctypes.c_int32 * capacity)()
-                count = int(
-                    self._api.llama_tokenize(
-                        vocabulary, raw, len(raw), ids, capacity, add_bos and self.adds_bos, special
-                    )
-                )
+                count = int(tokenize(vocabulary, raw, len(raw), ids, capacity, add_bos, special))
         return list(ids[: max(count, 0)])
 
     def token_bytes(self, token: int) -> bytes:

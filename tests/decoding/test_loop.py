@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftState, Proposal, RoundRecord
+from edgespec.decoding.contracts import Context, DraftRequest, DraftState, Proposal, RoundRecord
 from edgespec.decoding.loop import DecodeLoop, LoopLimits, Step
 from edgespec.decoding.sampling import Chooser, Sampling, distribution
 from edgespec.decoding.stats import DecodeStats
@@ -129,8 +129,10 @@ def check_statistics(answer: Answer, stop_ids: frozenset[int] = frozenset()) -> 
     assert stats.evaluated <= stats.proposed
     assert sum(stats.accepted_lengths.values()) == sum(record.proposed > 0 for record in answer.records)
     assert sum(n * count for n, count in stats.accepted_lengths.items()) == stats.accepted
-    assert answer.sequence.log.widths[1:] == [record.width for record in answer.records]
-    assert answer.sequence.log.rows == [1, *(record.width for record in answer.records)]
+    log, widths = answer.sequence.log, [record.width for record in answer.records]
+    prefill = len(log.widths) - len(widths)
+    assert log.rows == [*[0] * (prefill - 1), 1, *widths], "the prefill scores its last token and nothing else"
+    assert log.widths[prefill - 1 :] == [1, *widths], "and scores it at width 1"
 
 
 # ------------------------------------------------------------------------------------------------ same text
@@ -160,7 +162,7 @@ def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
         assert answer.finish == "length"
         assert answer.history == PROMPT + answer.tokens
         check_statistics(answer)
-        assert max(answer.sequence.log.widths[1:]) <= depth + 1
+        assert max(answer.sequence.log.widths[2:]) <= depth + 1
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
@@ -208,18 +210,11 @@ def test_distributions_of_the_wrong_number_are_not_used_at_all() -> None:
 
 def test_lookup_on_repeating_text_is_accepted_and_changes_nothing() -> None:
     plain = answer_to(model=FakeModel(order=2), max_tokens=60)
-    limits_request = _lookup_state()
-    answer = answer_to(GREEDY, limits_request, 5, model=FakeModel(order=2), max_tokens=60)
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    answer = answer_to(GREEDY, LookupDrafter().start(request), 5, model=FakeModel(order=2), max_tokens=60)
     assert answer.tokens == plain.tokens
     check_statistics(answer)
     assert sum(r.accepted for r in answer.records) > 20
-
-
-def _lookup_state() -> DraftState:
-    from edgespec.decoding.contracts import DraftRequest
-
-    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=VOCABULARY_SIZE, context_length=100)
-    return LookupDrafter().start(request)
 
 
 def test_unstable_widths_change_the_text() -> None:
@@ -337,7 +332,7 @@ def check_rolled_back(own: Answer) -> None:
     """History ends at the last emitted token and the cache holds a prefix of it."""
     assert own.history == PROMPT + own.tokens
     assert own.sequence.tokens == own.history[: own.sequence.length]
-    assert own.sequence.length in ({len(own.history) - 1} if own.tokens else {0, len(PROMPT)})
+    assert own.sequence.length in ({len(own.history) - 1} if own.tokens else {0, len(PROMPT) - 1, len(PROMPT)})
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
@@ -395,7 +390,7 @@ def test_a_forward_that_fails_at_every_call(depth: int, error: BaseException) ->
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, KEYED, REJECTION])
-@pytest.mark.parametrize("call", range(1, 5))
+@pytest.mark.parametrize("call", range(2, 6))  # the first forward scores nothing
 def test_logits_that_are_not_numbers_are_an_error(call: int, sampling: Sampling) -> None:
     own = start(FakeModel(faults=Faults(nan_at=call)), PROMPT)
     state = scripted.random_tokens(VOCABULARY_SIZE)
@@ -488,7 +483,7 @@ def test_a_cached_prefix_is_not_fed_again() -> None:
     own = start(FakeModel(), PROMPT)
     own.sequence.forward(PROMPT[:3], 0)
     own.take(loop(own).steps())
-    assert own.sequence.log.fed[1] == tuple(PROMPT[3:])
+    assert own.sequence.log.fed[1:3] == [tuple(PROMPT[3:-1]), (PROMPT[-1],)]
     assert own.tokens == PLAIN["greedy"][:TOKENS]
     whole = start(FakeModel(), PROMPT)
     whole.sequence.forward(PROMPT, 0)

@@ -1,0 +1,68 @@
+"""Embedding edgespec in an application: load once, stream typed events, cancel from another thread.
+
+python examples/embed.py [MODEL]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+from edgespec import Done, EdgespecError, Engine, Limits, Loading, Sampling, Text
+
+
+def stream(engine: Engine) -> None:
+    """A conversation of two turns; the second reuses the first one's cache."""
+    with engine.session(system="You answer in one short sentence.") as session:
+        for prompt in ("What is a linked list?", "And a doubly linked one?"):
+            for event in session.generate(prompt, max_tokens=48):
+                if isinstance(event, Text):
+                    print(event.text, end="", flush=True)
+                elif isinstance(event, Done):
+                    stats = event.stats
+                    print(f"\n  [{stats.emitted_tokens} tokens, {stats.cached_tokens} of the prompt were cached]")
+
+
+def cancel_from_another_thread(engine: Engine) -> None:
+    """What a stop button does."""
+    with engine.session() as session:
+        threading.Timer(2.0, session.cancel).start()
+        for event in session.generate("Count from one to one thousand in words.", max_tokens=2000):
+            if isinstance(event, Done):
+                print(f"stopped: {event.finish_reason}, {event.stats.emitted_tokens} tokens were written")
+
+
+async def stream_async(engine: Engine) -> None:
+    """The same events in an event loop; sampled, reproducible by its seed."""
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
+    with engine.session() as session:
+        async for event in session.generate("Name a colour.", max_tokens=16, sampling=sampling):
+            if isinstance(event, Text):
+                print(event.text, end="", flush=True)
+    print()
+
+
+def main() -> int:
+    """Load a model (fetching it if it is not here yet) and run the three."""
+    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+
+    def progress(event: object) -> None:
+        if isinstance(event, Loading) and event.fraction is None:
+            print(event.stage, file=sys.stderr)
+
+    try:
+        with Engine.load(
+            model, context=2048, limits=Limits(max_memory_bytes=4 * 2**30), download=True, progress=progress
+        ) as engine:
+            stream(engine)
+            cancel_from_another_thread(engine)
+            asyncio.run(stream_async(engine))
+    except EdgespecError as error:
+        print(f"{error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

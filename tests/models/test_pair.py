@@ -1,0 +1,75 @@
+"""The short pass over the default pair: what a new user does first, and the promise that it rests on."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec import Done, Engine, Sampling, Text
+from edgespec.bench.equality import check_equality, spread
+from edgespec.bench.suite import builtin_suite
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+
+def test_the_plan_speculates_within_a_probed_class(pair: Engine) -> None:
+    plan = pair.plan
+    assert plan.exactness == "W"
+    assert plan.mode == "serial"
+    assert plan.drafter is not None
+    assert plan.drafter.model == "qwen2.5-coder-0.5b"
+    # Measured on x86 with this class of build: at least widths 1 to 3.
+    assert plan.numeric_class.widths[:2] == (1, 2)
+    assert plan.depth_cap == len(plan.numeric_class.widths) - 1
+
+
+def test_speculation_emits_plain_decodings_tokens(pair: Engine) -> None:
+    prompts = spread(builtin_suite("verify"), 3)
+    report = check_equality(pair, prompts, max_tokens=32)
+    assert report.divergences == ()
+    assert report.identical == len(prompts)
+    assert report.kept
+    assert sum(result.accepted for result in report.results) > 0, "nothing was accepted: nothing was tested"
+    assert any(result.prompt_tokens > 700 for result in report.results)
+
+
+def test_two_turns_reuse_the_cache_and_answer_sensibly(pair: Engine) -> None:
+    with pair.session() as session:
+        first = _answer(session.generate("What is the capital of France? One word.", max_tokens=8))
+        assert "Paris" in first.text
+        second = _answer(session.generate("And of Italy? One word.", max_tokens=8))
+        assert "Rome" in second.text
+        assert second.stats.cached_tokens >= first.stats.prompt_tokens
+
+
+def test_a_seed_fixes_the_sampled_text_whatever_the_depth(pair: Engine) -> None:
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
+    with pair.session() as session:
+        texts = set()
+        for depth in (0, 1, None):
+            session.clear()
+            texts.add(
+                _answer(session.generate("Name a bird.", max_tokens=12, sampling=sampling, depth=depth)).token_ids
+            )
+        assert len(texts) == 1
+
+
+def test_a_drafter_with_another_vocabulary_leaves_plain_decoding() -> None:
+    with Engine.load("qwen2.5-coder-0.5b", draft="smollm2-135m", lookup=False, download=True) as engine:
+        assert engine.plan.mode == "plain"
+        assert engine.plan.drafter_off is not None
+        assert "vocabulary" in engine.plan.drafter_off
+        with engine.session() as session:
+            done = _answer(session.generate("Say hello.", max_tokens=8))
+        assert done.text
+        assert done.speculation_off is not None
+
+
+def _answer(events: object) -> Done:
+    texts = []
+    for event in events:  # type: ignore[attr-defined]
+        if isinstance(event, Text):
+            texts.append(event.text)
+        elif isinstance(event, Done):
+            assert event.text == "".join(texts)
+            return event
+    raise AssertionError("a generation ends with Done")

@@ -1,0 +1,76 @@
+"""Every command and every example that the README shows, run as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+
+
+def test_the_readme_names_its_two_commands_and_more() -> None:
+    assert COMMANDS[:2] == ["make chat", "make test"]
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("edgespec ")])
+def test_command_runs(command: str) -> None:
+    words = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_make_chat_answers_prompts_from_a_pipe() -> None:
+    # The command that `make chat` ends in; setup itself is exercised by running these tests through `make test`.
+    recipe = subprocess.run(["make", "-n", "chat"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    command = recipe.splitlines()[-1].strip()
+    assert command.startswith("exec .venv/bin/edgespec chat")
+    arguments = shlex.split(command)[2:]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec", *arguments, "--max-tokens", "24"],
+        input="What is a hash map? One sentence.\nAnd a set?\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    status = [line for line in done.stderr.splitlines() if "tok/s" in line]
+    assert len(status) == 2, done.stderr
+    assert len(done.stdout.strip().splitlines()) >= 2
+
+
+def test_the_embedding_snippet_runs() -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "def" in done.stdout
+
+
+def test_the_embedding_example_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/embed.py"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped: cancelled" in done.stdout
