@@ -66,11 +66,11 @@ def decode_tokens_per_s(session: Session) -> float:
     raise AssertionError("a generation ends with Done")
 
 
-def measure(model: str, pairs: int) -> dict[str, object]:
+def measure(model: str, pairs: int, threads: int | None) -> dict[str, object]:
     """Ratios thread / process, pair by pair, and thread / alone."""
     machine = describe_machine()
-    threads = max(1, machine.physical_cores - 1)
     with Engine.load(model, draft="none", depth=0, threads=threads, download=True) as engine, engine.session() as s:
+        used = engine.plan.target.threads
         decode_tokens_per_s(s)
         alone, beside_process, beside_thread = [], [], []
         for pair in range(pairs):
@@ -84,7 +84,7 @@ def measure(model: str, pairs: int) -> dict[str, object]:
         "model": model,
         "processor": machine.processor,
         "cores": machine.physical_cores,
-        "decoding_threads": threads,
+        "decoding_threads": used,
         "alone_tokens_per_s": alone,
         "beside_process_tokens_per_s": beside_process,
         "beside_thread_tokens_per_s": beside_thread,
@@ -97,9 +97,10 @@ def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-coder-1.5b")
-    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=None)
     arguments = parser.parse_args()
-    json.dump(measure(arguments.model, arguments.pairs), sys.stdout, indent=1)
+    json.dump(measure(arguments.model, arguments.pairs, arguments.threads), sys.stdout, indent=1)
     print()
 
 

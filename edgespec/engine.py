@@ -174,6 +174,11 @@ class Engine:
         return self._target.facts.vocabulary_size
 
     @property
+    def can_rewind(self) -> bool:
+        """Whether the target's cache can drop its last tokens."""
+        return self._target.facts.can_rewind
+
+    @property
     def has_chat_template(self) -> bool:
         return self._target.header.chat_template is not None
 

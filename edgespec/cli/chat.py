@@ -22,7 +22,7 @@ from edgespec.cli.opening import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import decode_input, note, print_error, print_json
+from edgespec.cli.output import decode_input, note, print_error, print_json, stderr_columns
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine import Engine
@@ -126,7 +126,7 @@ class _Chat:
         else:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            note(status_line(done), dim=True)
+            note(status_line(done, stderr_columns()), dim=True)
 
     def _command(self, line: str) -> bool:
         """Obey a slash command; True if it ends the chat."""

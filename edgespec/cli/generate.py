@@ -20,7 +20,7 @@ from edgespec.cli.opening import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import decode_input, note, print_json
+from edgespec.cli.output import decode_input, note, print_json, stderr_columns
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
 from edgespec.events import Done, Notice, Text
@@ -77,6 +77,6 @@ def generate(
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        note(status_line(done), dim=True)
+        note(status_line(done, stderr_columns()), dim=True)
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.events import Loading
 from edgespec.files.progress import ProgressEvent
 
@@ -59,9 +60,6 @@ def print_json(value: dict[str, Any]) -> None:
 def print_error(error: EdgespecError, *, as_json: bool) -> None:
     """One sentence and a hint on stderr, and with ``as_json`` an object on stdout as well."""
     print(f"edgespec: {error.message}", file=sys.stderr)
-    if isinstance(error, DownloadError):
-        for source, reason in error.reasons:
-            print(f"  {source}: {reason}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
     if as_json:
@@ -84,6 +82,11 @@ def note(message: str, *, dim: bool = False) -> None:
     if dim and stderr_is_rich():
         message = f"\x1b[2m{message}\x1b[0m"
     print(message, file=sys.stderr, flush=True)
+
+
+def stderr_columns() -> int | None:
+    """Width of the terminal behind stderr; None if there is none."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def stderr_is_rich() -> bool:

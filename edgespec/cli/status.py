@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from edgespec.events import Done
 from edgespec.planning.plan import Plan
 
+_SEPARATOR = " · "
 
-def status_line(done: Done) -> str:
-    """For example ``31.4 tok/s · 1.35x plain · 2.1 tokens/round · lookup+model on cpu · exact (W)``."""
+
+def status_line(done: Done, width: int | None = None) -> str:
+    """For example ``31.4 tok/s · 1.35x plain · 2.1 tokens/round · drafter lookup · qwen on cpu · exact (W)``.
+
+    With a ``width`` in columns the line is broken between its parts, never inside a word.
+    """
+    parts = _parts(done)
+    if width is None:
+        return _SEPARATOR.join(parts)
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(_SEPARATOR) + len(part) <= width:
+            lines[-1] += _SEPARATOR + part
+        else:
+            lines += textwrap.wrap(part, max(20, width), initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _parts(done: Done) -> list[str]:
     stats, plan = done.stats, done.plan
     speed = stats.decode_tokens_per_s
     parts = [f"{stats.emitted_tokens} tokens" if speed is None else f"{speed:.1f} tok/s"]
@@ -31,7 +50,7 @@ def status_line(done: Done) -> str:
         parts.append(f"plain decoding: {done.speculation_off}" if not speculated else done.speculation_off)
     elif not speculated and plan.mode == "plain":
         parts.append(f"plain decoding: {plan.reasons[-1].removeprefix('plain: ')}")
-    return " · ".join(parts)
+    return parts
 
 
 def exactness_words(plan: Plan) -> str:

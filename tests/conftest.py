@@ -1,0 +1,23 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.files.locations import Home
+from tests.support.tiny_models import TinyModels
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """Tiny models, and a place to keep what is measured about them."""
+    folder = tmp_path_factory.mktemp("tiny-models")
+    return TinyModels(folder, Home(folder / "home"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """An empty home of this test's own."""
+    return Home(tmp_path / "home")

@@ -1,0 +1,164 @@
+"""Which drafter is heard, and what happens to one that fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, DraftState, Outcome, Proposal, RoundRecord
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.combination import Combination, CombinationState
+from edgespec.errors import CancelledError, ForwardError
+from edgespec.planning.depth import FixedDepth
+from tests.support.scripted_drafters import Raising, Scripted
+
+CONTEXT = Context([1, 2, 3])
+REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=10, context_length=64)
+
+
+class Part(Scripted):
+    """Proposes ``token`` as often as it may, or nothing, or nothing although it tried."""
+
+    def __init__(self, kind: str, token: int | None, *, tried: bool = True) -> None:
+        super().__init__(lambda tokens, depth: [] if token is None else [token] * depth)
+        self.kind = kind
+        self._tried = tried
+
+    def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+        proposed = tuple(self._script(tokens, depth))
+        return Proposal(tokens=proposed, drafted_by=self.kind) if proposed or self._tried else NOTHING
+
+
+class Depths:
+    """A policy with a depth for each source."""
+
+    def __init__(self, **depths: int) -> None:
+        self.depths = depths
+
+    def depth(self, source: str) -> int:
+        return self.depths[source]
+
+    def record(self, record: RoundRecord) -> None:
+        raise AssertionError("the loop records, not the combination")
+
+    def why_off(self, source: str) -> str | None:
+        return None
+
+
+def combined(*parts: tuple[str, DraftState], **depths: int) -> CombinationState:
+    return CombinationState(parts, Depths(**depths))
+
+
+def test_the_first_that_has_something_to_say_is_heard() -> None:
+    silent, first, second = Part("a", None, tried=False), Part("b", 5), Part("c", 6)
+    state = combined(("a", silent), ("b", first), ("c", second), a=9, b=9, c=9)
+    assert state.propose(CONTEXT, 3).tokens == (5, 5, 5)
+    assert (silent.asked, first.asked, second.asked) == ([(3, 3)], [(3, 3)], [])
+
+
+def test_one_that_spent_the_time_in_vain_is_the_last_asked() -> None:
+    tried, second = Part("a", None), Part("b", 6)
+    proposal = combined(("a", tried), ("b", second), a=9, b=9).propose(CONTEXT, 3)
+    assert (proposal.tokens, proposal.drafted_by, second.asked) == ((), "a", [])
+
+
+def test_each_drafts_as_far_as_the_policy_lets_it() -> None:
+    parts = [(kind, Part(kind, None, tried=False)) for kind in "abc"]
+    assert combined(*parts, a=2, b=0, c=7).propose(CONTEXT, 5) is NOTHING
+    assert [part.asked for _, part in parts] == [[(3, 2)], [], [(3, 5)]]
+
+
+def test_without_parts_nothing_is_proposed() -> None:
+    state = CombinationState([], FixedDepth(4))
+    assert state.propose(CONTEXT, 4) is NOTHING
+    state.observe(Outcome(proposal=NOTHING, evaluated=0, accepted=0, committed=()))
+    state.close()
+
+
+def test_the_policy_may_be_exchanged() -> None:
+    part = Part("a", 5)
+    state = combined(("a", part), a=1)
+    assert len(state.propose(CONTEXT, 4).tokens) == 1
+    state.policy = FixedDepth(3)
+    assert len(state.propose(CONTEXT, 4).tokens) == 3
+
+
+def test_a_failing_part_is_off_and_the_next_is_heard() -> None:
+    failing, second = Raising(ForwardError("the driver is gone"), at=1), Part("b", 6)
+    state = combined(("a", failing), ("b", second), a=9, b=9)
+    for _ in range(3):
+        assert state.propose(CONTEXT, 2).tokens == (6, 6)
+    assert len(failing.asked) == 1
+    assert state.failures == {"a": "the driver is gone"}
+
+
+def test_a_part_that_fails_while_observing_does_not_end_the_answer() -> None:
+    failing, second = Raising(ForwardError("the driver is gone"), when_observing=True), Part("b", 6)
+    state = combined(("scripted", failing), ("b", second), scripted=9, b=9)
+    proposal = state.propose(CONTEXT, 2)
+    assert proposal.drafted_by == "scripted"
+    outcome = Outcome(proposal=proposal, evaluated=1, accepted=0, committed=(4,))
+    state.observe(outcome)
+    state.observe(outcome)
+    assert len(failing.outcomes) == 1
+    assert state.failures == {"scripted": "the driver is gone"}
+    assert state.propose(CONTEXT, 2).tokens == (6, 6)
+
+
+def test_cancel_passes_through_and_turns_nothing_off() -> None:
+    cancelled = Raising(CancelledError("stop"), at=2)
+    state = combined(("a", cancelled), ("b", Part("b", 6)), a=9, b=9)
+    assert state.propose(CONTEXT, 2).tokens == (0,)
+    for _ in range(2):
+        with pytest.raises(CancelledError):
+            state.propose(CONTEXT, 2)
+    assert state.failures == {}
+
+
+def test_a_bug_is_not_swallowed() -> None:
+    def broken(tokens: list[int], depth: int) -> list[int]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        combined(("a", Scripted(broken)), a=9).propose(CONTEXT, 2)
+
+
+def test_only_the_author_observes() -> None:
+    first, second = Part("a", 5), Part("b", 6)
+    state = combined(("a", first), ("b", second), a=9, b=9)
+    outcome = Outcome(proposal=Proposal(tokens=(6,), drafted_by="b"), evaluated=1, accepted=1, committed=(6, 7))
+    state.observe(outcome)
+    assert (first.outcomes, second.outcomes) == ([], [outcome])
+
+
+def test_cancel_and_close_reach_every_part() -> None:
+    parts = [Part("a", 5), Part("b", 6)]
+    state = combined(*((part.kind, part) for part in parts), a=9, b=9)
+    state.cancel()
+    assert [part.cancelled for part in parts] == [True, True]
+    state.reset_cancel()
+    assert [part.cancelled for part in parts] == [False, False]
+    state.close()
+    state.close()
+    assert all(part.closed for part in parts)
+
+
+def test_the_drafter_starts_and_closes_its_parts_in_order() -> None:
+    events: list[str] = []
+
+    class Kind:
+        def __init__(self, kind: str) -> None:
+            self.kind = kind
+
+        def start(self, request: DraftRequest) -> DraftState:
+            assert request is REQUEST
+            events.append(f"start {self.kind}")
+            return Part(self.kind, 5 if self.kind == "a" else 6)
+
+        def close(self) -> None:
+            events.append(f"close {self.kind}")
+
+    drafter = Combination([Kind("a"), Kind("b")], FixedDepth(2))
+    assert drafter.kind == "combination"
+    assert drafter.start(REQUEST).propose(CONTEXT, 4).tokens == (5, 5)
+    drafter.close()
+    assert events == ["start a", "start b", "close a", "close b"]

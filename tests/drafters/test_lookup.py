@@ -1,0 +1,115 @@
+"""Lookup against a brute-force search, and what its index holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters import lookup
+from edgespec.drafters.lookup import LookupDrafter, LookupDraftState
+
+
+def started(minimum: int = 3, stop_ids: frozenset[int] = frozenset()) -> LookupDraftState:
+    request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context_length=4096, stop_ids=stop_ids)
+    return LookupDrafter(minimum_match_tokens=minimum).start(request)
+
+
+def brute_force(tokens: list[int], depth: int, minimum: int, longest: int, candidates: int) -> list[int]:
+    """Every earlier place, most recent first; the longest match wins, the more recent one on a tie."""
+    best_end, best_length, seen = None, 0, 0
+    for end in range(len(tokens) - 1, minimum - 1, -1):
+        if tokens[end - minimum : end] != tokens[len(tokens) - minimum :]:
+            continue
+        seen += 1
+        if seen > candidates:
+            break
+        length = max(n for n in range(minimum, end + 1) if tokens[end - n : end] == tokens[len(tokens) - n :])
+        if min(length, longest) > best_length:
+            best_end, best_length = end, min(length, longest)
+    return [] if best_end is None else tokens[best_end : best_end + depth]
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.integers(4, 9),
+    st.integers(1, 6),
+)
+@settings(max_examples=400, deadline=None)
+def test_the_longest_then_most_recent_match(
+    tokens: list[int], minimum: int, depth: int, longest: int, candidates: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookup, "_LONGEST_MATCH_TOKENS", longest)
+        patch.setattr(lookup, "_CANDIDATES", candidates)
+        proposal = started(minimum).propose(Context(tokens), depth)
+    assert list(proposal.tokens) == brute_force(tokens, depth, minimum, longest, candidates)
+    if proposal.tokens:
+        assert (proposal.drafted_by, proposal.draft_probs) == ("lookup", None)
+        assert proposal.sources == ("lookup",) * len(proposal.tokens)
+    else:
+        assert proposal is NOTHING
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=8), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_growing_with_the_text_equals_starting_fresh(pieces: list[list[int]], minimum: int) -> None:
+    state, tokens = started(minimum), []
+    for piece in pieces:
+        tokens += piece
+        assert state.propose(Context(tokens), 4) == started(minimum).propose(Context(tokens), 4)
+        ends = [end for found in state._ends.values() for end in found]
+        assert sorted(ends) == list(range(minimum, len(tokens))), "each run once, unless nothing follows it"
+        for run, found in state._ends.items():
+            assert found == sorted(found)
+            assert all(tuple(tokens[end - minimum : end]) == run for end in found)
+
+
+@given(st.lists(st.integers(0, 2), min_size=5, max_size=30), st.data())
+@settings(max_examples=200, deadline=None)
+def test_changed_and_shortened_text_is_indexed_anew(tokens: list[int], data: st.DataObject) -> None:
+    state = started(2)
+    state.propose(Context(tokens), 4)
+    keep = data.draw(st.integers(0, len(tokens)))
+    other = tokens[:keep] + data.draw(st.lists(st.integers(0, 2), max_size=10))
+    assert state.propose(Context(other), 4) == started(2).propose(Context(other), 4)
+
+
+def test_short_texts_and_no_depth_propose_nothing() -> None:
+    for tokens in ([], [1], [1, 1], [1, 1, 1]):
+        assert started().propose(Context(tokens), 4) is NOTHING
+    state = started()
+    assert state.propose(Context([1, 1, 1, 1, 1]), 0) is NOTHING
+    assert state.propose(Context([1, 1, 1, 1, 1]), 2).tokens == (1,)
+
+
+def test_the_default_minimum_is_three_tokens() -> None:
+    request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context_length=64)
+    state = LookupDrafter().start(request)
+    assert state.propose(Context([7, 8, 5, 6, 7, 8]), 4) is NOTHING
+    assert state.propose(Context([6, 7, 8, 5, 4, 6, 7, 8]), 2).tokens == (5, 4)
+
+
+def test_a_copy_ends_after_a_stop_id() -> None:
+    tokens = [1, 2, 3, 9, 5, 6, 1, 2, 3]
+    assert started().propose(Context(tokens), 6).tokens == (9, 5, 6, 1, 2, 3)
+    assert started(stop_ids=frozenset({5})).propose(Context(tokens), 6).tokens == (9, 5)
+    assert started(stop_ids=frozenset({9, 5})).propose(Context(tokens), 6).tokens == (9,)
+
+
+def test_the_rest_of_the_contract() -> None:
+    tokens = [1, 2, 3, 4, 1, 2, 3]
+    state = started()
+    before = state.propose(Context(tokens), 2)
+    state.observe(Outcome(proposal=Proposal(tokens=(1,)), evaluated=1, accepted=0, committed=(4,)))
+    state.cancel()
+    state.reset_cancel()
+    assert state.propose(Context(tokens), 2) == before
+    state.close()
+    state.close()
+    assert not state._ends
+    assert LookupDrafter().kind == "lookup"

@@ -1,0 +1,297 @@
+"""The model drafter: its chain, and a cache that follows the text wherever it goes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
+from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
+from edgespec.drafters import model as module
+from edgespec.drafters.model import MINIMUM_CONFIDENCE, ModelDrafter, ModelDraftState
+from edgespec.errors import CancelledError, ForwardError, MemoryLimitError, NonFiniteLogitsError
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+
+PROMPT = [3, 1, 4, 1, 5]
+GREEDY = Sampling()
+
+
+def started(
+    model: FakeModel,
+    sampling: Sampling = GREEDY,
+    *,
+    confidence: float = 0.0,
+    context_length: int = 64,
+    stop_ids: frozenset[int] = frozenset(),
+) -> ModelDraftState:
+    request = DraftRequest(
+        chooser=Chooser(sampling),
+        vocabulary_size=model.vocabulary_size,
+        context_length=context_length,
+        stop_ids=stop_ids,
+    )
+    return ModelDrafter(lambda: model, minimum_confidence=confidence).start(request)
+
+
+def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = GREEDY) -> list[int]:
+    """What the model writes by itself, scored from scratch at each token."""
+    so_far = list(tokens)
+    for _ in range(depth):
+        own = distribution(model.scores(so_far), sampling, so_far)
+        so_far.append(draw(own, sampling.seed, len(so_far), Purpose.TOKEN))
+    return so_far[len(tokens) :]
+
+
+def check_synced(state: ModelDraftState) -> FakeSequence:
+    sequence = state._sequence
+    assert isinstance(sequence, FakeSequence)
+    assert sequence.tokens == state._known, "it knows exactly what its cache holds"
+    return sequence
+
+
+# ------------------------------------------------------------------------------------------------ the chain
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3), Sampling(repeat_penalty=1.5)])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_chain_is_the_models_own_text(depth: int, sampling: Sampling) -> None:
+    model = FakeModel(seed=1)
+    proposal = started(model, sampling).propose(Context(PROMPT), depth)
+    assert list(proposal.tokens) == chain(model, PROMPT, depth, sampling)
+    assert proposal.sources == ("model",) * depth
+    assert (proposal.drafted_by, proposal.draft_probs, proposal.parents) == ("model", None, None)
+    assert model.sequences[0].log.widths == [len(PROMPT), *[1] * (depth - 1)], "the last draft token is not fed"
+    assert model.sequences[0].jobs == 1, "one hand-over to the worker thread for the whole chain"
+
+
+def test_the_rejection_rule_carries_the_distributions() -> None:
+    model, sampling = FakeModel(seed=1), Sampling(temperature=1.0, top_k=5, seed=3, rule="rejection")
+    proposal = started(model, sampling).propose(Context(PROMPT), 3)
+    assert proposal.draft_probs is not None
+    so_far = list(PROMPT)
+    for token, carried in zip(proposal.tokens, proposal.draft_probs, strict=True):
+        own = distribution(model.scores(so_far), sampling, so_far)
+        assert carried is not None
+        assert carried.ids.tolist() == own.ids.tolist()
+        assert carried.probs.tolist() == own.probs.tolist()
+        assert token == draw(own, 3, len(so_far), Purpose.DRAFT)
+        so_far.append(token)
+
+
+def test_a_chain_ends_after_a_stop_id() -> None:
+    model = FakeModel(seed=1)
+    free = chain(model, PROMPT, 8)
+    place = next(i for i, token in enumerate(free) if i > 0 and token not in free[:i])
+    state = started(model, stop_ids=frozenset({free[place]}))
+    assert list(state.propose(Context(PROMPT), 8).tokens) == free[: place + 1]
+    assert len(check_synced(state).log.widths) == place + 1, "nothing is computed after the stop"
+
+
+def peaked(peaks: list[float]) -> FakeModel:
+    """Two ids; the likelier after n tokens is 0 with probability ``peaks[n]``."""
+    return FakeModel(2, table=lambda prefix: [math.log(peaks[len(prefix)]), math.log(1 - peaks[len(prefix)])])
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, rule="rejection")]
+)
+def test_low_confidence_ends_a_chain_whatever_would_have_been_drawn(sampling: Sampling) -> None:
+    peaks = [0.9, 0.9, 0.8, 0.7, 0.55, 0.9, 0.9]
+    for confidence, length in [(0.0, 5), (0.5, 5), (0.6, 2), (0.75, 1), (0.85, 0)]:
+        state = started(peaked(peaks), sampling, confidence=confidence)
+        proposal = state.propose(Context([0, 1]), 5 if length == 5 else 4)
+        assert len(proposal.tokens) == min(length, 5)
+        assert proposal.drafted_by == "model", "also when it proposes nothing: its time was spent"
+        assert len(proposal.sources) == len(proposal.tokens)
+
+
+def test_confidence_is_asked_before_a_token_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it asked afterwards, whether a token is put forward could depend on the token: biased."""
+    drawn: list[int] = []
+    original = draw
+
+    def spy(own: object, seed: int, position: int, purpose: Purpose) -> int:
+        drawn.append(position)
+        return original(own, seed, position, purpose)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("edgespec.decoding.sampling.draw", spy)
+    state = started(peaked([0.9, 0.9, 0.8, 0.55, 0.9]), Sampling(temperature=1.0, rule="rejection"), confidence=0.6)
+    assert len(state.propose(Context([0, 1]), 3).tokens) == 1
+    assert drawn == [2]
+
+
+def test_the_default_confidence_is_even_odds() -> None:
+    assert MINIMUM_CONFIDENCE == 0.5
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=3, context_length=64)
+    model = FakeModel(3, table=lambda prefix: [0.0, math.log(0.9), math.log(0.2)])  # the peak is 1 / 2.1
+    assert ModelDrafter(lambda: model).start(request).propose(Context([0]), 2).tokens == ()
+
+
+# ------------------------------------------------------------------------------------------------- the sync
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_cache_follows_any_change_of_the_text(data: st.DataObject) -> None:
+    model = FakeModel(4, seed=2)
+    state = started(model, context_length=40)
+    tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    for _ in range(data.draw(st.integers(1, 6))):
+        depth = data.draw(st.integers(1, 4))
+        proposal = state.propose(Context(tokens), depth)
+        assert list(proposal.tokens) == chain(model, tokens, len(proposal.tokens))
+        check_synced(state)
+        # Some of the draft stands, then other tokens follow; or the text is cut back and goes another way.
+        keep = data.draw(st.integers(0, len(proposal.tokens)))
+        back = data.draw(st.sampled_from([0, 0, 1, 3]))
+        tokens = (tokens + list(proposal.tokens[:keep]))[: max(1, len(tokens) + keep - back)]
+        tokens = (tokens + data.draw(st.lists(st.integers(0, 3), max_size=3)))[:40]
+
+
+def test_what_is_known_is_not_fed_again() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    first = list(state.propose(Context(PROMPT), 3).tokens)
+    log = model.sequences[0].log
+    # All three accepted and a bonus follows: the last draft token and the bonus are new.
+    tokens = [*PROMPT, *first, 2]
+    second = list(state.propose(Context(tokens), 3).tokens)
+    assert log.fed[3] == (first[-1], 2)
+    # The first is rejected: the correction alone is new.
+    tokens = [*tokens, (second[0] + 1) % 12]
+    state.propose(Context(tokens), 1)
+    assert log.fed[6] == (tokens[-1],)
+    # Nothing changed: the last token once more, for its scores.
+    state.propose(Context(tokens), 1)
+    assert log.fed[7] == (tokens[-1],)
+    # The text was cut back to the prompt and goes on differently.
+    state.propose(Context([*PROMPT, 0, 0]), 1)
+    assert log.fed[8][-1] == 0
+    assert check_synced(state).tokens == [*PROMPT, 0, 0]
+
+
+def test_only_catching_up_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(ticks)))
+    state = started(FakeModel(seed=1))
+    first = state.propose(Context(PROMPT), 2)
+    assert first.sync_s == 1.0
+    tokens = [*PROMPT, *first.tokens, 2]
+    assert state.propose(Context(tokens), 2).sync_s == 0.0, "two tokens of lag are an ordinary round"
+    assert state.propose(Context([*tokens, 0, 1, 0, 1]), 2).sync_s == 1.0
+
+
+def test_it_is_not_opened_before_it_is_needed() -> None:
+    model = FakeModel(seed=1)
+    state = started(model, context_length=33)
+    assert state.propose(Context(PROMPT), 0) is NOTHING
+    assert state.propose(Context([]), 4) is NOTHING
+    assert model.sequences == []
+    state.propose(Context(PROMPT), 1)
+    state.propose(Context(PROMPT), 1)
+    (sequence,) = model.sequences
+    assert sequence.context_length == 33
+
+
+@pytest.mark.parametrize("room", range(-1, 6))
+def test_the_context_end(room: int) -> None:
+    model = FakeModel(seed=1)
+    state = started(model, context_length=len(PROMPT) + room)
+    proposal = state.propose(Context(PROMPT), 4)
+    assert list(proposal.tokens) == chain(model, PROMPT, max(0, min(4, room + 1)))
+    assert (proposal is NOTHING) is (room < 0)
+
+
+# -------------------------------------------------------------------------------------- cancel and failures
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+@pytest.mark.parametrize("kind", ["cancel", "raise"])
+def test_after_a_failure_at_any_forward_it_goes_on(call: int, kind: str) -> None:
+    faults = Faults(cancel_at=call) if kind == "cancel" else Faults(raise_at=call)
+    model = FakeModel(seed=1, faults=faults)
+    state = started(model)
+    with pytest.raises(CancelledError if kind == "cancel" else ForwardError):
+        state.propose(Context(PROMPT), 4)
+    sequence = check_synced(state)
+    assert sequence.tokens == [*PROMPT, *chain(model, PROMPT, 4)][: sequence.length]
+    state.reset_cancel()
+    assert list(state.propose(Context(PROMPT), 4).tokens) == chain(model, PROMPT, 4)
+    check_synced(state)
+
+
+def test_garbage_scores_are_an_error_and_leave_the_cache_known() -> None:
+    model = FakeModel(seed=1, faults=Faults(nan_at=2))
+    state = started(model)
+    with pytest.raises(NonFiniteLogitsError):
+        state.propose(Context(PROMPT), 3)
+    check_synced(state)
+    assert list(state.propose(Context(PROMPT), 3).tokens) == chain(model, PROMPT, 3)
+
+
+def test_cancel_before_during_and_after_opening() -> None:
+    state = started(FakeModel(seed=1))
+    state.cancel()
+    for _ in range(2):
+        with pytest.raises(CancelledError):
+            state.propose(Context(PROMPT), 2)
+    state.reset_cancel()
+    assert len(state.propose(Context(PROMPT), 2).tokens) == 2
+    state.cancel()
+    with pytest.raises(CancelledError):
+        state.propose(Context(PROMPT), 2)
+    state.reset_cancel()
+    assert len(state.propose(Context(PROMPT), 2).tokens) == 2
+
+
+def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
+    error = MemoryLimitError("too large", needed_bytes=2, available_bytes=1)
+    model = FakeModel(seed=1)
+    attempts: list[int] = []
+
+    def open_model() -> FakeModel:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise error
+        return model
+
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
+    state = ModelDrafter(open_model, minimum_confidence=0.0).start(request)
+    for _ in range(2):
+        with pytest.raises(MemoryLimitError):
+            state.propose(Context(PROMPT), 2)
+        state.close()
+    assert len(state.propose(Context(PROMPT), 2).tokens) == 2
+
+
+def test_close_is_idempotent_and_leaves_the_model_open() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.close()
+    state = started(model)
+    state.propose(Context(PROMPT), 1)
+    state.close()
+    state.close()
+    assert model.sequences[-1].closed
+    assert not model.closed
+
+
+def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
+    model = FakeModel(seed=1)
+    drafter = ModelDrafter(lambda: model, minimum_confidence=0.0)
+    assert drafter.kind == "model"
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
+    first, second = drafter.start(request), drafter.start(request)
+    other = [7, 7, 2]
+    for _ in range(3):
+        assert list(first.propose(Context(PROMPT), 3).tokens) == chain(model, PROMPT, 3)
+        assert list(second.propose(Context(other), 3).tokens) == chain(model, other, 3)
+        known = list(first._known)
+        first.observe(Outcome(proposal=Proposal(tokens=(1,)), evaluated=1, accepted=0, committed=(4,)))
+        assert first._known == known
+    assert len(model.sequences) == 2
+    drafter.close()
+    assert not model.closed, "the model belongs to whoever opened it"

@@ -1,0 +1,684 @@
+"""What every runtime must do, as tests: subclass the two suites with a ``runtime`` fixture.
+
+``SequenceContract`` holds for any runtime, ``NativeContract`` for those that compute on threads of their own.
+Numeric statements are about one runtime on one machine, so equality is to the bit unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from edgespec.decoding.contracts import LogitsArray, Model, Rows, Sequence
+from edgespec.errors import (
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    EdgespecError,
+    InvalidRequestError,
+    RewindError,
+    StaleRowsError,
+)
+
+CONTEXT = 1100
+
+# Prefill is cut into chunks of at most this many tokens by every runtime so far; lengths on both sides of its
+# multiples are where bookkeeping goes wrong.
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """``open_model`` loads a model anew; ``prefill_tokens`` are a prompt that computes for a good part of a second."""
+
+    open_model: Callable[[], Model]
+    prefill_tokens: int = 0
+    context_overhead_bytes: int = 0
+
+
+def ids(count: int, model: Model, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(model.facts.vocabulary_size), k=count)
+
+
+def logits(rows: Rows) -> list[LogitsArray]:
+    return [rows.logits(index) for index in range(rows.count)]
+
+
+def equal(left: list[LogitsArray], right: list[LogitsArray]) -> bool:
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def near(left: LogitsArray, right: LogitsArray) -> bool:
+    """The same scores up to rounding, and the same best token where the runner-up is not within rounding."""
+    first, second = np.sort(left)[[-1, -2]]
+    agree = np.argmax(left) == np.argmax(right) or first - second < 0.1
+    return bool(agree and np.abs(left - right).max() < 0.1)
+
+
+def last_row(sequence: Sequence, tokens: list[int], chunks: list[int]) -> LogitsArray:
+    """Scores after ``tokens`` fed to an empty sequence in forwards of these sizes."""
+    sequence.rewind(0)
+    done = 0
+    rows: Rows | None = None
+    for size in chunks:
+        rows = sequence.forward(tokens[done : done + size], 1)
+        done += size
+    assert done == len(tokens)
+    assert rows is not None
+    return rows.logits(0)
+
+
+def threads_named_like(sequence_thread: str) -> int:
+    return sum(thread.name == sequence_thread for thread in threading.enumerate())
+
+
+class SequenceContract:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, runtime: Runtime) -> Any:
+        with closing(runtime.open_model()) as model:
+            yield model
+
+    @pytest.fixture
+    def sequence(self, model: Model) -> Any:
+        with closing(model.open(CONTEXT)) as sequence:
+            yield sequence
+
+    # ------------------------------------------------------------------------------------ bookkeeping
+
+    def test_a_fresh_sequence_is_empty_and_knows_its_room(self, sequence: Sequence) -> None:
+        assert (sequence.length, sequence.context_length) == (0, CONTEXT)
+
+    def test_length_follows_every_forward_and_rewind(self, model: Model, sequence: Sequence) -> None:
+        expected = 0
+        for step, count in enumerate((1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 1)):
+            sequence.forward(ids(count, model, step), min(1, step))
+            expected += count
+            assert sequence.length == expected
+        for length in (expected, expected - 1, CHUNK, 3, 0):
+            sequence.rewind(length)
+            assert sequence.length == length
+
+    def test_a_forward_of_nothing_changes_nothing(self, model: Model, sequence: Sequence) -> None:
+        sequence.forward(ids(3, model), 0)
+        assert sequence.forward([], 0).count == 0
+        assert sequence.length == 3
+
+    def test_the_caller_keeps_his_list(self, model: Model, sequence: Sequence) -> None:
+        tokens = ids(300, model)
+        kept = list(tokens)
+        sequence.forward(tokens, 1)
+        assert tokens == kept
+
+    def test_any_sequence_of_integers_will_do(self, model: Model, sequence: Sequence) -> None:
+        tokens = ids(9, model)
+        expected = sequence.forward(tokens, 1).logits(0)
+        for spelled in (tuple(tokens), np.array(tokens, dtype=np.int64), np.array(tokens, dtype=np.uint16)):
+            sequence.rewind(0)
+            assert np.array_equal(sequence.forward(spelled, 1).logits(0), expected)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------- numbers of a forward
+
+    @pytest.mark.parametrize(
+        "chunks",
+        [[1] * 40, [13, 27], [39, 1]],
+        ids=["one by one", "two", "all but one"],
+    )
+    def test_chunking_does_not_change_the_answer(self, model: Model, sequence: Sequence, chunks: list[int]) -> None:
+        tokens = ids(40, model)
+        whole = last_row(sequence, tokens, [40])
+        assert near(whole, last_row(sequence, tokens, chunks))
+
+    @pytest.mark.parametrize("count", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 3 * CHUNK - 2])
+    @pytest.mark.parametrize("rows", [1, 2, 7, 64])
+    def test_rows_at_the_borders_of_prefill_chunks(
+        self, model: Model, sequence: Sequence, count: int, rows: int
+    ) -> None:
+        tokens = ids(count, model)
+        scored = sequence.forward(tokens, rows)
+        assert (scored.count, sequence.length) == (rows, count)
+        found = logits(scored)
+        sequence.rewind(count - rows)
+        for index in range(rows):  # one token at a time there is no chunk to be wrong about
+            assert near(sequence.forward([tokens[count - rows + index]], 1).logits(0), found[index]), index
+
+    def test_each_row_scores_its_own_position(self, model: Model, sequence: Sequence) -> None:
+        tokens = ids(12, model)
+        together = logits(sequence.forward(tokens, 12))
+        for end in (1, 2, 7, 12):
+            assert near(last_row(sequence, tokens[:end], [end]), together[end - 1]), end
+        assert not near(together[3], together[4])  # else the loop above shows nothing
+
+    @pytest.mark.parametrize("rows", [0, 1, 6])
+    def test_as_many_rows_as_asked_for(self, model: Model, sequence: Sequence, rows: int) -> None:
+        scored = sequence.forward(ids(6, model), rows)
+        assert scored.count == rows
+        assert scored.argmax().shape == (rows,)
+        assert scored.argmax().dtype == np.int64
+        assert scored.top_k(3)[0].shape == (rows, 3)
+
+    @pytest.mark.parametrize("rows", [-1, 7])
+    def test_no_more_rows_than_tokens(self, model: Model, sequence: Sequence, rows: int) -> None:
+        sequence.forward(ids(4, model), 0)
+        with pytest.raises(InvalidRequestError):
+            sequence.forward(ids(6, model), rows)
+        assert sequence.length == 4
+
+    @pytest.mark.parametrize("index", [-1, 2])
+    def test_a_row_that_was_not_scored_cannot_be_read(self, model: Model, sequence: Sequence, index: int) -> None:
+        rows = sequence.forward(ids(5, model), 2)
+        with pytest.raises(IndexError):
+            rows.logits(index)
+        with pytest.raises(IndexError):
+            rows.argmax_row(index)
+
+    # ----------------------------------------------------------------------------------------------- rows
+
+    def test_logits_are_finite_float32_of_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
+        row = sequence.forward(ids(5, model), 1).logits(0)
+        assert (row.dtype, row.shape) == (np.dtype(np.float32), (model.facts.vocabulary_size,))
+        assert np.isfinite(row).all()
+
+    def test_rows_can_be_read_again_until_the_next_forward(self, model: Model, sequence: Sequence) -> None:
+        rows = sequence.forward(ids(5, model), 3)
+        first = logits(rows)
+        rows.argmax()
+        rows.top_k(4)
+        assert equal(logits(rows), first)
+
+    @pytest.mark.parametrize("what", ["forward", "rewind", "close"])
+    def test_rows_are_stale_after(self, model: Model, sequence: Sequence, what: str) -> None:
+        rows = sequence.forward(ids(5, model), 2)
+        if what == "forward":
+            sequence.forward(ids(1, model), 0)
+        elif what == "rewind":
+            sequence.rewind(4)
+        else:
+            sequence.close()
+        for use in (rows.argmax, lambda: rows.argmax_row(0), lambda: rows.top_k(1), lambda: rows.logits(0), rows.copy):
+            with pytest.raises(StaleRowsError):
+                use()
+
+    def test_a_copy_survives_forward_rewind_and_close(self, model: Model, sequence: Sequence) -> None:
+        rows = sequence.forward(ids(5, model), 3)
+        expected, best = logits(rows), rows.argmax()
+        kept = rows.copy()
+        for change in (lambda: sequence.forward(ids(4, model, 1), 4), lambda: sequence.rewind(0), sequence.close):
+            change()
+            assert equal(logits(kept), expected)
+            assert np.array_equal(kept.argmax(), best)
+
+    def test_logits_are_the_callers_to_keep(self, model: Model, sequence: Sequence) -> None:
+        rows = sequence.forward(ids(5, model), 2)
+        row = rows.logits(0)
+        before = row.copy()
+        row[:] = 7  # his own copy: nobody else sees this
+        assert np.array_equal(rows.logits(0), before)
+        row = rows.logits(0)
+        sequence.forward(ids(5, model, 1), 5)
+        assert np.array_equal(row, before)
+
+    def test_reductions_agree_with_numpy_on_the_logits(self, model: Model, sequence: Sequence) -> None:
+        rows = sequence.forward(ids(40, model), 40)
+        found_ids, found_scores = rows.top_k(5)
+        for index, row in enumerate(logits(rows)):
+            by_score_then_id = np.lexsort((np.arange(len(row)), -row))[:5]
+            assert rows.argmax()[index] == rows.argmax_row(index) == by_score_then_id[0]
+            assert np.array_equal(found_ids[index], by_score_then_id)
+            assert np.array_equal(found_scores[index], row[by_score_then_id])
+
+    # --------------------------------------------------------------------------------------------- rewind
+
+    def test_after_a_rewind_to_any_length_a_sequence_is_as_good_as_fresh(self, model: Model, sequence: Sequence) -> None:
+        tokens, other, more = ids(24, model), ids(24, model, 1), ids(3, model, 2)
+        with closing(model.open(CONTEXT)) as fresh:
+            for length in range(1, 25):
+                sequence.rewind(0)
+                sequence.forward(tokens[:length], 0)
+                sequence.forward(other[: 25 - length], 1)
+                sequence.rewind(length)
+                fresh.rewind(0)
+                fresh.forward(tokens[:length], 0)
+                assert equal(logits(sequence.forward(more, 3)), logits(fresh.forward(more, 3))), length
+                assert sequence.length == length + 3
+
+    @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 511, 512, 513, 700])
+    def test_a_rewind_across_chunks_is_as_good_as_fresh(self, model: Model, sequence: Sequence, length: int) -> None:
+        tokens, more = ids(700, model), ids(4, model, 2)
+        sequence.forward(tokens, 0)
+        sequence.rewind(length)
+        rewound = logits(sequence.forward(more, 4))
+        with closing(model.open(CONTEXT)) as fresh:
+            # The same chunks: what a forward leaves in the cache may depend on how many rows were computed at once.
+            fresh.forward(tokens, 0)
+            fresh.rewind(length)
+            assert equal(rewound, logits(fresh.forward(more, 4)))
+            fresh.rewind(0)
+            fresh.forward(tokens[:length], 0)
+            for own, others in zip(logits(fresh.forward(more, 4)), rewound, strict=True):
+                assert near(own, others)
+
+    def test_a_rewound_draft_leaves_no_trace(self, model: Model, sequence: Sequence) -> None:
+        prompt, text = ids(30, model), ids(20, model, 1)
+        with closing(model.open(CONTEXT)) as plain:
+            plain.forward(prompt, 0)
+            sequence.forward(prompt, 0)
+            for step, token in enumerate(text):
+                expected = plain.forward([token], 1).logits(0)
+                assert np.array_equal(sequence.forward([token], 1).logits(0), expected), step
+                sequence.forward(ids(1 + step % 5, model, step), 1)
+                sequence.rewind(plain.length)
+
+    @pytest.mark.parametrize("length", [-1, 6, CONTEXT + 1])
+    def test_rewind_beyond_the_length_raises_and_changes_nothing(
+        self, model: Model, sequence: Sequence, length: int
+    ) -> None:
+        sequence.forward(ids(5, model), 0)
+        with pytest.raises(RewindError):
+            sequence.rewind(length)
+        assert sequence.length == 5
+
+    # --------------------------------------------------------------------------------------------- refusals
+
+    def test_a_full_context_raises_and_leaves_the_sequence_usable(self, model: Model) -> None:
+        tokens, more = ids(18, model), ids(2, model, 1)
+        with closing(model.open(20)) as sequence, closing(model.open(20)) as fresh:
+            sequence.forward(tokens, 0)
+            for count in (3, 300):
+                with pytest.raises(ContextFullError):
+                    sequence.forward(ids(count, model), 1)
+                assert sequence.length == 18
+            fresh.forward(tokens, 0)
+            assert equal(logits(sequence.forward(more, 2)), logits(fresh.forward(more, 2)))
+            assert sequence.length == sequence.context_length == 20
+            with pytest.raises(ContextFullError):
+                sequence.forward(ids(1, model), 0)
+
+    @pytest.mark.parametrize("bad", [-1, "size", 2**31, 2**32, -(2**32), 2**63, 2**70], ids=str)
+    @pytest.mark.parametrize("position", [0, 4])
+    def test_ids_outside_the_vocabulary_raise_and_leave_the_length(
+        self, model: Model, sequence: Sequence, bad: int | str, position: int
+    ) -> None:
+        sequence.forward(ids(7, model), 0)
+        tokens = ids(5, model)
+        tokens[position] = model.facts.vocabulary_size if isinstance(bad, str) else bad
+        with pytest.raises(InvalidRequestError):
+            sequence.forward(tokens, 1)
+        assert sequence.length == 7
+
+    def test_wide_integers_do_not_wrap_into_the_vocabulary(self, model: Model, sequence: Sequence) -> None:
+        with pytest.raises(InvalidRequestError):
+            sequence.forward(np.array([1, 2**32 + 1], dtype=np.int64), 1)  # type: ignore[arg-type]
+        assert sequence.length == 0
+
+    # -------------------------------------------------------------------------------------- cancel and close
+
+    def test_cancel_stays_until_reset(self, model: Model, sequence: Sequence) -> None:
+        tokens = ids(6, model)
+        sequence.forward(tokens[:4], 0)
+        sequence.cancel()
+        for _ in range(3):
+            with pytest.raises(CancelledError):
+                sequence.forward(tokens[4:], 1)
+            assert sequence.length == 4
+        sequence.reset_cancel()
+        after = sequence.forward(tokens[4:], 2)
+        with closing(model.open(CONTEXT)) as fresh:
+            fresh.forward(tokens[:4], 0)
+            assert equal(logits(after), logits(fresh.forward(tokens[4:], 2)))
+
+    def test_a_cancelled_sequence_can_still_be_rewound_and_closed(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        sequence.forward(ids(6, model), 0)
+        sequence.cancel()
+        sequence.rewind(2)
+        assert sequence.length == 2
+        sequence.close()
+
+    def test_a_closed_sequence_refuses_everything(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        sequence.forward(ids(6, model), 0)
+        sequence.close()
+        sequence.close()
+        for use in (
+            lambda: sequence.forward(ids(1, model), 1),
+            lambda: sequence.run(lambda: 1),
+            lambda: sequence.submit(lambda: 1).result(10),
+        ):
+            with pytest.raises(ClosedError):
+                use()
+        sequence.cancel()
+        sequence.reset_cancel()
+
+    def test_closing_one_sequence_leaves_the_others(self, model: Model, sequence: Sequence) -> None:
+        expected = sequence.forward(ids(6, model), 1).logits(0)
+        model.open(CONTEXT).close()
+        sequence.rewind(0)
+        assert np.array_equal(sequence.forward(ids(6, model), 1).logits(0), expected)
+
+    def test_closing_a_model_closes_its_sequences(self, runtime: Runtime) -> None:
+        model = runtime.open_model()
+        sequences = [model.open(64) for _ in range(3)]
+        for sequence in sequences:
+            sequence.forward(ids(4, model), 1)
+        sequences[0].close()
+        model.close()
+        model.close()
+        for sequence in sequences:
+            with pytest.raises(ClosedError):
+                sequence.forward([1], 1)
+        with pytest.raises(ClosedError):
+            model.open(64)
+
+    # ---------------------------------------------------------------------------------------------- company
+
+    def test_interleaved_sequences_equal_running_alone(self, model: Model) -> None:
+        def steps(seed: int) -> list[list[int]]:
+            return [ids(count, model, seed + step) for step, count in enumerate((9, 1, 4, 1, 300, 1, 2))]
+
+        def take(sequence: Sequence, tokens: list[int]) -> list[LogitsArray]:
+            found = logits(sequence.forward(tokens, min(len(tokens), 4)))
+            sequence.rewind(sequence.length - len(tokens) // 2)
+            return found
+
+        alone = []
+        for seed in (10, 20):
+            with closing(model.open(CONTEXT)) as sequence:
+                alone.append([take(sequence, tokens) for tokens in steps(seed)])
+        with closing(model.open(CONTEXT)) as one, closing(model.open(CONTEXT)) as two:
+            for step, (left, right) in enumerate(zip(steps(10), steps(20), strict=True)):
+                assert equal(take(one, left), alone[0][step]), step
+                assert equal(take(two, right), alone[1][step]), step
+
+    def test_fork_copies_the_content_or_is_refused(self, model: Model, sequence: Sequence) -> None:
+        sequence.forward(ids(8, model), 0)
+        if not model.facts.can_fork:
+            with pytest.raises(EdgespecError):
+                sequence.fork()
+            return
+        with closing(sequence.fork()) as other:
+            sequence.rewind(2)
+            assert other.length == 8
+            with closing(model.open(CONTEXT)) as fresh:
+                fresh.forward(ids(8, model), 0)
+                assert equal(logits(other.forward([1, 2], 2)), logits(fresh.forward([1, 2], 2)))
+
+    # ------------------------------------------------------------------------------------------- run, submit
+
+    def test_run_gives_the_jobs_result_and_nests(self, model: Model, sequence: Sequence) -> None:
+        def job() -> tuple[int, int]:
+            first = int(sequence.forward(ids(5, model), 1).argmax_row(0))
+            return first, sequence.run(lambda: int(sequence.forward([first], 1).argmax_row(0)))
+
+        first, second = sequence.run(job)
+        assert sequence.length == 6
+        sequence.rewind(0)
+        assert sequence.forward(ids(5, model), 1).argmax_row(0) == first
+        assert sequence.forward([first], 1).argmax_row(0) == second
+
+    def test_submit_gives_a_future(self, model: Model, sequence: Sequence) -> None:
+        future = sequence.submit(lambda: int(sequence.forward(ids(5, model), 1).argmax_row(0)))
+        best = future.result(60)
+        sequence.rewind(0)
+        assert sequence.forward(ids(5, model), 1).argmax_row(0) == best
+
+    def test_exceptions_of_jobs_reach_the_caller(self, model: Model, sequence: Sequence) -> None:
+        def fail() -> None:
+            raise ContextFullError("on purpose")
+
+        with pytest.raises(ContextFullError, match="on purpose"):
+            sequence.run(fail)
+        assert isinstance(sequence.submit(fail).exception(60), ContextFullError)
+        sequence.forward(ids(2, model), 1)
+
+
+class NativeContract:
+    """For runtimes whose sequences have a worker thread each and whose forwards take time."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, runtime: Runtime) -> Any:
+        with closing(runtime.open_model()) as model:
+            yield model
+
+    def test_the_work_happens_on_another_thread(self, model: Model) -> None:
+        with closing(model.open(CONTEXT)) as sequence:
+            threads = {sequence.run(threading.get_ident) for _ in range(3)}
+            assert len(threads) == 1
+            assert threading.get_ident() not in threads
+            assert sequence.run(lambda: sequence.run(threading.get_ident)) in threads
+
+    def test_any_exception_of_a_job_reaches_the_caller(self, model: Model) -> None:
+        class OwnError(BaseException):
+            pass
+
+        def fail() -> None:
+            raise OwnError("on purpose")
+
+        with closing(model.open(CONTEXT)) as sequence:
+            with pytest.raises(OwnError):
+                sequence.run(fail)
+            assert isinstance(sequence.submit(fail).exception(60), OwnError)
+            assert sequence.run(lambda: 5) == 5
+
+    def test_cancel_from_another_thread_ends_a_long_prefill(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        with closing(model.open(len(tokens) + 8)) as sequence:
+            sequence.forward(ids(5, model, 1), 0)
+            started = time.perf_counter()
+            sequence.forward(tokens, 0)
+            whole_s = time.perf_counter() - started
+            assert whole_s > 0.2, "the prompt is too short for this test"
+            sequence.rewind(5)
+
+            cancelled_at: list[float] = []
+
+            def cancel() -> None:
+                cancelled_at.append(time.perf_counter())
+                sequence.cancel()
+
+            timer = threading.Timer(whole_s / 10, cancel)
+            timer.start()
+            with pytest.raises(CancelledError):
+                sequence.forward(tokens, 0)
+            ended_at = time.perf_counter()
+            timer.join()
+            assert ended_at - cancelled_at[0] < whole_s / 2
+            assert sequence.length == 5
+
+            with pytest.raises(CancelledError):  # sticky
+                sequence.forward([1], 1)
+            sequence.reset_cancel()
+            after = logits(sequence.forward(tokens[:300], 3))
+        with closing(model.open(len(tokens) + 8)) as fresh:
+            fresh.forward(ids(5, model, 1), 0)
+            assert equal(after, logits(fresh.forward(tokens[:300], 3)))
+
+    def test_close_while_a_forward_runs(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        sequence = model.open(len(tokens))
+        started = threading.Event()
+
+        def prefill() -> None:
+            started.set()
+            sequence.forward(tokens, 0)
+
+        running = sequence.submit(prefill)
+        assert started.wait(60)
+        time.sleep(0.02)
+        closers = [threading.Thread(target=sequence.close) for _ in range(3)]
+        for closer in closers:
+            closer.start()
+        assert isinstance(running.exception(60), CancelledError | ClosedError)
+        for closer in closers:
+            closer.join(60)
+            assert not closer.is_alive()
+        with pytest.raises(ClosedError):
+            sequence.forward([1], 1)
+
+    def test_close_from_inside_a_job(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+
+        def job() -> None:
+            sequence.forward([1, 2], 1)
+            sequence.close()
+            sequence.forward([3], 1)
+
+        with pytest.raises(ClosedError):
+            sequence.run(job)
+        sequence.close()
+
+    def test_closing_a_model_ends_the_forwards_in_flight(self, runtime: Runtime) -> None:
+        model = runtime.open_model()
+        tokens = ids(runtime.prefill_tokens, model)
+        sequences = [model.open(len(tokens)) for _ in range(2)]
+        running = [sequence.submit(lambda own=sequence: own.forward(tokens, 0)) for sequence in sequences]  # type: ignore[misc]
+        time.sleep(0.02)
+        closer = threading.Thread(target=sequences[0].close)  # someone else is closing one of them already
+        closer.start()
+        model.close()
+        closer.join(60)
+        for future in running:
+            assert isinstance(future.exception(60), CancelledError | ClosedError)
+
+    def test_two_models_really_run_at_once(self, runtime: Runtime) -> None:
+        with closing(runtime.open_model()) as large, closing(runtime.open_model()) as small:
+            tokens = ids(runtime.prefill_tokens, large)
+            with closing(large.open(len(tokens))) as long, closing(small.open(CONTEXT)) as short:
+                ended = threading.Event()
+                steps_inside = [0]
+
+                def prefill() -> None:
+                    try:
+                        long.forward(tokens, 0)
+                    finally:
+                        ended.set()
+
+                def decode() -> None:
+                    while not ended.is_set():
+                        short.forward([1], 1)
+                        steps_inside[0] += not ended.is_set()
+                        short.rewind(0)
+
+                running = long.submit(prefill)
+                while not long.length and not running.done():
+                    time.sleep(0.001)  # the prefill is under way
+                short.run(decode)
+                running.result(60)
+        # Taking turns, chunk by chunk, the short forwards would be about as many as the chunks of the long one.
+        assert steps_inside[0] > 3 * (runtime.prefill_tokens // CHUNK)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
+    def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        with closing(model.open(len(tokens))) as sequence:
+            started = time.perf_counter()
+            sequence.forward(tokens, 0)
+            whole_s = time.perf_counter() - started
+            sequence.rewind(0)
+            main = threading.main_thread().ident
+            assert main is not None
+            timer = threading.Timer(whole_s / 10, lambda: signal.pthread_kill(main, signal.SIGINT))
+            timer.start()
+            started = time.perf_counter()
+            with pytest.raises(KeyboardInterrupt):
+                sequence.forward(tokens, 0)
+            assert time.perf_counter() - started < 0.6 * whole_s
+            assert sequence.length == 0
+            sequence.reset_cancel()
+            assert sequence.forward(tokens[:3], 1).count == 1
+
+    def test_a_forgotten_sequence_ends_its_thread(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        thread = sequence.run(threading.current_thread)
+        sequence.forward([1, 2, 3], 1).argmax()
+        with pytest.raises(InvalidRequestError):
+            sequence.forward([-1], 1)
+        forgotten = weakref.ref(sequence)
+        del sequence
+        gc.collect()
+        assert forgotten() is None
+        thread.join(60)
+        assert not thread.is_alive()
+
+    def test_a_failed_forward_keeps_nothing_alive(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        forgotten = weakref.ref(sequence)
+        gc.collect()
+        gc.disable()  # without cycles nothing needs the collector
+        try:
+            try:
+                sequence.forward([-1], 1)
+            except InvalidRequestError:
+                pass
+            else:
+                pytest.fail("an invalid id was taken")
+            del sequence
+            assert forgotten() is None
+        finally:
+            gc.enable()
+
+    def test_rows_keep_a_forgotten_sequence(self, model: Model) -> None:
+        rows = model.open(CONTEXT).forward(ids(4, model), 2)
+        gc.collect()
+        assert np.isfinite(rows.logits(1)).all()
+
+    def test_a_sequence_costs_its_cache_and_little_more(self, model: Model, runtime: Runtime) -> None:
+        process = psutil.Process()
+        length = 32_768
+        with closing(model.open(length)) as first:
+            first.forward(ids(600, model), 1)
+            before = process.memory_info().rss
+            with closing(model.open(length)) as second:
+                second.forward(ids(600, model), 1)
+                grown = process.memory_info().rss - before
+        assert grown < model.facts.kv_bytes_per_token * length + runtime.context_overhead_bytes
+
+    def test_forwards_and_rewinds_do_not_leak(self, model: Model) -> None:
+        process = psutil.Process()
+        tokens = ids(16, model)
+        with closing(model.open(CONTEXT)) as sequence:
+
+            def cycles(count: int) -> None:
+                for _ in range(count):
+                    sequence.forward(tokens, 16).copy()
+                    sequence.rewind(0)
+
+            cycles(50)
+            gc.collect()
+            before = process.memory_info().rss
+            cycles(200)
+            gc.collect()
+            # One forward's scores leaked each time would be this much.
+            leak = 200 * 16 * model.facts.vocabulary_size * 4
+            assert process.memory_info().rss - before < max(leak / 4, 2 * 2**20)
+
+    def test_opening_and_closing_does_not_leak(self, model: Model) -> None:
+        process = psutil.Process()
+        length = 8192
+
+        def cycles(count: int) -> None:
+            for _ in range(count):
+                with closing(model.open(length)) as sequence:
+                    sequence.forward([1, 2], 1)
+
+        cycles(5)
+        before = process.memory_info().rss
+        threads = threading.active_count()
+        cycles(20)
+        grown = process.memory_info().rss - before
+        assert grown < 20 * length * model.facts.kv_bytes_per_token / 4
+        assert threading.active_count() == threads

@@ -1,0 +1,43 @@
+"""The runtimes there are, each held to the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from tests.runtimes.contract import NativeContract, Runtime, SequenceContract
+from tests.support.fake_runtime import FakeModel
+from tests.support.tiny_gguf import Quant
+
+
+class TestFake(SequenceContract):
+    @pytest.fixture(scope="class", params=[False, True], ids=["plain", "forking"])
+    @classmethod
+    def runtime(cls, request: pytest.FixtureRequest) -> Runtime:
+        return Runtime(open_model=lambda: FakeModel(50, seed=3, can_fork=request.param))
+
+
+class TestLlama(SequenceContract, NativeContract):
+    @pytest.fixture(
+        scope="class",
+        params=[
+            ("F32", LlamaSettings()),
+            ("Q8_0", LlamaSettings()),
+            ("Q4_0", LlamaSettings()),
+            ("Q4_0", LlamaSettings(kv_type="f16", flash_attention=False, repack=False)),
+        ],
+        ids=["F32", "Q8_0", "Q4_0", "Q4_0 otherwise set"],
+    )
+    @classmethod
+    def runtime(cls, request: pytest.FixtureRequest, tiny_ggufs: dict[Quant, Path]) -> Runtime:
+        quant: Any
+        quant, settings = request.param
+        # The compute buffers of a context: attention over 256 rows, and scores of 64 rows, of a tiny model.
+        return Runtime(
+            open_model=lambda: load_model(tiny_ggufs[quant], settings),
+            prefill_tokens=3000,
+            context_overhead_bytes=64 * 2**20,
+        )

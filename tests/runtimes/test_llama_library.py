@@ -1,0 +1,234 @@
+"""Loading the native library: what is said when it is missing, broken or old, and what is known when it is there."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.runtimes import llama_library
+from edgespec.runtimes.llama_library import MINIMUM_VERSION, load
+
+REPOSITORY = Path(edgespec.__file__).parent.parent
+
+REPORT = """
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.llama_library import load
+for _ in range(2):  # a failure is not remembered as a success
+    try:
+        load()
+    except RuntimeUnavailableError as error:
+        print(error.message)
+        print(error.hint)
+"""
+
+
+def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter that looks into ``folders`` first."""
+    paths = [str(folder) for folder in (*folders, REPOSITORY)]
+    code = f"import sys; sys.path[:0] = {paths!r}\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def stub(folder: Path, package: str, low_level: str = "") -> Path:
+    """A folder with a ``llama_cpp`` of our own."""
+    (folder / "llama_cpp").mkdir()
+    (folder / "llama_cpp" / "__init__.py").write_text(package, encoding="utf-8")
+    (folder / "llama_cpp" / "llama_cpp.py").write_text(low_level, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("package", "says"),
+    [
+        ('raise ModuleNotFoundError("No module named llama_cpp")', "not installed"),
+        ('raise ImportError("DLL load failed while importing")', "DLL load failed"),
+        ('raise OSError("libgomp.so.1: cannot open shared object file")', "libgomp.so.1"),
+        ('raise FileNotFoundError("Shared library with base name llama not found")', "base name llama"),
+        ('raise RuntimeError("Failed to load shared library")', "Failed to load shared library"),
+        ('raise AttributeError("undefined symbol: llama_new")', "undefined symbol: llama_new"),
+        ('from . import llama_cpp\n__version__ = "0.2.1"', "0.2.1 lacks llama_"),
+        ('__version__ = "0.0.1"', "llama_cpp"),  # another package of that name
+        ("", "llama_cpp"),
+    ],
+)
+def test_a_library_that_cannot_be_used_is_explained(tmp_path: Path, package: str, says: str) -> None:
+    done = python(REPORT, stub(tmp_path, package))
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()[:2], done.stdout.splitlines()[2:]
+    assert first == second
+    message, hint = first
+    assert says in message
+    assert f"llama-cpp-python>={MINIMUM_VERSION}" in hint
+
+
+def test_a_build_that_lacks_a_newer_function_is_named_too_old(tmp_path: Path) -> None:
+    names = [name for name in llama_library._NEEDED if name != "llama_memory_seq_rm"]
+    low_level = "\n".join(f"{name} = None" for name in names)
+    done = python(REPORT, stub(tmp_path, 'from . import llama_cpp\n__version__ = "0.3.9"', low_level))
+    assert "llama-cpp-python 0.3.9 lacks llama_memory_seq_rm" in done.stdout
+    assert MINIMUM_VERSION in done.stdout.splitlines()[0]
+
+
+def test_everything_that_is_called_is_checked_for() -> None:
+    """Else an old build fails in the middle of an answer instead of at the door."""
+    package = Path(edgespec.__file__).parent
+    called = set()
+    for path in [*(package / "runtimes").glob("llama*.py"), package / "text" / "tokenizer.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr.lower().startswith(("llama_", "ggml_")):
+                owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+                if owner in ("api", "_api"):
+                    called.add(node.attr)
+    assert "llama_decode" in called
+    # The greedy sampler is an extra: llama_context.py does without where a build lacks it.
+    optional = {"llama_sampler_init_greedy", "llama_sampler_free"}
+    assert called - optional <= set(llama_library._NEEDED)
+
+
+def test_importing_the_runtimes_does_not_load_native_code() -> None:
+    done = python("import sys, edgespec.runtimes.llama; print('llama_cpp' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_cpu_is_among_the_devices() -> None:
+    cpus = [device for device in load().devices() if device.kind == "cpu"]
+    assert [device.name for device in cpus] == ["cpu"]
+    assert cpus[0].total_bytes > 0
+    assert cpus[0].free_bytes <= cpus[0].total_bytes
+    assert len({device.name for device in load().devices()}) == len(load().devices())
+
+
+def test_the_build_identity_is_the_same_in_every_process() -> None:
+    build = load().build
+    assert build.startswith(load().version + "+")
+    assert len(build.rsplit("+", 1)[1]) == 12
+    done = python("from edgespec.runtimes.llama_library import load; print(load().build)")
+    assert done.stdout.strip() == build, done.stderr
+
+
+def test_the_build_identity_follows_the_native_code(tmp_path: Path) -> None:
+    class Api:
+        class _lib:  # noqa: N801 - the name llama-cpp-python gives it
+            _name = str(tmp_path / "libllama.so")
+
+        @staticmethod
+        def llama_print_system_info() -> bytes:
+            return b"AVX = 1"
+
+    (tmp_path / "libllama.so").write_bytes(b"code")
+    (tmp_path / "libggml-cpu.so").write_bytes(b"kernels")
+    (tmp_path / "unrelated.txt").write_bytes(b"")
+    before = llama_library._build_identity(Api, "1.0")
+    (tmp_path / "unrelated.txt").write_bytes(b"changed")
+    assert llama_library._build_identity(Api, "1.0") == before
+    assert llama_library._build_identity(Api, "1.1") != before
+    (tmp_path / "libggml-cpu.so").write_bytes(b"other kernels")
+    assert llama_library._build_identity(Api, "1.0") != before
+
+
+def test_first_calls_at_once_load_once() -> None:
+    code = """
+import threading
+import edgespec.runtimes.llama_library as library
+import llama_cpp
+count, real = [0], library._install_log_bridge
+def counting(api):
+    count[0] += 1
+    return real(api)
+library._install_log_bridge = counting
+found, barrier = [], threading.Barrier(8)
+def call():
+    barrier.wait()
+    found.append(library.load())
+threads = [threading.Thread(target=call) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(count[0], len(found), len(set(map(id, found))))
+"""
+    done = python(code)
+    assert done.stdout.split() == ["1", "8", "1"], done.stderr
+
+
+# ------------------------------------------------------------------------------------------- log bridge
+
+
+class LogApi:
+    """The two names the bridge needs; ``say`` is native code logging."""
+
+    def __init__(self) -> None:
+        self.say = None
+
+    def llama_log_callback(self, function: object) -> object:
+        return function
+
+    def llama_log_set(self, function: object, _data: object) -> None:
+        self.say = function
+
+
+@pytest.fixture
+def api() -> LogApi:
+    api = LogApi()
+    llama_library._install_log_bridge(api)
+    return api
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "edgespec.native"]
+
+
+def test_native_lines_keep_their_level(api: LogApi, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    for level in (1, 2, 3, 4, 0, 77):
+        api.say(level, b"line %d\n" % level, None)
+    assert lines(caplog) == [
+        (logging.DEBUG, "line 1"),
+        (logging.INFO, "line 2"),
+        (logging.WARNING, "line 3"),
+        (logging.ERROR, "line 4"),
+        (logging.DEBUG, "line 0"),
+        (logging.DEBUG, "line 77"),
+    ]
+
+
+def test_fragments_become_one_line(api: LogApi, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    api.say(3, b"loading ", None)
+    api.say(5, b"100 % of \xff", None)
+    assert lines(caplog) == []
+    api.say(5, b" %s\n", None)
+    api.say(5, None, None)
+    api.say(2, b"next\n", None)
+    assert lines(caplog) == [(logging.WARNING, "loading 100 % of � %s"), (logging.INFO, "next")]
+
+
+def test_a_failing_handler_does_not_reach_native_code(api: LogApi) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError
+
+    logger, handler = logging.getLogger("edgespec.native"), Failing()
+    logger.addHandler(handler)
+    try:
+        api.say(4, b"boom\n", None)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_lines_of_many_threads_all_arrive(api: LogApi, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    threads = [
+        threading.Thread(target=lambda own=own: [api.say(2, b"%d-%d\n" % (own, i), None) for i in range(50)])
+        for own in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(text for _, text in lines(caplog)) == sorted(f"{own}-{i}" for own in range(4) for i in range(50))

@@ -1,0 +1,248 @@
+"""The thread behind a Sequence: order, exceptions, interrupts, and an end to everything."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import CancelledError as FutureCancelledError
+
+import pytest
+
+from edgespec.errors import ClosedError
+from edgespec.runtimes.worker_thread import WorkerThread
+
+WAIT_S = 30
+
+
+class Interrupted:
+    """Counts interrupts, and lets a job wait for one."""
+
+    def __init__(self) -> None:
+        self.happened = threading.Event()
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.happened.set()
+
+
+@pytest.fixture
+def interrupted() -> Interrupted:
+    return Interrupted()
+
+
+@pytest.fixture
+def worker(interrupted: Interrupted) -> Iterator[WorkerThread]:
+    worker = WorkerThread("test-worker", interrupted)
+    yield worker
+    worker.close()
+
+
+def hold(worker: WorkerThread) -> threading.Event:
+    """Keep the worker busy until the returned event is set."""
+    started, release = threading.Event(), threading.Event()
+
+    def job() -> None:
+        started.set()
+        assert release.wait(WAIT_S)
+
+    worker.submit(job)
+    assert started.wait(WAIT_S)
+    return release
+
+
+def test_one_thread_of_that_name_runs_everything(worker: WorkerThread) -> None:
+    threads = {worker.run(threading.current_thread) for _ in range(5)}
+    assert {thread.name for thread in threads} == {"test-worker"}
+    assert len(threads) == 1
+    assert threads.pop().daemon  # a process can always end
+
+
+def test_jobs_run_in_the_order_they_were_handed_over(worker: WorkerThread) -> None:
+    release, seen = hold(worker), list[int]()
+    futures = [worker.submit(lambda own=number: seen.append(own)) for number in range(50)]  # type: ignore[misc]
+    release.set()
+    for future in futures:
+        future.result(WAIT_S)
+    assert seen == list(range(50))
+
+
+def test_callers_on_many_threads_each_get_their_own_result(worker: WorkerThread) -> None:
+    found: dict[int, list[int]] = {}
+
+    def call(caller: int) -> None:
+        found[caller] = [worker.run(lambda: caller * 1000 + step) for step in range(100)]  # noqa: B023
+
+    callers = [threading.Thread(target=call, args=(caller,)) for caller in range(4)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join(WAIT_S)
+    assert found == {caller: [caller * 1000 + step for step in range(100)] for caller in range(4)}
+
+
+def test_nested_run_is_in_place(worker: WorkerThread) -> None:
+    assert worker.run(lambda: worker.run(lambda: worker.run(lambda: threading.current_thread().name))) == "test-worker"
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
+def test_every_exception_reaches_the_caller_and_the_thread_lives(worker: WorkerThread, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        worker.run(fail)
+    assert raised.value is error
+    assert worker.submit(fail).exception(WAIT_S) is error
+    assert worker.run(lambda: 1) == 1
+
+
+def test_an_exception_of_the_job_is_not_an_interrupt(worker: WorkerThread, interrupted: Interrupted) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(fail)
+    assert interrupted.count == 0
+
+
+def test_a_future_taken_back_before_its_turn_is_not_run(worker: WorkerThread) -> None:
+    release, ran = hold(worker), list[int]()
+    future = worker.submit(lambda: ran.append(1))
+    assert future.cancel()
+    release.set()
+    assert worker.run(lambda: "alive") == "alive"
+    assert ran == []
+    with pytest.raises(FutureCancelledError):
+        future.result(0)
+
+
+def test_a_running_job_cannot_be_taken_back(worker: WorkerThread) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def job() -> int:
+        started.set()
+        assert release.wait(WAIT_S)
+        return 7
+
+    future = worker.submit(job)
+    assert started.wait(WAIT_S)
+    assert not future.cancel()
+    release.set()
+    assert future.result(WAIT_S) == 7
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
+def test_an_interrupted_wait_tells_the_job_to_end_and_waits_for_it(
+    worker: WorkerThread, interrupted: Interrupted
+) -> None:
+    ended = list[float]()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def job() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.happened.wait(WAIT_S)
+        time.sleep(0.05)
+        ended.append(time.perf_counter())
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(job)
+    assert interrupted.count == 1
+    assert len(ended) == 1  # not still at work when the caller goes on
+    assert worker.run(lambda: 1) == 1
+
+
+def test_close_finishes_what_was_handed_over(interrupted: Interrupted) -> None:
+    worker = WorkerThread("test-worker", interrupted)
+    release = hold(worker)
+    futures = [worker.submit(lambda own=number: own) for number in range(10)]  # type: ignore[misc]
+    threading.Timer(0.05, release.set).start()
+    worker.close()
+    assert [future.result(0) for future in futures] == list(range(10))
+
+
+def test_after_close_there_is_no_thread_and_no_work(interrupted: Interrupted) -> None:
+    worker = WorkerThread("test-worker", interrupted)
+    thread = worker.run(threading.current_thread)
+    worker.close()
+    worker.close()
+    worker.join()
+    assert not thread.is_alive()
+    for use in (worker.run, worker.submit):
+        with pytest.raises(ClosedError):
+            use(lambda: 1)
+
+
+def test_close_from_the_thread_itself_and_from_many_others(interrupted: Interrupted) -> None:
+    worker = WorkerThread("test-worker", interrupted)
+    release = hold(worker)
+    future = worker.submit(worker.close)
+    closers = [threading.Thread(target=worker.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    release.set()
+    # Handed over before the first close or refused: never lost.
+    assert future.result(WAIT_S) is None
+    for closer in closers:
+        closer.join(WAIT_S)
+        assert not closer.is_alive()
+
+
+def test_a_submit_that_races_with_close_is_refused_or_done(interrupted: Interrupted) -> None:
+    for _ in range(50):
+        worker = WorkerThread("test-worker", interrupted)
+        closer = threading.Thread(target=worker.close)
+        closer.start()
+        try:
+            future = worker.submit(lambda: 1)
+        except ClosedError:
+            pass
+        else:
+            assert future.result(WAIT_S) == 1
+        closer.join(WAIT_S)
+
+
+def test_results_and_jobs_are_let_go_at_once(worker: WorkerThread) -> None:
+    class Result:
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        result = worker.run(Result)
+        reference = weakref.ref(result)
+        del result
+        deadline = time.monotonic() + WAIT_S
+        while reference() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)  # the thread lets go just after it has delivered
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_a_raised_exception_does_not_hold_its_job_in_a_cycle(worker: WorkerThread) -> None:
+    class Payload:
+        def fail(self) -> None:
+            raise ValueError
+
+    payload = Payload()
+    reference = weakref.ref(payload)
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            worker.run(payload.fail)
+        except ValueError:
+            del payload
+        deadline = time.monotonic() + WAIT_S
+        while reference() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,104 @@
+"""Running the program as a user does: a process of its own, with a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one object on stdout."""
+        lines = self.out.splitlines()
+        assert len(lines) == 1, self.out
+        return json.loads(lines[0])
+
+    def failed_well(self, *words: str, code: int = 1) -> None:
+        """It failed with a sentence and a hint, and no traceback; both together hold ``words``."""
+        assert self.code == code, (self.code, self.err)
+        assert "Traceback" not in self.err + self.out
+        assert "edgespec: something unexpected" not in self.err
+        lines = self.err.splitlines()
+        sentences = [line for line in lines if line.startswith("edgespec: ")]
+        assert len(sentences) == 1, self.err
+        assert len(sentences[0]) > 20
+        for word in words:
+            assert word in self.err, self.err
+
+    @property
+    def hint(self) -> str:
+        hints = [line.removeprefix("hint: ") for line in self.err.splitlines() if line.startswith("hint: ")]
+        assert len(hints) == 1, self.err
+        return hints[0]
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without anything that would change what the program does."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESPEC_", "HF_"))}
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONIOENCODING"):
+        kept.pop(name, None)
+    repository = str(Path(__file__).parents[2])
+    return {
+        **kept,
+        "PYTHONPATH": repository,
+        "PYTHONUTF8": "1",
+        "EDGESPEC_HOME": str(home),
+        "EDGESPEC_THREADS": "1",  # a test machine has other things to do
+        **(extra or {}),
+    }
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "edgespec", *map(str, arguments)]
+
+
+def run_cli(
+    *arguments: str | Path,
+    home: Path,
+    stdin: str | bytes = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Result:
+    """Run one command line to its end, without a terminal."""
+    done = subprocess.run(
+        command(*arguments),
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        env=environment(home, env),
+        cwd=cwd or home.parent,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_python(code: str, *arguments: str | Path, home: Path) -> Result:
+    """Run a script in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment(home),
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def status_lines(err: str) -> Sequence[str]:
+    """The lines after answers."""
+    return [line for line in err.splitlines() if " tok/s · " in line or " tokens · " in line]

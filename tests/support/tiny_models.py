@@ -1,0 +1,135 @@
+"""A folder of tiny models shared by the tests of engine, session and command line."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.events import Done, Event, Text
+from edgespec.files.gguf import read_header
+from edgespec.files.locations import Home
+from edgespec.files.manifest import Manifest, write_manifest
+from edgespec.generation import Generation
+from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
+
+# Narrow heads force an F16 cache, whose attention is not bit-equal across widths; these shapes keep every width.
+SHAPE = {"quant": "Q8_0", "heads": 2, "kv_heads": 1}
+
+
+@dataclass(frozen=True)
+class TinyModels:
+    """Paths of models that are written when first asked for. ``home`` keeps what is measured about them."""
+
+    folder: Path
+    home: Home
+    _made: dict[str, Path] = field(default_factory=dict)
+
+    def _make(self, name: str, **settings: object) -> Path:
+        if name not in self._made:
+            shape = {**SHAPE, **settings}
+            self._made[name] = write_tiny_gguf(self.folder / f"{name}.gguf", **shape)  # type: ignore[arg-type]
+        return self._made[name]
+
+    @property
+    def target(self) -> Path:
+        """Never ends an answer by itself."""
+        return self._make("target", seed=3)
+
+    @property
+    def drafter(self) -> Path:
+        """Agrees with ``target`` often, not always."""
+        if "drafter" not in self._made:
+            self._made["drafter"] = similar_drafter(self.target, self.folder / "drafter.gguf", 0.2)
+        return self._made["drafter"]
+
+    @property
+    def ending(self) -> Path:
+        """Ends its answers by itself, more or less soon."""
+        return self._make("ending", seed=7, end_scale=1.5)
+
+    @property
+    def stranger(self) -> Path:
+        """Has another vocabulary."""
+        return self._make("stranger", vocabulary=("▁", "a", "b", "▁a", "▁b", "ab", "▁ab"))
+
+    @property
+    def without_template(self) -> Path:
+        return self._make("without-template", chat_template=None)
+
+    @property
+    def slow(self) -> Path:
+        """A thousand tokens of prompt take it about a second."""
+        return self._make("slow", heads=8, kv_heads=4, width=512, layers=6, context_length=16384)
+
+    def with_template(self, name: str, template: str) -> Path:
+        return self._make(name, chat_template=template)
+
+    def broken_inside(self) -> Path:
+        """A file whose header is sound and whose weights llama.cpp refuses: it announces a layer that is not there."""
+        path = self.folder / "broken-inside.gguf"
+        data = bytearray(self.target.read_bytes())
+        key = b"llama.block_count"
+        at = data.index(key) + len(key) + 4  # past the type of the value
+        assert data[at] == 2
+        data[at] = 3
+        path.write_bytes(data)
+        return path
+
+    def load(self, target: Path | None = None, **overrides: object) -> Engine:
+        """An engine on one thread, with the pair of ``target`` and ``drafter`` unless told otherwise."""
+        chosen = {"draft": str(self.drafter), "threads": 1, "store_home": self.home, **overrides}
+        return Engine.load(str(target or self.target), **chosen)  # type: ignore[arg-type]
+
+
+def put_into_store(home: Home, name: str, content: bytes) -> Path:
+    """Store ``content`` as the model called ``name``, as a finished download would."""
+    folder = home.models / name
+    folder.mkdir(parents=True)
+    path = folder / "model.gguf"
+    path.write_bytes(content)
+    manifest = Manifest(
+        name=name,
+        kind="model",
+        source="test",
+        revision=None,
+        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
+        licence=None,
+        mtime_ns=path.stat().st_mtime_ns,
+        how_made="written by a test",
+        path=path.name,
+    )
+    write_manifest(folder, manifest)
+    return path
+
+
+def require_speculation(engine: Engine, depth: int = 1) -> None:
+    """Skip where llama.cpp's kernels allow no speculation: then there is nothing to compare."""
+    if engine.plan.depth_cap < depth:
+        widths = engine.plan.numeric_class.widths
+        pytest.skip(f"needs drafts of {depth} tokens; on this machine only widths {widths} are bit-equal")
+
+
+def read_all(generation: Generation) -> tuple[list[Event], Done]:
+    events = list(generation)
+    done = events[-1]
+    assert isinstance(done, Done)
+    return events, done
+
+
+def answer(generation: Generation) -> Done:
+    return read_all(generation)[1]
+
+
+def shown(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+def context_of(path: Path) -> int:
+    length = read_header(path).context_length
+    assert length is not None
+    return length

@@ -1,0 +1,124 @@
+"""Importing edgespec, and using it as a library, leaves the process as it was."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from tests.support.command_line import environment, run_python
+from tests.support.tiny_models import TinyModels
+
+# What the caller of a library does not want changed, as something that can be compared.
+OBSERVE = """
+import json, logging, os, signal, sys, threading, warnings
+
+def loggers():
+    named = {name: logger for name, logger in logging.Logger.manager.loggerDict.items()
+             if isinstance(logger, logging.Logger) and not name.startswith("edgespec")}
+    return {name: (len(logger.handlers), logger.level, logger.propagate, logger.disabled, len(logger.filters))
+            for name, logger in sorted({"root": logging.getLogger(), **named}.items())
+            # A module that makes itself a logger and leaves it alone changes nothing.
+            if name == "root" or logger.handlers or logger.level or not logger.propagate}
+
+def handlers():
+    return {str(number): repr(signal.getsignal(number)) for number in signal.valid_signals()}
+
+def observe():
+    return {
+        "environment": dict(os.environ),
+        "signals": handlers(),
+        "loggers": loggers(),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "warnings": list(map(repr, warnings.filters)),
+        "folder": os.getcwd(),
+        "path": list(sys.path),
+        "hooks": [repr(sys.excepthook), repr(threading.excepthook), repr(sys.displayhook)],
+    }
+"""
+
+HEAVY = (
+    "numpy", "llama_cpp", "onnxruntime", "jinja2", "typer", "click", "rich", "huggingface_hub", "psutil",
+    "platformdirs", "filelock", "asyncio", "logging", "ctypes", "concurrent",
+)  # fmt: skip
+
+
+def test_importing_loads_no_dependency(tmp_path: Path) -> None:
+    code = "import json, sys; before = set(sys.modules); import edgespec; print(json.dumps([*set(sys.modules) - before]))"
+    loaded = run_python(code, home=tmp_path)
+    assert loaded.code == 0, loaded.err
+    modules = set(json.loads(loaded.out))
+    assert "edgespec" in modules
+    assert sorted(module for module in modules if module.split(".")[0] in HEAVY) == []
+    outside = {module.split(".")[0] for module in modules} - {"edgespec"} - set(sys.stdlib_module_names)
+    assert outside == set()
+
+
+def test_importing_changes_nothing(tmp_path: Path) -> None:
+    code = OBSERVE + "before = observe(); import edgespec; after = observe(); print(json.dumps([before, after]))"
+    result = run_python(code, home=tmp_path)
+    assert result.code == 0, result.err
+    assert result.err == ""
+    before, after = json.loads(result.out)
+    assert before == after
+
+
+def test_importing_is_quick(tmp_path: Path) -> None:
+    """The bound is 50 ms; the test allows three times that, for a machine that is busy with something else."""
+
+    def median_s(code: str) -> float:
+        times = []
+        for _ in range(7):
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), check=True)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+    assert median_s("import edgespec") - median_s("pass") < 0.150
+
+
+@pytest.mark.parametrize("name", edgespec.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(edgespec, name) is not None
+    assert name in dir(edgespec)
+
+
+def test_the_public_names_are_the_ones_that_type_checkers_see() -> None:
+    source = Path(edgespec.__file__).read_text(encoding="utf-8")
+    for name in edgespec.__all__:
+        if name != "__version__":
+            assert f"import {name} as {name}\n" in source
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        edgespec.NoSuchThing  # noqa: B018
+
+
+def test_loading_and_answering_changes_nothing_and_prints_nothing(tiny: TinyModels, tmp_path: Path) -> None:
+    code = (
+        OBSERVE
+        + """
+# Imported first: what these do to the process when imported is theirs, and is not repeated later.
+import edgespec, llama_cpp, numpy, pathlib
+before = observe()
+with edgespec.Engine.load(sys.argv[1], draft=sys.argv[2], threads=1) as engine:
+    with engine.session() as session:
+        done = list(session.generate("hello", max_tokens=40, depth=4))[-1]
+        assert isinstance(done, edgespec.Done) and len(done.token_ids) == 40
+after = observe()
+pathlib.Path(sys.argv[3]).write_text(json.dumps([before, after]))
+"""
+    )
+    found = tmp_path / "found.json"
+    result = run_python(code, tiny.target, tiny.drafter, found, home=tmp_path / "home")
+    assert result.code == 0, result.err
+    assert (result.out, result.err) == ("", "")
+    before, after = json.loads(found.read_text(encoding="utf-8"))
+    assert before == after
