@@ -35,8 +35,16 @@ class Generation:
         return self
 
     def __next__(self) -> Event:
-        if self._ended:
+        event = self._advance()
+        if event is None:
             raise StopIteration
+        self._task.deliver(event)
+        return event
+
+    def _advance(self) -> Event | None:
+        """The next event, not yet counted as delivered; None after the end."""
+        if self._ended:
+            return None
         if not self._started:
             self._start(self._task)
             self._started = True
@@ -48,14 +56,13 @@ class Generation:
             self.close()
             raise
         if self._ended:  # left while waiting, by a cancelled ``await``: nobody is given this event
-            raise StopIteration
+            return None
         if event is None or isinstance(event, BaseException):
             self._ended = True
             done = self._settle(self._task)
             if event is not None:
                 raise event
             return done
-        self._task.deliver(event)
         return event
 
     def close(self) -> None:
@@ -86,9 +93,9 @@ class Generation:
         return self
 
     async def __anext__(self) -> Event:
-        waiting = asyncio.get_running_loop().run_in_executor(None, next, self, None)
+        waiting = asyncio.get_running_loop().run_in_executor(None, self._advance)
         try:
-            event: Event | None = await asyncio.shield(waiting)
+            event = await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self._ended = True
             self._task.abandon()
@@ -96,6 +103,8 @@ class Generation:
             raise
         if event is None:
             raise StopAsyncIteration
+        # Here and not on the other thread: a cancelled ``await`` has read nothing, whatever arrived meanwhile.
+        self._task.deliver(event)
         return event
 
     async def aclose(self) -> None:

@@ -50,8 +50,8 @@ HEAVY = (
 
 
 def test_importing_loads_no_dependency(tmp_path: Path) -> None:
-    code = "import json, sys; before = set(sys.modules); import edgespec; print(json.dumps([*set(sys.modules) - before]))"
-    loaded = run_python(code, home=tmp_path)
+    code = "import json, sys; before = set(sys.modules); import edgespec; "
+    loaded = run_python(code + "print(json.dumps([*set(sys.modules) - before]))", home=tmp_path)
     assert loaded.code == 0, loaded.err
     modules = set(json.loads(loaded.out))
     assert "edgespec" in modules

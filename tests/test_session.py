@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -624,9 +625,13 @@ def test_a_generation_that_was_never_started_leaves_nothing(session: Session) ->
 def test_an_exception_in_the_loop_without_a_with_block(session: Session) -> None:
     """The traceback keeps the generation alive; closing it frees the session."""
     generation = session.generate("hello")
-    with pytest.raises(CallerError):
+
+    def fail() -> None:
         for _ in generation:
             raise CallerError
+
+    with pytest.raises(CallerError):
+        fail()
     with pytest.raises(InvalidRequestError, match="already generating"):
         session.generate("more")
     generation.close()
@@ -664,10 +669,14 @@ def test_a_failing_forward_reaches_the_reader_and_the_session_goes_on(
 
     monkeypatch.setattr(LlamaSequence, "forward", forward)
     read: list[int] = []
-    with pytest.raises(ForwardError, match="went away"):
+
+    def follow() -> None:
         for event in session.generate("hello", max_tokens=30, depth=0):
             if isinstance(event, Text):
                 read.extend(event.token_ids)
+
+    with pytest.raises(ForwardError, match="went away"):
+        follow()
     assert tuple(read) == expected[: len(read)]
     assert len(read) > 3
     session.clear()
@@ -715,13 +724,8 @@ def test_sessions_in_two_threads_each_equal_running_alone(engine: Engine) -> Non
 
     alone = {name: talk(name) for name in prompts}
     for _ in range(3):
-        found: dict[str, list[tuple[int, ...]]] = {}
-        threads = [threading.Thread(target=lambda name=name: found.update({name: talk(name)})) for name in prompts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert found == alone
+        with ThreadPoolExecutor() as threads:
+            assert dict(zip(prompts, threads.map(talk, prompts, timeout=WAIT_S), strict=True)) == alone
 
 
 def test_sessions_interleaved_event_by_event(engine: Engine) -> None:
@@ -953,7 +957,7 @@ def test_template_errors_cost_nothing(tiny: TinyModels) -> None:
 STREAM_AND_EXIT = """
 import sys, threading, time
 from edgespec import Engine
-engine = Engine.load(sys.argv[1], draft=sys.argv[2], threads=1)
+engine = Engine.load(sys.argv[1], draft=sys.argv[2], threads=1, lookup=sys.argv[2] != "none")
 session = engine.session()
 generation = session.generate(sys.argv[4])
 if sys.argv[3] == "thread":

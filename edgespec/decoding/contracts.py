@@ -187,6 +187,10 @@ class Distribution:
         full[self.ids] = self.probs
         return full
 
+    def normalised(self) -> Distribution:
+        """The same distribution, summing to one to the last bit that float64 allows."""
+        return Distribution(self.ids, self.probs / self.probs.sum())
+
     @property
     def peak(self) -> float:
         """The highest probability."""

@@ -168,7 +168,10 @@ class DecodeLoop:
         proposal = self._drafter.propose(Context(self._history), depth)
         within = proposal.cut(depth)
         usable = valid_length(within, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
-        return within.cut(usable), len(proposal.tokens) - usable
+        invalid = len(proposal.tokens) - usable
+        # Nothing can follow a stop: what was drafted after one would only widen the forward.
+        chain = self._until_stop([int(token) for token in within.tokens[:usable]])
+        return within.cut(len(chain)), invalid
 
     def _verify(self, draft: list[int], proposal: Proposal, rows: Rows) -> Verdict:
         chooser, history, base = self._chooser, self._history, len(self._history)
@@ -178,7 +181,7 @@ class DecodeLoop:
         own = proposal.draft_probs or (None,) * len(draft)
         return verify_rejection(
             draft,
-            [None if probs is None else probs.dense(vocabulary_size) for probs in own],
+            [None if probs is None else probs.normalised().dense(vocabulary_size) for probs in own],
             lambda i: chooser.distribution(rows, i, [*history, *draft[:i]]).dense(vocabulary_size),
             [chooser.accept_uniform(base + i) for i in range(len(draft))],
             lambda probs, i: chooser.draw_dense(probs, base + i),

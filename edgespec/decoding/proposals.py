@@ -18,6 +18,8 @@ def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool)
     (0, 1], sum to one, lie inside the vocabulary and contain the token. Without ``needs_probs`` distributions are
     not looked at.
     """
+    if proposal.parents is not None:
+        return 0  # the serial loop verifies chains: a tree read as one would be nonsense
     draft_probs = proposal.draft_probs
     if needs_probs and draft_probs is not None and len(draft_probs) != len(proposal.tokens):
         return 0

@@ -16,6 +16,7 @@ from edgespec.decoding.contracts import (
     Rows,
     Sequence,
 )
+from edgespec.errors import ClosedError
 
 KIND = "model"
 
@@ -55,8 +56,11 @@ class ModelDraftState:
         self._sequence: Sequence | None = None
         self._known: list[int] = []  # the tokens in the cache, one for one
         self._cancelled = False
+        self._closed = False
 
     def propose(self, context: Context, depth: int) -> Proposal:
+        if self._closed:
+            raise ClosedError("this drafter's state is closed")
         if depth < 1 or not len(context):
             return NOTHING
         if self._sequence is None:
@@ -127,5 +131,6 @@ class ModelDraftState:
             self._sequence.reset_cancel()
 
     def close(self) -> None:
+        self._closed = True
         if self._sequence is not None:
             self._sequence.close()

@@ -297,7 +297,8 @@ def test_an_accepted_stop_is_counted_as_emitted_and_ends_the_comparison() -> Non
     stop_ids = frozenset({plain[place]})
     answer = answer_to(GREEDY, scripted.oracle(KNOWN["greedy"]), 8, stop_ids=stop_ids)
     (record,) = answer.records
-    assert (record.proposed, record.evaluated, record.accepted, record.emitted) == (8, place, place, place)
+    # What was drafted behind the stop is not verified: it would only widen the forward.
+    assert (record.proposed, record.evaluated, record.accepted, record.emitted) == (place, place, place, place)
     assert answer.sequence.tokens == answer.history[:-1]
 
 

@@ -71,3 +71,8 @@ def test_every_honest_distribution_passes(weights: list[int], single: bool, data
     token = data.draw(st.sampled_from(ids.tolist()))
     own = Distribution(ids, mass / mass.sum())
     assert valid_length(proposal((token, own)), VOCABULARY_SIZE, needs_probs=True) == 1
+
+
+def test_a_tree_is_refused_while_only_chains_are_verified() -> None:
+    proposal = Proposal(tokens=(1, 2), sources=("x", "x"), parents=(-1, -1), drafted_by="x")
+    assert valid_length(proposal, 12, needs_probs=False) == 0

@@ -12,7 +12,7 @@ from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome,
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.drafters import model as module
 from edgespec.drafters.model import MINIMUM_CONFIDENCE, ModelDrafter, ModelDraftState
-from edgespec.errors import CancelledError, ForwardError, MemoryLimitError, NonFiniteLogitsError
+from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -263,8 +263,10 @@ def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
     for _ in range(2):
         with pytest.raises(MemoryLimitError):
             state.propose(Context(PROMPT), 2)
-        state.close()
     assert len(state.propose(Context(PROMPT), 2).tokens) == 2
+    state.close()
+    with pytest.raises(ClosedError):
+        state.propose(Context(PROMPT), 2)
 
 
 def test_close_is_idempotent_and_leaves_the_model_open() -> None:

@@ -146,6 +146,7 @@ def test_an_interrupted_wait_tells_the_job_to_end_and_waits_for_it(
     assert main is not None
 
     def job() -> None:
+        time.sleep(0.05)  # the caller is waiting by now
         signal.pthread_kill(main, signal.SIGINT)
         assert interrupted.happened.wait(WAIT_S)
         time.sleep(0.05)

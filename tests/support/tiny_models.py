@@ -69,7 +69,7 @@ class TinyModels:
         return self._make(name, chat_template=template)
 
     def broken_inside(self) -> Path:
-        """A file whose header is sound and whose weights llama.cpp refuses: it announces a layer that is not there."""
+        """A file whose header is sound and whose weights llama.cpp refuses: one layer it announces is missing."""
         path = self.folder / "broken-inside.gguf"
         data = bytearray(self.target.read_bytes())
         key = b"llama.block_count"

@@ -1,0 +1,593 @@
+"""What is particular to llama.cpp: settings, hostile files, the native cancel, silence, and freeing in order."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.errors import (
+    ClosedError,
+    ForwardError,
+    InvalidRequestError,
+    ModelFileError,
+    NonFiniteLogitsError,
+    RuntimeUnavailableError,
+)
+from edgespec.files.gguf import read_header
+from edgespec.runtimes import llama, llama_context
+from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
+from edgespec.runtimes.llama_context import MAX_SCORED_ROWS
+from edgespec.runtimes.llama_library import load
+from tests.support.tiny_gguf import Quant, write_tiny_gguf
+
+REPOSITORY = Path(edgespec.__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> Iterator[LlamaModel]:
+    with load_model(tiny_gguf, LlamaSettings()) as model:
+        yield model
+
+
+@pytest.fixture
+def sequence(model: LlamaModel) -> Iterator[LlamaSequence]:
+    with model.open(600) as sequence:
+        yield sequence
+
+
+@pytest.fixture
+def no_native_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        pytest.fail("native code was given this file")
+
+    monkeypatch.setattr(load().api, "llama_model_load_from_file", refuse)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.usefixtures("no_native_load")
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        (LlamaSettings(threads=0), InvalidRequestError, "threads"),
+        (LlamaSettings(threads=-4), InvalidRequestError, "threads"),
+        (LlamaSettings(kv_type="q5_9"), InvalidRequestError, "q5_9"),
+        (LlamaSettings(kv_type=""), InvalidRequestError, "cache type"),
+        (LlamaSettings(kv_type="q8_0", flash_attention=False), InvalidRequestError, "flash attention"),
+        (LlamaSettings(device="cuda7"), RuntimeUnavailableError, "cuda7"),
+    ],
+)
+def test_bad_settings_are_refused_before_loading(
+    tiny_gguf: Path, settings: LlamaSettings, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as raised:
+        load_model(tiny_gguf, settings)
+    if "threads" not in says:
+        assert getattr(raised.value, "hint", None)
+
+
+def test_an_unknown_device_names_the_known_ones(tiny_gguf: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError) as raised:
+        load_model(tiny_gguf, LlamaSettings(device="npu0"))
+    assert "cpu" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("kv_type", sorted(KV_TYPES))
+def test_every_cache_type_works_and_is_said(tiny_gguf: Path, kv_type: str) -> None:
+    with load_model(tiny_gguf, LlamaSettings(kv_type=kv_type)) as model:
+        assert model.facts.kv_type == kv_type
+        elements = 2 * 2 * 32 * 2  # layers, heads, head length, keys and values
+        assert model.facts.kv_bytes_per_token == elements * KV_TYPES[kv_type][1] / 8
+        with model.open(64) as sequence:
+            sequence.forward([5, 6, 7], 0)
+            assert np.isfinite(sequence.forward([8], 1).logits(0)).all()
+
+
+@pytest.mark.parametrize("wanted", ["q8_0", "q4_0"])
+def test_narrow_heads_fall_back_to_a_half_precision_cache(tmp_path: Path, wanted: str) -> None:
+    path = write_tiny_gguf(tmp_path / "narrow.gguf", width=64)  # heads of 16
+    with load_model(path, LlamaSettings(kv_type=wanted)) as model:
+        assert (model.facts.kv_type, model.settings.kv_type) == ("f16", "f16")
+        assert model.facts.kv_bytes_per_token == 2 * 2 * 16 * 2 * 2
+        with model.open(64) as sequence:
+            assert sequence.forward([1, 2, 3], 1).count == 1
+
+
+def test_both_head_lengths_must_fit_a_quantized_cache(tiny_gguf: Path) -> None:
+    header = read_header(tiny_gguf)
+    odd = replace(header, metadata={**header.metadata, "llama.attention.value_length": 48})
+    assert (odd.key_length, odd.value_length) == (32, 48)
+    with load_model(tiny_gguf, LlamaSettings(), header=odd) as model:
+        assert model.facts.kv_type == "f16"
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_context_needs_room(model: LlamaModel, length: int) -> None:
+    with pytest.raises(InvalidRequestError):
+        model.open(length)
+
+
+def test_a_context_is_as_long_as_asked_not_as_llama_rounds_it(model: LlamaModel) -> None:
+    with model.open(1) as sequence:
+        assert sequence.context_length == 1
+        assert sequence.forward([4], 1).count == 1
+
+
+def test_at_most_so_many_rows(sequence: LlamaSequence) -> None:
+    assert sequence.forward([3] * 70, MAX_SCORED_ROWS).count == MAX_SCORED_ROWS
+    with pytest.raises(InvalidRequestError, match=str(MAX_SCORED_ROWS)):
+        sequence.forward([3] * 70, MAX_SCORED_ROWS + 1)
+
+
+# --------------------------------------------------------------------------------------------------- facts
+
+
+def test_facts(tiny_gguf: Path) -> None:
+    header = read_header(tiny_gguf)
+    with load_model(tiny_gguf, LlamaSettings(threads=2, repack=False), sha256="ab") as model:
+        facts = model.facts
+    assert (facts.name, facts.sha256, facts.architecture) == ("tiny-Q8_0", "ab", "llama")
+    assert (facts.runtime, facts.build, facts.device, facts.threads) == ("llama", load().build, "cpu", 2)
+    assert facts.vocabulary_size == header.vocabulary_size
+    assert facts.trained_context_length == 2048
+    assert facts.weight_bytes == header.tensor_bytes
+    assert 0 < facts.bytes_per_forward <= facts.weight_bytes
+    assert facts.settings == {"flash_attention": True, "repack": False}
+    assert facts.can_rewind
+    assert not facts.can_fork
+
+
+def test_a_model_can_be_given_another_name(tiny_gguf: Path) -> None:
+    with load_model(tiny_gguf, LlamaSettings(), name="other") as model:
+        assert model.facts.name == "other"
+
+
+def test_a_file_name_may_hold_anything(tiny_gguf: Path, tmp_path: Path) -> None:
+    names = ["模型 🙂.gguf", "a b'\"$.gguf"]
+    if sys.platform.startswith("linux"):
+        names.append(b"\xff\xfe.gguf".decode("utf-8", "surrogateescape"))
+    for name in names:
+        path = tmp_path / name
+        path.write_bytes(tiny_gguf.read_bytes())
+        with load_model(path, LlamaSettings()) as model:
+            assert model.facts.name == path.stem
+
+
+def write_recurrent(path: Path) -> Path:
+    """The smallest model with a recurrent state: Mamba, one layer."""
+    width, inner, states, rank, kernel, vocabulary = 32, 64, 16, 2, 4, 3 + 256
+    kind = gguf.TokenType
+    writer = gguf.GGUFWriter(str(path), "mamba")
+    writer.add_context_length(256)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(1)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))])
+    writer.add_token_scores([0.0] * vocabulary)
+    writer.add_token_types([kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256)
+    random = np.random.default_rng(0)
+    shapes = {
+        "token_embd.weight": (vocabulary, width),
+        "output_norm.weight": (width,),
+        "blk.0.attn_norm.weight": (width,),
+        "blk.0.ssm_in.weight": (2 * inner, width),
+        "blk.0.ssm_conv1d.weight": (inner, kernel),
+        "blk.0.ssm_conv1d.bias": (inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * states, inner),
+        "blk.0.ssm_dt.weight": (inner, rank),
+        "blk.0.ssm_dt.bias": (inner,),
+        "blk.0.ssm_a": (inner, states),
+        "blk.0.ssm_d": (inner,),
+        "blk.0.ssm_out.weight": (width, inner),
+    }
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape).astype(np.float32) * np.float32(0.1)
+        writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_recurrent_model_says_that_it_cannot_rewind(tmp_path: Path) -> None:
+    with load_model(write_recurrent(tmp_path / "mamba.gguf"), LlamaSettings(kv_type="f16")) as model:
+        assert model.facts.architecture == "mamba"
+        assert not model.facts.can_rewind
+        with model.open(64) as sequence:
+            sequence.forward([5, 6], 0)
+            assert np.isfinite(sequence.forward([7], 1).logits(0)).all()
+            assert sequence.length == 3
+
+
+# ------------------------------------------------------------------------------------------- hostile files
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def wrong_magic(data: bytes) -> bytes:
+    return b"GGUX" + data[4:]
+
+
+def too_many_tensors(data: bytes) -> bytes:
+    return data[:8] + (2**62).to_bytes(8, "little") + data[16:]
+
+
+def empty(_data: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.usefixtures("no_native_load")
+@pytest.mark.parametrize("damage", [truncated, wrong_magic, too_many_tensors, empty])
+def test_a_corrupt_file_never_reaches_native_code(
+    tiny_gguf: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(damage(tiny_gguf.read_bytes()))
+    with pytest.raises(ModelFileError):
+        load_model(path, LlamaSettings())
+
+
+@pytest.mark.usefixtures("no_native_load")
+def test_a_missing_file_and_a_folder_are_sentences(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.gguf", tmp_path):
+        with pytest.raises(ModelFileError):
+            load_model(path, LlamaSettings())
+
+
+def test_a_sound_header_over_a_model_llama_refuses(tmp_path: Path, tiny_gguf: Path) -> None:
+    data = tiny_gguf.read_bytes()
+    assert data.count(b"blk.1.ffn_up.weight") == 1
+    path = tmp_path / "incomplete.gguf"
+    path.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))
+    with pytest.raises(ModelFileError, match="could not load") as raised:
+        load_model(path, LlamaSettings())
+    assert "edgespec.native" in (raised.value.hint or "")
+    assert not any(thread.name == "edgespec-load" for thread in threading.enumerate())
+
+
+# ------------------------------------------------------------------------------------------- return codes
+
+
+@pytest.mark.parametrize("code", [-1, -2, -3, 3])
+def test_a_failed_forward_leaves_the_sequence_as_it_was(
+    model: LlamaModel, sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    api = load().api
+    decode, calls = api.llama_decode, list[int]()
+
+    def fail_second(*arguments: Any) -> int:
+        calls.append(1)
+        return code if len(calls) == 2 else int(decode(*arguments))
+
+    sequence.forward(list(range(3, 40)), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "llama_decode", fail_second)
+        with pytest.raises(ForwardError) as raised:
+            sequence.forward([5] * 500, 1)
+        assert raised.value.code == code
+    assert sequence.length == 37
+    after = sequence.forward([9], 1).logits(0)
+    with model.open(600) as fresh:
+        fresh.forward(list(range(3, 40)), 0)
+        assert np.array_equal(fresh.forward([9], 1).logits(0), after)
+
+
+def test_a_cache_that_does_not_rewind_is_noticed(sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence.forward([5] * 10, 0)
+    for lie in (lambda *_: True, lambda *_: False):  # says yes and does nothing; says no
+        with monkeypatch.context() as patch:
+            patch.setattr(load().api, "llama_memory_seq_rm", lie)
+            with pytest.raises(edgespec.errors.RewindError):
+                sequence.rewind(4)
+        assert sequence.length == 10
+    sequence.rewind(4)
+    assert sequence.length == 4
+
+
+# --------------------------------------------------------------------------------------------- reductions
+
+
+def poke(sequence: LlamaSequence, rows: Any, index: int, values: Any) -> None:
+    """Overwrite native scores."""
+    rows._read_row(index)[:] = values
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
+def test_argmax_by_either_way(sequence: LlamaSequence, native: bool) -> None:
+    rows = sequence.forward(list(range(3, 23)), 20)
+    expected = [int(np.argmax(rows.logits(index))) for index in range(20)]
+    assert sequence._native.can_reduce
+    sequence._native.native_rows_left = 1000 if native else 0
+    assert rows.argmax().tolist() == expected
+    assert (sequence._native.native_rows_left == 980) is native
+
+    poke(sequence, rows, 3, 0.0)
+    assert rows.argmax_row(3) == 0  # ties: the lowest id
+    row = np.zeros(rows.logits(0).shape)
+    row[[17, 400, 90]] = 2.0
+    poke(sequence, rows, 3, row)
+    assert rows.argmax_row(3) == 17
+    poke(sequence, rows, 3, -np.arange(len(row)) - 1e30)
+    assert rows.argmax_row(3) == 0
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_of_garbage_is_never_sampled(sequence: LlamaSequence, native: bool, value: float) -> None:
+    rows = sequence.forward([5, 6], 2)
+    sequence._native.native_rows_left = 1000 if native else 0
+    poke(sequence, rows, 0, value)
+    with pytest.raises(NonFiniteLogitsError):
+        rows.argmax_row(0)
+    with pytest.raises(NonFiniteLogitsError):
+        rows.argmax()
+
+
+# ------------------------------------------------------------------------------------------ native cancel
+
+
+@pytest.fixture(scope="module")
+def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One prefill chunk computes for a tenth of a second."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("wide") / "wide.gguf", layers=12, width=256)
+
+
+def seconds_computed_without_the_interpreter_lock(path: Path) -> float:
+    """Processor time of a forward in flight while this thread keeps the lock."""
+
+    def others_s() -> float:
+        return time.process_time() - time.thread_time()
+
+    with load_model(path, LlamaSettings()) as model, model.open(256) as sequence:
+        sequence.forward([5] * 256, 0)
+        sequence.rewind(0)
+        interval = sys.getswitchinterval()
+        before = others_s()
+        forward = sequence.submit(lambda: sequence.forward([5] * 256, 0))
+        while others_s() < before + 0.005:
+            time.sleep(0)  # not yet in native code
+        try:
+            sys.setswitchinterval(60)  # nobody gets the lock by asking
+            started, before = time.perf_counter(), others_s()
+            while time.perf_counter() < started + 0.3:
+                pass
+            computed = others_s() - before
+        finally:
+            sys.setswitchinterval(interval)
+        forward.result(60)
+    return computed
+
+
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
+def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native_s = seconds_computed_without_the_interpreter_lock(wide_gguf)
+    monkeypatch.setattr(
+        llama_context, "_native_abort_callback", lambda api: api.ggml_abort_callback(lambda _data: False)
+    )
+    python_s = seconds_computed_without_the_interpreter_lock(wide_gguf)
+    # A callback in Python waits for the lock at the next node of the graph; a native one at none.
+    assert native_s > 4 * python_s + 0.005, (native_s, python_s)
+
+
+@pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
+def test_forwards_are_not_slowed_by_their_callbacks(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward_s() -> float:
+        with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
+            times = []
+            for _ in range(5):
+                started = time.perf_counter()
+                sequence.forward([5] * 64, 0)
+                times.append(time.perf_counter() - started)
+                sequence.rewind(0)
+        return min(times)
+
+    with_callback = forward_s()
+    monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
+    assert with_callback < 2 * forward_s()
+
+
+def test_the_abort_callback_reads_the_flag_as_a_truth_value() -> None:
+    callback = llama_context._native_abort_callback(load().api)
+    if callback is None:
+        pytest.skip("no native abort callback on this platform")
+    flag = ctypes.create_string_buffer(2)
+    address = ctypes.cast(flag, ctypes.c_void_p)
+    assert not callback(address)
+    llama._raise_flag(flag)
+    assert callback(address)
+    flag[0] = b"\0"
+    assert not callback(address)
+
+
+# ------------------------------------------------------------------------------------------------ silence
+
+
+QUIET = """
+import sys, threading, time
+from pathlib import Path
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.text.tokenizer import LlamaVocabulary
+
+good, bad = map(Path, sys.argv[1:])
+try:
+    load_model(bad, LlamaSettings())
+except EdgespecError:
+    steps = ["refused"]
+vocabulary = LlamaVocabulary(good)
+steps.append(vocabulary.detokenize(vocabulary.encode("hello")).strip())
+model = load_model(good, LlamaSettings())
+sequence = model.open(3000)
+sequence.forward([5] * 300, 4).argmax()
+threading.Timer(0.05, sequence.cancel).start()
+try:
+    while True:
+        sequence.forward([5] * 2600, 0)
+        sequence.rewind(300)
+except CancelledError:
+    steps.append("cancelled")
+sequence.close()
+if "close" in steps or len(sys.argv) > 3:
+    model.close()
+running = model.open(3000)
+running.submit(lambda: running.forward([5] * 3000, 0))  # still at work when the interpreter goes
+Path(sys.argv[1] + ".steps").write_text(" ".join(steps))
+"""
+
+
+def test_nothing_is_printed_and_the_process_ends_well(tiny_gguf: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
+    good.write_bytes(tiny_gguf.read_bytes())
+    bad.write_bytes(tiny_gguf.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{QUIET}"
+    done = subprocess.run([sys.executable, "-c", code, good, bad], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert Path(f"{good}.steps").read_text(encoding="utf-8") == "refused hello cancelled"
+
+
+def test_native_log_lines_go_to_the_native_logger(
+    tiny_gguf: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    with load_model(tiny_gguf, LlamaSettings()) as model, model.open(64) as sequence:
+        sequence.forward([1, 2], 1)
+    native = [record for record in caplog.records if record.name == "edgespec.native"]
+    assert any("llama" in record.getMessage() for record in native)
+    assert all("\n" not in record.getMessage().rstrip("\n") for record in native[:20])
+    assert {record.name for record in caplog.records} <= {"edgespec.native"}
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+# ------------------------------------------------------------------------------------------ freeing in order
+
+
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order in which native memory is given back."""
+    api, order = load().api, list[str]()
+    for name in ("llama_free", "llama_model_free"):
+
+        def record(pointer: Any, *, own: Any = getattr(api, name), name: str = name) -> None:
+            order.append(name)
+            own(pointer)
+
+        monkeypatch.setattr(api, name, record)
+    return order
+
+
+def test_weights_outlive_their_caches_on_close(tiny_gguf: Path, freed: list[str]) -> None:
+    model = load_model(tiny_gguf, LlamaSettings())
+    sequences = [model.open(64) for _ in range(2)]
+    model.close()
+    model.close()
+    assert freed == ["llama_free", "llama_free", "llama_model_free"]
+    with pytest.raises(ClosedError):
+        sequences[0].forward([1], 1)
+
+
+def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, freed: list[str]) -> None:
+    class Holder:
+        pass
+
+    gc.collect()
+    freed.clear()
+    for attempt in range(2):  # in both orders of creation
+        holder: Any = Holder()
+        holder.model = load_model(tiny_gguf, LlamaSettings())
+        holder.sequence = holder.model.open(64)
+        holder.model.cycle = holder.sequence.cycle = holder
+        holder.sequence.forward([1, 2], 1)
+        if attempt:
+            gc.collect()  # both old: another generation's list
+        del holder
+        gc.collect()
+        assert freed == ["llama_free", "llama_model_free"]
+        freed.clear()
+
+
+def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, freed: list[str]) -> None:
+    sequence = load_model(tiny_gguf, LlamaSettings()).open(64)
+    gc.collect()
+    assert freed == []
+    assert np.isfinite(sequence.forward([1, 2], 1).logits(0)).all()
+    with closing(sequence):
+        pass
+    del sequence
+    gc.collect()
+    assert freed == ["llama_free", "llama_model_free"]
+
+
+def test_weights_wait_for_a_cache_that_someone_else_is_closing(
+    tiny_gguf: Path, freed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = load().api
+    free, entered, go_on = api.llama_free, threading.Event(), threading.Event()
+
+    def slow_free(pointer: Any) -> None:
+        entered.set()
+        assert go_on.wait(30)
+        free(pointer)
+
+    monkeypatch.setattr(api, "llama_free", slow_free)
+    model = load_model(tiny_gguf, LlamaSettings())
+    closer = threading.Thread(target=model.open(64).close)
+    closer.start()
+    assert entered.wait(30)
+    second = threading.Thread(target=model.close)
+    second.start()
+    time.sleep(0.1)
+    assert freed == []
+    go_on.set()
+    closer.join(30)
+    second.join(30)
+    del model
+    assert freed == ["llama_free", "llama_model_free"]
+
+
+# -------------------------------------------------------------------------------------------- determinism
+
+
+@pytest.mark.parametrize("quant", ["F32", "Q8_0", "Q4_0"])
+def test_two_loads_of_one_file_agree_to_the_bit(tiny_ggufs: dict[Quant, Path], quant: Quant) -> None:
+    found = []
+    for _ in range(2):
+        with load_model(tiny_ggufs[quant], LlamaSettings()) as model, model.open(600) as sequence:
+            sequence.forward(list(range(3, 503)), 0)
+            found.append(sequence.forward([7, 8, 9], 3).copy())
+    for index in range(3):
+        assert np.array_equal(found[0].logits(index), found[1].logits(index))
+
+
+def test_a_model_cannot_be_used_after_close(tiny_gguf: Path) -> None:
+    with load_model(tiny_gguf, LlamaSettings()) as model:
+        pass
+    with pytest.raises(ClosedError, match="tiny-Q8_0"):
+        model.open(64)
+    assert model.facts.vocabulary_size > 0  # what is known stays known

@@ -1,0 +1,403 @@
+"""Loading: what is chosen, what is refused before anything is loaded, and what a lost drafter costs (nothing)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edgespec.engine as engine_module
+from edgespec.engine import Engine, Limits
+from edgespec.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MemoryLimitError,
+    ModelFileError,
+    ModelNotFoundError,
+    ProfileError,
+    RuntimeUnavailableError,
+    TemplateError,
+)
+from edgespec.events import Done, Loading
+from edgespec.files.gguf import read_header
+from edgespec.files.locations import Home
+from edgespec.planning.machine import describe_machine
+from edgespec.planning.memory import estimate_memory
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama import KV_TYPES
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels, answer, put_into_store, require_speculation
+
+CATALOGUE_TARGET, CATALOGUE_DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+
+
+def say_hello(engine: Engine, **settings: object) -> Done:
+    with engine.session() as session:
+        return answer(session.generate("hello world", **{"max_tokens": 25, **settings}))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: TinyModels) -> tuple[int, ...]:
+    """What ``tiny.target`` answers to hello, by itself."""
+    with tiny.load(draft="none", lookup=False) as engine:
+        return say_hello(engine, depth=0).token_ids
+
+
+def needed_bytes(path: Path, context_length: int) -> int:
+    return estimate_memory(read_header(path), context_length, KV_TYPES["q8_0"][1]).total_bytes
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(home.root))
+    # By default every core computes; on a busy test machine two threads wait for each other most of the time.
+    machine = dataclasses.replace(describe_machine(), physical_cores=1)
+    monkeypatch.setattr(engine_module, "describe_machine", lambda: machine)
+    with Engine.load(str(tiny.target)) as engine, engine.session() as session:
+        assert engine.plan.target.model == "target"
+        assert engine.plan.context_length == 2048  # the model's own, shorter than the profile's
+        assert engine.plan.drafter_off == "no drafter is known for target"
+        assert engine.has_chat_template
+        done = answer(session.generate("hello", max_tokens=200))
+        assert len(done.token_ids) == 200
+        assert done.plan is engine.plan
+    assert list(home.measurements.glob("widths-*.json")), "the probe is kept"
+
+
+def test_the_environment_is_not_the_librarys_business(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CONTEXT", "256")
+    monkeypatch.setenv("EDGESPEC_PROFILE", "nonsense")
+    (tmp_path / "edgespec.toml").write_text("[profile]\ncontext = 300\n")
+    monkeypatch.chdir(tmp_path)
+    with tiny.load() as engine:
+        assert engine.plan.context_length == 2048
+
+
+def test_profile_by_name_and_resolved(tiny: TinyModels, tmp_path: Path) -> None:
+    with tiny.load(profile="laptop") as engine:
+        assert engine.profile.name == "laptop"
+    resolved = load_profile(
+        None,
+        environ={},
+        cwd=tmp_path,
+        user_dir=tmp_path,
+        flags={"target": str(tiny.target), "draft": "none", "context": 200, "threads": 1, "lookup": False},
+    )
+    with Engine.load(profile=resolved, store_home=tiny.home) as engine:
+        assert engine.plan.context_length == 200
+        assert engine.plan.mode == "plain"
+    with pytest.raises(InvalidRequestError, match="context was given beside a resolved profile"):
+        Engine.load(profile=resolved, context=300, store_home=tiny.home)
+
+
+def test_overrides_are_profile_values(tiny: TinyModels) -> None:
+    with tiny.load(depth=2, context=333, rule="rejection", exactness="stable", device="cpu") as engine:
+        require_speculation(engine, 2)
+        assert (engine.plan.depth_cap, engine.plan.context_length) == (2, 333)
+        assert say_hello(engine, depth=9).stats.rounds > 0
+    with pytest.raises(ProfileError, match="contxt") as caught:
+        tiny.load(contxt=300)
+    assert "context" in f"{caught.value} {caught.value.hint}"
+    with pytest.raises(ProfileError, match="context"):
+        tiny.load(context=3)
+
+
+def test_near_exactness_goes_deeper_and_says_so(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    with tiny.load(depth=4, exactness="near") as engine:
+        assert engine.plan.depth_cap == 4
+        assert len(say_hello(engine).token_ids) == 25
+
+
+def test_an_unknown_device_is_refused(tiny: TinyModels) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="no device 'tpu9'") as caught:
+        tiny.load(device="tpu9")
+    assert caught.value.hint is not None
+
+
+def test_limits_of_threads(tiny: TinyModels) -> None:
+    with tiny.load(limits=Limits(max_threads=1), threads="auto", probe=False) as engine:
+        assert engine.plan.target.threads == 1
+    with tiny.load(limits=Limits(max_threads=8), threads=2, probe=False) as engine:
+        assert engine.plan.target.threads == 2
+
+
+def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) -> None:
+    told: list[tuple[object, str]] = []
+    with tiny.load(progress=lambda event: told.append((event, threading.current_thread().name)), store_home=home):
+        pass
+    stages = [event.stage for event, _ in told if isinstance(event, Loading)]
+    assert stages[0] == "loading target"
+    assert any("bit-equal" in stage for stage in stages)
+    assert {name for _, name in told} == {threading.current_thread().name}
+
+
+def test_without_a_probe_the_plan_is_plain(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
+    with tiny.load(probe=False, store_home=home) as engine:
+        assert engine.plan.mode == "plain"
+        assert engine.plan.depth_cap == 0
+        assert engine.probe is None
+        assert "has not been measured" in engine.plan.reasons[-1]
+        assert say_hello(engine, depth=5).token_ids == expected
+    with tiny.load(store_home=home) as engine:
+        measured = engine.plan
+        assert engine.probe is not None
+    with tiny.load(probe=False, store_home=home) as engine:
+        assert engine.plan == measured  # the stored probe serves
+
+
+def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModels, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with tiny.load(store_home=Home(tmp_path / "file" / "home")) as engine:
+        assert engine.probe is not None
+        assert say_hello(engine).token_ids
+
+
+def test_depth_zero_opens_no_drafter(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    with tiny.load(depth=0, draft="/nowhere/at-all.gguf") as engine:
+        assert engine.plan.mode == "plain"
+        assert engine.drafters == ()
+        assert say_hello(engine).token_ids == expected
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_missing_files_and_unknown_names(tiny: TinyModels, home: Home, download: bool) -> None:
+    with pytest.raises(ModelFileError, match="no such file"):
+        Engine.load(str(home.root / "missing.gguf"), store_home=home, download=download)
+    with pytest.raises(ModelNotFoundError, match=r"qwen2\.5-coder-1\.5") as caught:
+        Engine.load("qwen2.5-coder-1.5", store_home=home, download=download)
+    assert caught.value.hint is not None
+    assert "qwen2.5-coder-1.5b" in caught.value.hint
+    with pytest.raises(ModelNotFoundError, match="not a model"):
+        Engine.load("humaneval", store_home=home)
+    with pytest.raises(InvalidRequestError):
+        Engine.load("hf:only-one-part", store_home=home)
+    with pytest.raises(ModelNotFoundError, match="not on this machine"):
+        Engine.load(CATALOGUE_TARGET, store_home=home)
+    assert not home.root.exists(), "looking creates nothing"
+
+
+def test_a_folder_with_one_model_is_that_model(tiny: TinyModels, tmp_path: Path) -> None:
+    (tmp_path / "exported").mkdir()
+    path = tmp_path / "exported" / "model.gguf"
+    path.write_bytes(tiny.target.read_bytes())
+    with tiny.load(path.parent, draft="none", lookup=False) as engine:
+        assert engine.plan.target.model == "model"
+    (path.parent / "other.gguf").write_bytes(b"")
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files"):
+        tiny.load(path.parent)
+
+
+# ------------------------------------------------------------------------------------------------- drafters
+
+
+def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    for lookup in (True, False):
+        with tiny.load(draft=str(tiny.stranger), lookup=lookup) as engine:
+            plan = engine.plan
+            assert plan.drafter_off is not None
+            assert "stranger has another vocabulary" in plan.drafter_off
+            assert any("stranger has another vocabulary" in reason for reason in plan.reasons)
+            assert [drafter.kind for drafter in engine.drafters] in (["lookup"], []) if lookup else [[]]
+            assert plan.drafter is None or (plan.drafter.kind, plan.drafter.model) == ("lookup", None)
+            done = say_hello(engine)
+            assert done.token_ids == expected
+            assert done.speculation_off == plan.drafter_off
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def not_a_model(data: bytes) -> bytes:
+    return b"GGML" + data[4:]
+
+
+def empty(_data: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("damage", [truncated, not_a_model, empty])
+def test_a_damaged_drafter(tiny: TinyModels, home: Home, damage: Callable[[bytes], bytes]) -> None:
+    """Named by nobody, its loss is told and costs nothing; named, it is an error."""
+    put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
+    bad = put_into_store(home, CATALOGUE_DRAFTER, damage(tiny.drafter.read_bytes()))
+    with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1) as engine:
+        assert engine.plan.drafter_off is not None
+        assert str(bad) in engine.plan.drafter_off
+        done = say_hello(engine)
+        assert len(done.token_ids) == 25
+        assert done.speculation_off == engine.plan.drafter_off
+    for name in (str(bad), CATALOGUE_DRAFTER):
+        with pytest.raises(ModelFileError) as caught:
+            Engine.load(CATALOGUE_TARGET, draft=name, store_home=home, threads=1)
+        assert str(bad) in caught.value.message
+
+
+def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
+    put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
+    with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1, lookup=False) as engine:
+        assert engine.plan.drafter_off == f"{CATALOGUE_DRAFTER} is not on this machine"
+        assert engine.plan.mode == "plain"
+        assert say_hello(engine).token_ids == expected
+    put_into_store(home, CATALOGUE_DRAFTER, tiny.drafter.read_bytes())
+    with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1, lookup=False) as engine:
+        require_speculation(engine)
+        assert engine.plan.drafter_off is None
+        assert engine.plan.drafter is not None
+        assert (engine.plan.drafter.kind, engine.plan.drafter.model) == ("model", CATALOGUE_DRAFTER)
+        done = say_hello(engine, depth=4, max_tokens=120)
+        assert done.stats.proposed > 0
+        assert done.token_ids[:25] == expected
+
+
+def test_a_target_whose_content_changed_is_refused(tiny: TinyModels, home: Home) -> None:
+    path = put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ModelFileError, match="changed since it was stored"):
+        Engine.load(CATALOGUE_TARGET, store_home=home)
+
+
+def test_a_drafter_that_llama_cpp_refuses_is_lost_not_the_answer(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    """Its header is sound, so it is found out at its first proposal."""
+    with tiny.load(draft=str(tiny.broken_inside()), lookup=False) as engine:
+        require_speculation(engine)
+        done = say_hello(engine, depth=4)
+        assert done.token_ids == expected
+        assert done.speculation_off is not None
+        assert "llama.cpp could not load it" in done.speculation_off
+
+
+def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048) + 1)
+    with tiny.load(limits=limits, lookup=False) as engine:
+        require_speculation(engine)
+        done = say_hello(engine, depth=4)
+        assert done.token_ids == expected
+        assert done.speculation_off is not None
+        assert "drafter needs about" in done.speculation_off
+        assert done.stats.proposed == 0
+
+
+def test_a_target_that_does_not_fit_is_not_loaded(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_arguments: object, **_settings: object) -> None:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(engine_module, "load_model", load)
+    limit = needed_bytes(tiny.target, 2048) - 1
+    with pytest.raises(MemoryLimitError, match="target needs about") as caught:
+        tiny.load(limits=Limits(max_memory_bytes=limit))
+    assert caught.value.needed_bytes == limit + 1
+    assert caught.value.available_bytes == limit
+    assert caught.value.hint is not None
+    with pytest.raises(AssertionError, match="it was loaded"):  # one byte more and it would have been
+        tiny.load(limits=Limits(max_memory_bytes=limit + 1))
+
+
+# ------------------------------------------------------------------------------------------------ templates
+
+
+def test_a_model_without_a_template_still_continues_text(tiny: TinyModels) -> None:
+    with tiny.load(tiny.without_template, draft="none") as engine:
+        assert not engine.has_chat_template
+        with engine.session() as session:
+            with pytest.raises(TemplateError, match="no chat template") as caught:
+                session.generate("hello")
+            assert caught.value.hint is not None
+            assert "raw" in caught.value.hint
+            assert len(answer(session.generate("hello", raw=True, max_tokens=10)).token_ids) == 10
+            assert session.messages == ()
+
+
+def test_a_template_that_writes_the_first_token_itself(tiny: TinyModels) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with tiny.load(tiny.with_template("with-bos", template), draft="none") as engine:
+        text = engine.render([{"role": "user", "content": "hello"}])
+        assert text == "<s>hello"
+        assert engine.encode_prompt(text).count(1) == 1
+        assert engine.encode_prompt("hello")[0] == 1
+
+
+# -------------------------------------------------------------------------------------------------- closing
+
+
+def test_close_twice_with_open_sessions(tiny: TinyModels) -> None:
+    engine = tiny.load()
+    sessions = [engine.session() for _ in range(3)]
+    generation = sessions[0].generate("hello")
+    next(generation)
+    answer(sessions[1].generate("hello", max_tokens=5, depth=3))
+    engine.close()
+    engine.close()
+    assert answer(generation).finish_reason == "cancelled"
+    for session in sessions:
+        with pytest.raises(ClosedError):
+            session.generate("hello")
+        session.close()
+    with pytest.raises(ClosedError, match="engine is closed"):
+        engine.session()
+
+
+def test_close_from_another_thread_while_answers_stream(tiny: TinyModels) -> None:
+    engine = tiny.load()
+    outcomes: list[str] = []
+
+    def stream() -> None:
+        try:
+            with engine.session() as session:
+                while True:
+                    answer(session.generate("hello", max_tokens=300, depth=3))
+                    session.clear()
+        except ClosedError:
+            outcomes.append("closed")
+
+    readers = [threading.Thread(target=stream) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    threading.Event().wait(0.3)
+    engine.close()
+    for reader in readers:
+        reader.join(20)
+    assert outcomes == ["closed"] * 3
+
+
+def test_engines_come_and_go(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+    """Two at once, and again after both are gone."""
+    for _ in range(2):
+        with tiny.load() as one, tiny.load(draft="none") as two:
+            assert say_hello(one).token_ids == say_hello(two).token_ids == expected
+    before = threading.active_count()
+    with tiny.load() as engine:
+        say_hello(engine, depth=3)
+    assert threading.active_count() == before
+
+
+def test_the_plan_is_frozen_and_can_be_printed(tiny: TinyModels) -> None:
+    with tiny.load() as engine:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            engine.plan.mode = "plain"  # type: ignore[misc]
+        shape = engine.plan.as_json()
+        assert shape["mode"] == engine.plan.mode
+        assert all(isinstance(reason, str) and reason for reason in shape["reasons"])
+        assert shape["predicted_tokens_per_s"] is None  # not measured, not guessed
+
+
+def test_a_file_that_appears_between_is_a_new_model(tiny: TinyModels, tmp_path: Path, home: Home) -> None:
+    """Measurements belong to a content, not to a path."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", heads=2, kv_heads=1, seed=1)
+    with tiny.load(path, draft="none", store_home=home) as engine:
+        first = say_hello(engine).token_ids
+    write_tiny_gguf(path, quant="Q8_0", heads=2, kv_heads=1, seed=2)
+    with tiny.load(path, draft="none", store_home=home) as engine:
+        assert say_hello(engine).token_ids != first
+    assert len(list(home.measurements.glob("widths-*.json"))) == 2
