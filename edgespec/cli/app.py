@@ -63,6 +63,8 @@ def run(arguments: Sequence[str]) -> int:
             enable_native_log()
         code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state)
         sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:  # typer's answer to a KeyboardInterrupt, or an answer that was stopped
+            print("interrupted", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except EdgespecError as error:
         if state.debug:

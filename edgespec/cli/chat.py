@@ -76,19 +76,20 @@ class _Chat:
         self._last: Done | None = None
         self._failed = False
 
-    def run(self, prompts: Iterator[str], interactive: bool) -> None:
+    def run(self, prompts: Iterator[tuple[str, bool]], interactive: bool) -> None:
         with Interrupts(self._session).installed() as interrupts:
             while True:
                 try:
                     try:
-                        prompt = next(prompts, None)
+                        prompt, quoted = next(prompts, (None, False))
                     except EdgespecError as error:  # a line that is no text: the next one may be
                         self._fail(error)
                         prompts = _read_prompts(interactive)
                         continue
-                    if prompt is None or (prompt.startswith("/") and self._command(prompt.strip())):
+                    command = prompt is not None and prompt.startswith("/") and not quoted
+                    if prompt is None or (command and self._command(prompt.strip())):
                         break
-                    if not prompt.strip() or prompt.startswith("/"):
+                    if command or not prompt.strip():
                         continue
                     with interrupts.answering():
                         self._answer(prompt)
@@ -152,24 +153,24 @@ class _Chat:
         return False
 
 
-def _read_prompts(interactive: bool) -> Iterator[str]:
-    """Prompts from stdin: a line each, or several lines between two triple quotes."""
+def _read_prompts(interactive: bool) -> Iterator[tuple[str, bool]]:
+    """Prompts from stdin: a line each, or several lines between two triple quotes (and whether it was those)."""
     while True:
         line = _read_line("> " if interactive else "")
         if line is None:
             return
         if not line.lstrip().startswith('"""'):
-            yield line
+            yield line, False
             continue
         lines = [line.lstrip()[3:]]
         while not lines[-1].rstrip().endswith('"""'):
             following = _read_line(". " if interactive else "")
             if following is None:
-                yield "\n".join(lines)
+                yield "\n".join(lines), True
                 return
             lines.append(following)
         lines[-1] = lines[-1].rstrip()[:-3]
-        yield "\n".join(lines).strip("\n")
+        yield "\n".join(lines).strip("\n"), True
 
 
 def _read_line(prompt: str) -> str | None:

@@ -34,7 +34,8 @@ class Cursor:
         self.inline_left = _ALL_INLINE_BYTES
 
     def fail(self, reason: str, offset: int | None = None, hint: str | None = None) -> ModelFileError:
-        return ModelFileError(self.path, reason, offset=self.position if offset is None else offset, hint=hint)
+        at = self.position if offset is None else offset
+        return ModelFileError(self.path, reason, offset=at, hint=hint or DOWNLOAD_AGAIN)
 
     def need(self, count: int, what: str) -> None:
         if count > self.size - self.position:

@@ -25,8 +25,10 @@ _FIRST_START = 96
 # Depth 15: past it no drafter on a consumer CPU has paid in any published measurement.
 WIDEST = 16
 
-# A mixture of widths must agree as well: kernels could each be stable and yet leave different caches.
+# A mixture of widths must agree as well: kernels could each be stable and yet leave different caches. As in decoding,
+# each forward keeps only its first few rows, so that every width's cache is read by another.
 _MIXTURE_SEED = 7
+_MIXTURE_KEEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,8 @@ class WidthProbe:
         return (self.contexts[0].start, self.contexts[-1].start + self.contexts[-1].positions)
 
     def covers(self, context_length: int) -> bool:
-        """Whether every context that a probe for that length looks at was probed."""
-        return {context.start for context in self.contexts}.issuperset(probe_starts(context_length))
+        """Whether this reaches as far as a probe for a context of that length does."""
+        return self.context_range[1] >= probe_starts(context_length)[-1] + POSITIONS
 
 
 def probe_starts(context_length: int) -> list[int]:
@@ -119,7 +121,8 @@ def probe_widths(
             equal, lost = [w for w in equal if w not in diffs], [w for w in equal if w in diffs]
             differing.extend(lost)
             if equal:
-                mixed = [mixture.choice([1, *equal]) for _ in span]
+                widths = [mixture.choice([1, *equal]) for _ in span]
+                mixed = [(width, mixture.randint(1, min(width, _MIXTURE_KEEPS))) for width in widths]
                 diff = _difference(sequence, start, span, mixed, reference, stop_early=False)
                 if diff > 0:  # stable one by one but not together: only width 1 is safe
                     diffs[0] = diff
@@ -131,38 +134,42 @@ def probe_widths(
     return WidthProbe(widths=(1, *equal), contexts=tuple(contexts), complete=complete)
 
 
-def _constant(width: int) -> Iterator[int]:
+def _constant(width: int) -> Iterator[tuple[int, int]]:
     while True:
-        yield width
+        yield width, width
 
 
-def _rows(sequence: Sequence, start: int, span: list[int], widths: Iterable[int]) -> Iterator[LogitsArray]:
-    """The scores after each token of ``span``, computed in forwards of the given widths."""
+def _rows(
+    sequence: Sequence, start: int, span: list[int], forwards: Iterable[tuple[int, int]]
+) -> Iterator[LogitsArray]:
+    """The scores after each token of ``span``, computed in forwards of the given (width, rows kept)."""
     sequence.rewind(start)
     done = 0
-    for width in widths:
+    for width, kept in forwards:
         group = span[done : done + width]
         if not group:
             return
         # The last group is filled up to the full width, so that every forward really has it.
         rows = sequence.forward((group + span * width)[:width], width)
-        for index in range(len(group)):
+        kept = min(kept, len(group))
+        for index in range(kept):
             yield rows.logits(index)
-        done += len(group)
+        done += kept
+        sequence.rewind(start + done)
 
 
 def _difference(
     sequence: Sequence,
     start: int,
     span: list[int],
-    widths: Iterable[int],
+    forwards: Iterable[tuple[int, int]],
     reference: list[LogitsArray],
     *,
     stop_early: bool,
 ) -> float:
-    """Largest absolute difference between rows at these widths and the reference; 0.0 means bit-equal."""
+    """Largest absolute difference between rows in these forwards and the reference; 0.0 means bit-equal."""
     largest = 0.0
-    for row, expected in zip(_rows(sequence, start, span, widths), reference, strict=False):
+    for row, expected in zip(_rows(sequence, start, span, forwards), reference, strict=False):
         if not np.array_equal(row, expected):
             difference = float(np.abs(row - expected).max())
             largest = max(largest, difference if difference > 0 else float("inf"))  # not a number: no bound

@@ -42,7 +42,10 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class Runtime:
-    """``open_model`` loads a model anew; ``prefill_tokens`` are a prompt that computes for a good part of a second."""
+    """``open_model`` loads a model anew; ``prefill_tokens`` are a prompt that computes for at least 0.2 seconds.
+
+    ``context_overhead_bytes`` bounds what a Sequence of 32768 tokens takes beside its cache.
+    """
 
     open_model: Callable[[], Model]
     prefill_tokens: int = 0
@@ -208,7 +211,13 @@ class SequenceContract:
             sequence.rewind(4)
         else:
             sequence.close()
-        for use in (rows.argmax, lambda: rows.argmax_row(0), lambda: rows.top_k(1), lambda: rows.logits(0), rows.copy):
+        for use in (
+            rows.argmax,
+            lambda: rows.argmax_row(0),
+            lambda: rows.top_k(1),
+            lambda: rows.logits(0),
+            rows.copy,
+        ):
             with pytest.raises(StaleRowsError):
                 use()
 
@@ -242,7 +251,9 @@ class SequenceContract:
 
     # --------------------------------------------------------------------------------------------- rewind
 
-    def test_after_a_rewind_to_any_length_a_sequence_is_as_good_as_fresh(self, model: Model, sequence: Sequence) -> None:
+    def test_after_a_rewind_to_any_length_a_sequence_is_as_good_as_fresh(
+        self, model: Model, sequence: Sequence
+    ) -> None:
         tokens, other, more = ids(24, model), ids(24, model, 1), ids(3, model, 2)
         with closing(model.open(CONTEXT)) as fresh:
             for length in range(1, 25):

@@ -35,9 +35,9 @@ class TestLlama(SequenceContract, NativeContract):
     def runtime(cls, request: pytest.FixtureRequest, tiny_ggufs: dict[Quant, Path]) -> Runtime:
         quant: Any
         quant, settings = request.param
-        # The compute buffers of a context: attention over 256 rows, and scores of 64 rows, of a tiny model.
+        # Compute buffers: attention and scores of one chunk of a tiny model. Less than a second copy of its cache.
         return Runtime(
             open_model=lambda: load_model(tiny_ggufs[quant], settings),
             prefill_tokens=3000,
-            context_overhead_bytes=64 * 2**20,
+            context_overhead_bytes=12 * 2**20,
         )

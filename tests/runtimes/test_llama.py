@@ -453,8 +453,6 @@ try:
 except CancelledError:
     steps.append("cancelled")
 sequence.close()
-if "close" in steps or len(sys.argv) > 3:
-    model.close()
 running = model.open(3000)
 running.submit(lambda: running.forward([5] * 3000, 0))  # still at work when the interpreter goes
 Path(sys.argv[1] + ".steps").write_text(" ".join(steps))
@@ -492,13 +490,18 @@ def test_native_log_lines_go_to_the_native_logger(
 def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order in which native memory is given back."""
     api, order = load().api, list[str]()
-    for name in ("llama_free", "llama_model_free"):
 
-        def record(pointer: Any, *, own: Any = getattr(api, name), name: str = name) -> None:
+    def recording(name: str) -> Callable[[Any], None]:
+        free = getattr(api, name)
+
+        def record(pointer: Any) -> None:
             order.append(name)
-            own(pointer)
+            free(pointer)
 
-        monkeypatch.setattr(api, name, record)
+        return record
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(api, name, recording(name))
     return order
 
 

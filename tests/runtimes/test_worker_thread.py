@@ -87,7 +87,9 @@ def test_callers_on_many_threads_each_get_their_own_result(worker: WorkerThread)
 
 
 def test_nested_run_is_in_place(worker: WorkerThread) -> None:
-    assert worker.run(lambda: worker.run(lambda: worker.run(lambda: threading.current_thread().name))) == "test-worker"
+    assert (
+        worker.run(lambda: worker.run(lambda: worker.run(lambda: threading.current_thread().name))) == "test-worker"
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)

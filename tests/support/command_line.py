@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 _TIMEOUT_S = 60.0
 
@@ -84,6 +87,27 @@ def run_cli(
         check=False,
     )
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+class InProcess:
+    """The program without a process of its own, which takes half a second to start: for tables of cases."""
+
+    def __init__(self, home: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.home = home
+        self._capture = capture
+        patch.setenv("EDGESPEC_HOME", str(home))
+        patch.setenv("EDGESPEC_THREADS", "1")
+        patch.chdir(home.parent)
+
+    def __call__(self, *arguments: str | Path, stdin: str = "") -> Result:
+        from edgespec.cli.app import run
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+            self._capture.readouterr()
+            code = run([str(argument) for argument in arguments])
+        written = self._capture.readouterr()
+        return Result(code, written.out, written.err)
 
 
 def run_python(code: str, *arguments: str | Path, home: Path) -> Result:

@@ -1,0 +1,123 @@
+"""The exactness check: it passes on a sound engine, and it notices when verification is broken."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+import edgespec.decoding.loop as loop_module
+from edgespec.bench.equality import SAMPLED, check_equality, depths_to_check, spread
+from edgespec.bench.suite import Prompt
+from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.verify import Verdict
+from edgespec.engine import Engine
+from tests.support.tiny_models import TinyModels, require_speculation
+
+PROMPTS = [
+    Prompt(id="greeting", category="chat", prompt="hello world"),
+    Prompt(id="water", category="qa", prompt="what is water"),
+]
+
+
+@pytest.fixture
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    with tiny.load(lookup=False, depth=3) as engine:
+        require_speculation(engine, 2)
+        yield engine
+
+
+def accept_everything(draft: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+    return Verdict(len(draft), choose(len(draft)), "bonus")
+
+
+def test_a_sound_engine_is_identical(engine: Engine) -> None:
+    told = []
+    report = check_equality(engine, PROMPTS, max_tokens=60, on_result=told.append)
+    assert report.kept
+    assert report.divergences == ()
+    assert report.identical == 2
+    assert tuple(told) == report.results
+    depths = tuple(range(1, engine.plan.depth_cap + 1))
+    assert report.depths == depths == depths_to_check(engine)
+    for result, prompt in zip(report.results, PROMPTS, strict=True):
+        assert (result.prompt_id, result.category) == (prompt.id, prompt.category)
+        assert result.comparisons == 2 * len(depths)
+        assert result.emitted_tokens == 2 * 60
+        assert 0 < result.accepted < result.proposed
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_verification_that_accepts_everything_is_found_out(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+) -> None:
+    monkeypatch.setattr(loop_module, "verify_matching", accept_everything)
+    report = check_equality(engine, PROMPTS, max_tokens=120, samplings=[sampling])
+    assert not report.kept
+    assert report.identical < 2
+    assert report.divergences
+    for divergence in report.divergences:
+        assert 0 < divergence.position < 120
+        assert divergence.depth in report.depths
+        assert divergence.sampled is not sampling.greedy
+        # The greedy gap is the one between the target's two best tokens at that place.
+        assert divergence.gap >= 0
+    found = report.as_json()
+    assert [each["id"] for each in found["divergences"]] == [each.prompt_id for each in report.divergences]
+
+
+def test_a_rejected_token_that_is_kept_is_found_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rejected draft token put in the place of its correction: one wrong token a round, the same counts."""
+
+    def keep_the_rejected(draft: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+        verdict = real(draft, choose)
+        if verdict.kind == "correction":
+            return Verdict(verdict.accepted, draft[verdict.accepted], "correction")
+        return verdict
+
+    real = loop_module.verify_matching
+    monkeypatch.setattr(loop_module, "verify_matching", keep_the_rejected)
+    report = check_equality(engine, PROMPTS, max_tokens=120)
+    assert not report.kept
+
+
+def test_the_json_has_every_promised_key(engine: Engine) -> None:
+    report = check_equality(engine, PROMPTS[:1], max_tokens=10)
+    found = json.loads(json.dumps(report.as_json()))
+    assert found["level"] == "W"
+    assert found["prompts"] == found["identical"] == 1
+    assert found["divergences"] == []
+    assert found["plan"] == json.loads(json.dumps(engine.plan.as_json()))
+    (widths,) = found["width_classes"]
+    assert widths["model"] == "target"
+    assert widths["runtime"] == "llama"
+    assert widths["widths"][0] == list(engine.plan.numeric_class.widths)
+    assert widths["context"][0] < widths["context"][1]
+    assert isinstance(widths["max_abs_diff"], float)
+    assert widths["settings"]["kv_type"] == engine.plan.numeric_class.kv_type
+
+
+def test_an_engine_without_speculation_has_nothing_to_compare(tiny: TinyModels) -> None:
+    with tiny.load(depth=0) as engine:
+        assert depths_to_check(engine) == ()
+
+
+def test_near_exactness_checks_the_one_depth_it_uses(tiny: TinyModels) -> None:
+    with tiny.load(exactness="near", depth=3) as engine:
+        if engine.plan.exactness == "N":
+            assert depths_to_check(engine) == (3,)
+        else:
+            assert depths_to_check(engine) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 39, 40, 100])
+def test_spread_takes_evenly(count: int) -> None:
+    prompts = [Prompt(id=str(number), category="c", prompt="p") for number in range(40)]
+    chosen = spread(prompts, count)
+    assert len(chosen) == min(count, 40)
+    numbers = [int(prompt.id) for prompt in chosen]
+    assert numbers == sorted(set(numbers))
+    gaps = {right - left for left, right in itertools.pairwise(numbers)}
+    assert not gaps or max(gaps) - min(gaps) <= 1

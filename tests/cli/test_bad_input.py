@@ -1,0 +1,317 @@
+"""Bad input, one case after the other: a sentence and a hint, no traceback, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.files.locations import Home
+from tests.support.command_line import InProcess, run_cli, run_python, status_lines
+from tests.support.tiny_models import TinyModels, put_into_store
+
+STORED = "smollm2-135m"
+
+# The check of a bad file may take this long, a hostile template a little longer.
+CHECK_S, TEMPLATE_S = 1.0, 8.0
+
+
+# ---------------------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "verify"])
+@pytest.mark.parametrize("offline", [True, False])
+def test_an_unknown_name(command: str, offline: bool, here: InProcess) -> None:
+    prompt = ("hi",) if command == "generate" else ()
+    options = ("--offline",) if offline else ()
+    result = here(command, *prompt, "--target", "qwen2.5-coder-1b", *options, stdin="hi\n")
+    result.failed_well("qwen2.5-coder-1b")
+    assert "did you mean qwen2.5-coder-1.5b" in result.hint
+    assert result.out == ""
+
+
+def test_an_unknown_name_to_pull_or_remove(here: InProcess) -> None:
+    pulled = here("pull", "smollm2")
+    pulled.failed_well("smollm2")
+    assert "smollm2-135m" in pulled.hint
+    for action in ("rm", "verify"):
+        here("models", action, "smollm2").failed_well("smollm2 is not on this machine")
+    assert not here.home.exists()
+
+
+def missing(_data: bytes) -> bytes | None:
+    return None
+
+
+def empty(_data: bytes) -> bytes:
+    return b""
+
+
+def another_format(data: bytes) -> bytes:
+    return b"PK\x03\x04" + data[4:]
+
+
+def cut_in_the_header(data: bytes) -> bytes:
+    return data[:2000]
+
+
+def cut_in_the_weights(data: bytes) -> bytes:
+    return data[: len(data) - 100_000]
+
+
+def huge_count(data: bytes) -> bytes:
+    """Announces 2^60 tensors."""
+    return data[:8] + (2**60).to_bytes(8, "little") + data[16:]
+
+
+def text_file(_data: bytes) -> bytes:
+    return b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 12345\n"
+
+
+DAMAGES = [missing, empty, another_format, cut_in_the_header, cut_in_the_weights, huge_count, text_file]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_found_at_once(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, damage: Callable[[bytes], bytes | None]
+) -> None:
+    path = tmp_path / "damaged.gguf"
+    data = damage(tiny.target.read_bytes())
+    if data is not None:
+        path.write_bytes(data)
+    here("generate", "hi", "--target", "/nowhere/missing.gguf")  # imports what there is to import
+    started = time.perf_counter()
+    result = here("generate", "hi", "--target", path)
+    assert time.perf_counter() - started < CHECK_S
+    result.failed_well()
+    assert f"edgespec: {path}: " in result.err
+    assert result.hint
+
+
+@pytest.mark.parametrize("damage", DAMAGES[1:])
+def test_native_code_never_sees_a_damaged_file(
+    tiny: TinyModels, home: Home, tmp_path: Path, damage: Callable[[bytes], bytes | None]
+) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damage(tiny.target.read_bytes()) or b"")
+    code = (
+        "import sys, edgespec\n"
+        "from edgespec.runtimes.llama_library import load\n"
+        "api = load().api\n"
+        "def never(*_): raise SystemExit('native code was asked')\n"
+        "api.llama_model_load_from_file = api.llama_model_init_from_user = never\n"
+        "for options in ({'target': sys.argv[1]}, {'target': sys.argv[2], 'draft': sys.argv[1]}):\n"
+        "    try: edgespec.Engine.load(**options)\n"
+        "    except edgespec.ModelFileError as error: print(error.message)\n"
+    )
+    result = run_python(code, path, tiny.target, home=home.root)
+    assert (result.code, result.err) == (0, "")
+    assert [line.startswith(str(path)) for line in result.out.splitlines()] == [True, True]
+
+
+def test_a_stored_file_that_changed(tiny: TinyModels, here: InProcess) -> None:
+    path = put_into_store(Home(here.home), STORED, tiny.target.read_bytes())
+    before = here("generate", "hi", "--target", STORED, "--max-tokens", "3")
+    assert before.code == 0, before.err
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(1, 1))
+    for arguments in (("generate", "hi", "--target", STORED), ("models", "verify", STORED)):
+        result = here(*arguments)
+        result.failed_well("has changed since it was stored", str(path))
+        assert f"edgespec pull {STORED}" in result.hint
+    assert path.read_bytes() == bytes(data), "the file is the user's to look at"
+
+
+@pytest.mark.parametrize("command", [("pull", STORED), ("generate", "hi", "--target", STORED)])
+def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
+    # Nothing listens there: an attempt would fail in another way than the sentence below.
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    started = time.perf_counter()
+    result = run_cli(*command, "--offline", home=home.root, env=env)
+    result.failed_well(STORED)
+    assert result.hint
+    assert "refused" not in result.err
+    assert time.perf_counter() - started < 10
+
+
+def test_a_drafter_with_another_vocabulary(tiny: TinyModels, here: InProcess) -> None:
+    options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
+    spoken = here("generate", "hello", *options)
+    assert spoken.code == 0
+    (status,) = status_lines(spoken.err)
+    assert "stranger has another vocabulary" in status
+    alone = here("generate", "hello", *options[:2], "--draft", "none", *options[4:])
+    assert spoken.out == alone.out
+    chat = here("chat", *options, stdin="hello\n")
+    assert (chat.code, chat.out) == (0, spoken.out)
+    found = here("generate", "hello", *options, "--json").json
+    assert "another vocabulary" in found["speculation_off"]
+
+
+# --------------------------------------------------------------------------------------------------- prompts
+
+
+def test_a_prompt_longer_than_the_context(tiny: TinyModels, here: InProcess) -> None:
+    options = ("--target", tiny.target, "--draft", "none", "--context", "128", "--max-tokens", "4")
+    result = here("generate", "-", *options, stdin="water " * 300)
+    result.failed_well("tokens and the context holds 128")
+    assert "--context" in result.hint
+    chat = here("chat", *options, stdin="hello\n" + "water " * 300 + "\nhello\n")
+    chat.failed_well("tokens and the context holds 128")
+    assert len(status_lines(chat.err)) == 2, "the chat goes on"
+
+
+def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, home: Home) -> None:
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    strict = {"PYTHONIOENCODING": "utf-8:strict"}
+    for env in ({}, strict):
+        result = run_cli("generate", "-", *options, home=home.root, stdin=b"text\xff\xfe", env=env)
+        result.failed_well("not UTF-8", "byte 4", code=2)
+        assert result.hint
+        chat = run_cli("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
+        chat.failed_well("not UTF-8")
+        assert len(status_lines(chat.err)) == 2, "the chat goes on"
+
+
+def test_an_empty_prompt(tiny: TinyModels, here: InProcess) -> None:
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    for prompt in ("", "  \n", "-"):
+        result = here("generate", prompt, *options)
+        result.failed_well("the prompt is empty", code=2)
+        assert result.hint
+    chat = here("chat", *options, stdin="\n   \n")
+    assert (chat.code, chat.out) == (0, "")
+    assert not status_lines(chat.err)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="arguments are text, not bytes, on this system")
+def test_arguments_that_are_no_text(tiny: TinyModels, home: Home) -> None:
+    options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4")
+    spoken = run_cli("generate", "caf\udce9", *options, "--json", home=home.root)
+    assert spoken.code == 0
+    assert spoken.json["text"]
+    result = run_cli("generate", "hi", "--target", "/nowhere/caf\udce9.gguf", "--json", home=home.root)
+    result.failed_well("no such file")
+    assert result.json["error"]["type"] == "ModelFileError"
+
+
+# -------------------------------------------------------------------------------------------------- profiles
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("contxt = 512\n", ("contxt", "context")),
+        ("context = 'many'\n", ("context",)),
+        ("context = [\n", ("mine.toml", "TOML")),
+        ("inherits = 'laptp'\n", ("laptp", "laptop")),
+        ("inherits = 'mine'\n", ("mine", "inherits from itself")),
+        ("\x00", ("mine.toml",)),
+    ],
+)
+def test_a_bad_profile(content: str, words: tuple[str, ...], here: InProcess) -> None:
+    (here.home / "profiles").mkdir(parents=True)
+    ((here.home / "profiles") / "mine.toml").write_text(content)
+    here("generate", "hi", "--profile", "mine").failed_well(*words, code=2)
+    here("profiles", "show", "mine").failed_well(*words, code=2)
+    listed = here("profiles")
+    assert listed.code == 0
+    assert "laptop" in listed.out
+
+
+def test_an_unknown_profile(here: InProcess) -> None:
+    result = here("generate", "hi", "--profile", "laptob")
+    result.failed_well("laptob", code=2)
+    assert "laptop" in result.hint
+
+
+# ------------------------------------------------------------------------------------------------- templates
+
+
+HOSTILE = {
+    "endless": "{% for i in range(1000000000) %}{% for j in range(1000000000) %}{% endfor %}{% endfor %}",
+    "huge": "{% for i in range(100000) %}{{ 'x' * 100000 }}{% endfor %}",
+    "attributes": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "syntax": "{% for message in messages %}",
+    "refusing": "{{ raise_exception('no such role') }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template(name: str, tiny: TinyModels, here: InProcess) -> None:
+    target = tiny.with_template(f"hostile-{name}", HOSTILE[name])
+    options = ("--target", target, "--draft", "none", "--max-tokens", "3")
+    started = time.perf_counter()
+    result = here("generate", "hi", *options, "--json")
+    assert time.perf_counter() - started < TEMPLATE_S
+    result.failed_well("no such role" if name == "refusing" else "template")
+    assert len(result.err) < 2000
+    assert result.json["error"]["type"] == "TemplateError"
+    assert here("generate", "hi", *options, "--raw").code == 0
+
+
+# ----------------------------------------------------------------------------------------------------- places
+
+
+def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) -> None:
+    folder = tmp_path / "my models – Übung 模型 🙂"
+    folder.mkdir()
+    target = folder / "ein Modell (1).gguf"
+    shutil.copyfile(tiny.target, target)
+    home = folder / "home of mine"
+    result = run_cli("generate", "hi", "--target", target, "--json", "--max-tokens", "3", home=home)
+    assert result.code == 0, result.err
+    assert result.json["plan"]["target"]["model"] == "ein Modell (1)"
+    assert list((home / "measurements").glob("widths-*.json"))
+    relative = run_cli(
+        "chat", "--target", f"./{target.name}", "--max-tokens", "3", home=home, cwd=folder, stdin="hi\n"
+    )
+    assert relative.code == 0, relative.err
+
+
+def test_a_home_folder_that_is_a_file(tiny: TinyModels, tmp_path: Path) -> None:
+    (tmp_path / "user").write_text("not a folder")
+    env = {"HOME": str(tmp_path / "user"), "USERPROFILE": str(tmp_path / "user"), "XDG_DATA_HOME": ""}
+    options = ("generate", "hi", "--target", tiny.target, "--max-tokens", "3")
+    with_ours = run_cli(*options, home=tmp_path / "ours", env=env)
+    assert with_ours.code == 0, with_ours.err
+    without = run_cli(*options, home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
+    assert without.code == 0, without.err
+    assert without.out == with_ours.out
+    result = run_cli("pull", STORED, "--offline", home=tmp_path, env={**env, "EDGESPEC_HOME": ""})
+    result.failed_well()
+    for arguments in (("models",), ("doctor",), options):
+        run_cli(*arguments, home=tmp_path / "user").failed_well("is a file, not a folder", "EDGESPEC_HOME")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere, read-only or not"
+)
+def test_a_home_folder_that_is_read_only(tiny: TinyModels, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o500)
+    try:
+        options = ("generate", "hi", "--target", tiny.target, "--max-tokens", "3")
+        assert run_cli(*options, home=tmp_path / "ours", env={"HOME": str(locked)}).code == 0
+        assert run_cli(*options, home=locked / "ours").code == 0
+        run_cli("pull", STORED, "--offline", home=locked / "ours").failed_well()
+    finally:
+        locked.chmod(0o700)
+
+
+def test_a_suite_that_is_none(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    for content in ("", "not json\n", '{"id": "1"}\n'):
+        suite = tmp_path / "suite.jsonl"
+        suite.write_text(content)
+        result = here("verify", "--target", tiny.target, "--suite", suite, "--json")
+        result.failed_well("suite.jsonl", code=2)
+        assert json.loads(result.out)["error"]["message"]

@@ -1,0 +1,486 @@
+"""The program, run as a user or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import __version__
+from edgespec.files.locations import Home
+from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
+from tests.support.tiny_models import TinyModels, put_into_store
+
+NUMBER = (int, float)
+STATS: dict[str, tuple[type, ...]] = {
+    "prompt_tokens": (int,),
+    "emitted_tokens": (int,),
+    "rounds": (int,),
+    "proposed": (int,),
+    "evaluated": (int,),
+    "accepted": (int,),
+    "invalid_proposals": (int,),
+    "tokens_per_round": (*NUMBER, type(None)),
+    "accepted_lengths": (list,),
+    "ttft_s": (*NUMBER, type(None)),
+    "decode_s": (*NUMBER, type(None)),
+    "decode_tokens_per_s": (*NUMBER, type(None)),
+}
+PLAN: dict[str, tuple[type, ...]] = {
+    "mode": (str,),
+    "exactness": (str,),
+    "numeric_class": (dict,),
+    "target": (dict,),
+    "drafter": (dict, type(None)),
+    "depth_cap": (int,),
+    "predicted_tokens_per_s": (*NUMBER, type(None)),
+    "reasons": (list,),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: TinyModels) -> tuple[str, ...]:
+    """Options that name the tiny pair."""
+    return ("--target", str(tiny.target), "--draft", str(tiny.drafter))
+
+
+@pytest.fixture(scope="module")
+def root(tiny: TinyModels) -> Path:
+    """A home whose probe is made once for all these tests."""
+    return tiny.home.root
+
+
+def check_keys(found: dict[str, Any], keys: dict[str, tuple[type, ...]]) -> None:
+    for key, types in keys.items():
+        assert isinstance(found[key], types), (key, found[key])
+        assert not isinstance(found[key], bool)
+
+
+def check_generate(found: dict[str, Any]) -> None:
+    assert found["schema_version"] == 1
+    assert isinstance(found["text"], str)
+    assert all(isinstance(token, int) for token in found["token_ids"])
+    assert found["finish_reason"] in ("stop", "length", "cancelled")
+    check_keys(found["stats"], STATS)
+    check_keys(found["plan"], PLAN)
+    assert found["plan"]["mode"] in ("plain", "serial", "pipelined")
+    assert found["plan"]["exactness"] in ("W", "N", "D")
+    assert found["plan"]["target"].keys() >= {"model", "runtime", "device", "threads"}
+    if found["plan"]["drafter"] is not None:
+        assert found["plan"]["drafter"].keys() >= {"kind", "model", "runtime", "device"}
+
+
+def succeeded(result: Result) -> Result:
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------- chat
+
+
+def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> None:
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "6", home=root, stdin="hello\n\nwhat is water\n"))
+    first, second = status_lines(result.err)
+    assert "target on cpu" in first
+    assert "exact (W)" in second
+    alone = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "6", home=root))
+    assert result.out.startswith(alone.out)
+    assert len(result.out) > len(alone.out) + 3
+    assert result.out.endswith("\n")
+    assert "> " not in result.err
+
+
+def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], root: Path) -> None:
+    stdin = '"""first line\nsecond line"""\n"""\n/help is no command here\n"""\n"""one line"""\n"""never closed\nends'
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
+    answers = [json.loads(line) for line in result.out.splitlines()]
+    assert len(answers) == 4
+    same = run_cli("generate", "first line\nsecond line", *pair, "--max-tokens", "4", "--json", home=root).json
+    assert same["token_ids"] == answers[0]["token_ids"]
+    assert same["stats"]["prompt_tokens"] == answers[0]["stats"]["prompt_tokens"]
+
+
+def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/help\n/exit\nnever asked\n"
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", home=root, stdin=stdin))
+    assert len(status_lines(result.err)) == 2
+    first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]
+    assert first == second  # after /clear the same question is the first one again
+    for words in (
+        "no answer yet",
+        "emitted_tokens           5",
+        "forgotten",
+        "/nonsense is not a command",
+        "/clear ",
+    ):
+        assert words in result.err
+    assert re.search(r"^- target on cpu, 1 threads$", result.err, re.MULTILINE)
+
+
+def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> None:
+    result = succeeded(
+        run_cli(
+            "chat", *pair, "--json", "--max-tokens", "30", "--depth", "4", home=root, stdin="hello\nmore\n/exit\n"
+        )
+    )
+    answers = [json.loads(line) for line in result.out.splitlines()]
+    assert len(answers) == 2
+    for found in answers:
+        check_generate(found)
+        assert len(found["token_ids"]) == found["stats"]["emitted_tokens"] == 30
+    assert answers[1]["stats"]["prompt_tokens"] > answers[0]["stats"]["prompt_tokens"] + 30
+    assert not status_lines(result.err)
+
+
+def test_chat_system_message(pair: tuple[str, ...], root: Path) -> None:
+    lengths = [
+        run_cli("chat", *pair, *options, "--json", "--max-tokens", "3", home=root, stdin="hello\n").json["stats"]
+        for options in ((), ("--system", "be kind and be brief"))
+    ]
+    assert lengths[1]["prompt_tokens"] > lengths[0]["prompt_tokens"] + 4
+
+
+def test_chat_goes_on_after_a_prompt_that_fails(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "hello\n" + "water " * 500 + "\nhello again\n"
+    result = run_cli("chat", *pair, "--context", "256", "--max-tokens", "5", "--json", home=root, stdin=stdin)
+    assert result.code == 1
+    found = [json.loads(line) for line in result.out.splitlines()]
+    assert [sorted(each.keys() & {"text", "error"}) for each in found] == [["text"], ["error"], ["text"]]
+    assert found[1]["error"]["type"] == "PromptTooLongError"
+    assert found[2]["stats"]["cached_tokens"] > 0  # the first turn is still there
+
+
+# ------------------------------------------------------------------------------------------------- generate
+
+
+def test_generate_prints_the_answer_and_nothing_else(pair: tuple[str, ...], root: Path) -> None:
+    result = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", home=root))
+    found = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", "--json", home=root)).json
+    check_generate(found)
+    assert result.out == found["text"] + "\n"
+    assert len(status_lines(result.err)) == 1
+    assert "cut at the token limit" in result.err
+    assert found["finish_reason"] == "length"
+
+
+def test_generate_reads_stdin(pair: tuple[str, ...], root: Path) -> None:
+    found = [
+        succeeded(run_cli("generate", prompt, *pair, "--max-tokens", "9", home=root, stdin=stdin)).out
+        for prompt, stdin in (("two\nlines 你好", ""), ("-", "two\nlines 你好"))
+    ]
+    assert found[0] == found[1]
+
+
+def test_generate_plain_and_every_depth_are_equal(pair: tuple[str, ...], here: InProcess) -> None:
+    base = ("generate", "hello world", *pair, "--json", "--max-tokens", "80", "--temperature", "0.8", "--seed", "5")
+    plain = here(*base, "--plain").json
+    deep = here(*base, "--depth", "5").json
+    auto = here(*base, "--depth", "auto").json
+    assert plain["token_ids"] == deep["token_ids"] == auto["token_ids"]
+    assert plain["stats"]["proposed"] == 0
+    assert plain["plan"]["numeric_class"] == deep["plan"]["numeric_class"]
+    if deep["plan"]["depth_cap"] > 0:
+        assert deep["stats"]["accepted"] > 0
+        assert deep["stats"]["rounds"] < plain["stats"]["rounds"]
+    other_seed = here(*base[:-1], "6").json
+    assert other_seed["token_ids"] != plain["token_ids"]
+    rejection = here(*base, "--rule", "rejection", "--depth", "3").json
+    assert len(rejection["token_ids"]) == 80
+
+
+def test_generate_raw_and_stop(pair: tuple[str, ...], here: InProcess) -> None:
+    raw = here("generate", "hello", *pair, "--raw", "--json", "--max-tokens", "20").json
+    chat = here("generate", "hello", *pair, "--json", "--max-tokens", "20").json
+    assert raw["stats"]["prompt_tokens"] < chat["stats"]["prompt_tokens"]
+    assert raw["token_ids"] != chat["token_ids"]
+    stop = chat["text"][10:14]
+    options = ("--stop", stop, "--stop", "never", "--max-tokens", "20")
+    stopped = here("generate", "hello", *pair, "--json", *options).json
+    assert stopped["text"] == chat["text"][: chat["text"].index(stop)]
+    assert stopped["finish_reason"] == "stop"
+
+
+def test_generate_continues_text_without_a_template(tiny: TinyModels, here: InProcess) -> None:
+    target = ("--target", str(tiny.without_template), "--draft", "none", "--max-tokens", "5")
+    here("generate", "hello", *target).failed_well("no chat template", "--raw")
+    assert succeeded(here("generate", "hello", *target, "--raw")).out.strip()
+
+
+# ------------------------------------------------------------------------------------------- other commands
+
+
+def test_models_json(tiny: TinyModels, here: InProcess) -> None:
+    stored = put_into_store(Home(here.home), "smollm2-135m", tiny.target.read_bytes())
+    found = succeeded(here("models", "--json")).json
+    assert found["schema_version"] == 1
+    rows = {row["name"]: row for row in found["models"]}
+    assert rows["smollm2-135m"]["on_disk"] is True
+    assert rows["smollm2-135m"]["path"] == str(stored)
+    assert rows["smollm2-135m"]["bytes"] == stored.stat().st_size
+    assert rows["qwen2.5-coder-1.5b"] == {
+        "name": "qwen2.5-coder-1.5b",
+        "kind": "model",
+        "on_disk": False,
+        "bytes": 1117320768,
+        "licence": "Apache-2.0",
+        "drafter": "qwen2.5-coder-0.5b",
+    }
+    table = succeeded(here("models")).out
+    assert re.search(r"^smollm2-135m +on disk +0 MB", table, re.MULTILINE)
+    assert re.search(r"^qwen2.5-coder-1.5b +not here +1117 MB", table, re.MULTILINE)
+    # A stored model is used by its name, and removed by it.
+    spoken = here("generate", "hi", "--target", "smollm2-135m", "--max-tokens", "4")
+    assert succeeded(spoken).out.strip()
+    assert succeeded(here("models", "verify", "smollm2-135m")).out
+    removed = succeeded(here("models", "rm", "smollm2-135m", "--json")).json
+    assert removed["removed"] == "smollm2-135m"
+    assert not stored.exists()
+
+
+def test_profiles(here: InProcess) -> None:
+    home = here.home
+    (home / "profiles").mkdir(parents=True)
+    (home / "profiles" / "mine.toml").write_text('description = "my own"\ncontext = 512\n')
+    (home / "profiles" / "bad.toml").write_text("contxt = 512\n")
+    found = succeeded(here("profiles", "--json")).json
+    rows = {row["name"]: row for row in found["profiles"]}
+    assert rows.keys() == {"default", "laptop", "mine", "bad"}
+    assert rows["mine"]["description"] == "my own"
+    assert "contxt" in rows["bad"]["problem"]
+    assert "laptop" in succeeded(here("profiles")).out
+
+
+def test_profiles_show_tells_where_each_value_comes_from(
+    here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = here.home
+    (home / "profiles").mkdir(parents=True)
+    (home / "profiles" / "mine.toml").write_text("context = 512\n")
+    (tmp_path / "edgespec.toml").write_text("[profile]\nlookup = false\n")
+    monkeypatch.setenv("EDGESPEC_DEPTH", "3")
+    found = succeeded(here("profiles", "show", "mine", "--json")).json["profile"]
+    assert found["context"] == {"value": 512, "origin": str(home / "profiles" / "mine.toml")}
+    assert found["lookup"] == {"value": False, "origin": str(tmp_path / "edgespec.toml")}
+    assert found["depth"] == {"value": 3, "origin": "EDGESPEC_DEPTH"}
+    assert found["target"] == {"value": "qwen2.5-coder-1.5b", "origin": "built-in default.toml"}
+    text = succeeded(here("profiles", "show", "mine")).out
+    assert re.search(r"^depth +=.*3 .*# EDGESPEC_DEPTH$", text, re.MULTILINE)
+
+
+def test_doctor(tmp_path: Path) -> None:
+    found = succeeded(run_cli("doctor", "--json", home=tmp_path / "home")).json
+    assert found["schema_version"] == 1
+    assert found["edgespec"] == __version__
+    assert found["machine"]["physical_cores"] >= 1
+    assert found["machine"]["total_memory_bytes"] >= found["machine"]["available_memory_bytes"] > 0
+    assert found["runtimes"]["llama"]["available"] is True
+    assert any(device["name"] == "cpu" for device in found["runtimes"]["llama"]["devices"])
+    assert found["bandwidth"] == {"read_bytes_per_s": None}  # not measured, not guessed
+    assert found["disk"]["home"] == str(tmp_path / "home")
+    assert found["disk"]["free_bytes"] > 0
+    assert not (tmp_path / "home").exists(), "looking creates nothing"
+    text = succeeded(run_cli("doctor", home=tmp_path / "home")).out
+    assert "llama.cpp  works" in text
+
+
+def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
+    suite = tmp_path / "suite.jsonl"
+    lines = [{"id": f"p{n}", "category": "chat", "prompt": text} for n, text in enumerate(("hello", "water", "你好"))]
+    suite.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    options = (*pair, "--suite", str(suite), "--depth", "2", "--max-tokens", "25")
+    found = succeeded(here("verify", *options, "--prompts", "2", "--json")).json
+    assert found["schema_version"] == 1
+    assert found["level"] in ("W", "N")
+    assert (found["prompts"], found["identical"], found["divergences"]) == (2, 2, [])
+    assert found["width_classes"][0]["widths"][0][0] == 1
+    check_keys(found["plan"], PLAN)
+    text = succeeded(here("verify", *options))
+    assert "the promise holds" in text.out
+    assert "3 of 3 prompts" in text.out
+    without = here("verify", "--target", pair[1], "--depth", "0", "--suite", suite)
+    without.failed_well("no speculation to verify")
+
+
+# ------------------------------------------------------------------------------- manners of the whole program
+
+
+def test_version() -> None:
+    done = subprocess.run(command("--version"), capture_output=True, text=True, check=True)
+    assert done.stdout == f"edgespec {__version__}\n"
+
+
+COMMANDS = (
+    (),
+    ("chat",),
+    ("generate",),
+    ("pull",),
+    ("models",),
+    ("models", "rm"),
+    ("models", "verify"),
+    ("verify",),
+    ("doctor",),
+    ("profiles",),
+    ("profiles", "show"),
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=lambda name: " ".join(name) or "edgespec")
+def test_help_fits_a_narrow_terminal(name: tuple[str, ...], here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = succeeded(here(*name, "--help"))
+    assert result.out.startswith("Usage: edgespec")
+    assert result.err == ""
+    assert max(map(len, result.out.splitlines())) <= 50  # the option parser folds no narrower
+    assert not here.home.exists()
+
+
+def test_help_and_usage_errors_in_a_process_of_their_own(tmp_path: Path) -> None:
+    assert succeeded(run_cli("chat", "--help", home=tmp_path / "home")).out.startswith("Usage: edgespec chat")
+    run_cli("chat", "--nonsense", home=tmp_path / "home").failed_well("--nonsense", code=2)
+
+
+def test_no_arguments_show_the_help(tmp_path: Path) -> None:
+    result = run_cli(home=tmp_path / "home")
+    assert result.code == 2
+    assert result.err.startswith("Usage: edgespec")
+    assert "hint:" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nonsense",), "nonsense"),
+        (("generate",), "PROMPT"),
+        (("generate", "hi", "--max-tokens", "0"), "--max-tokens"),
+        (("generate", "hi", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", "hi", "--no-such-option"), "--no-such-option"),
+        (("generate", "hi", "--temperature", "-1"), "temperature"),
+        (("generate", "hi", "--top-p", "0"), "top_p"),
+        (("generate", "hi", "--seed", "-1"), "seed"),
+        (("generate", "hi", "--depth", "99"), "depth"),
+        (("generate", "hi", "--rule", "other"), "rule"),
+        (("generate", "hi", "--exactness", "other"), "exactness"),
+        (("chat", "--context", "1"), "context"),
+        (("models", "nonsense"), "nonsense"),
+        (("pull", "hf:not a repo"), "repository"),
+        (("pull", "./file.gguf"), "nothing to fetch"),
+        (("verify", "--suite", "missing.jsonl"), "missing.jsonl"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], words: str, here: InProcess) -> None:
+    result = here(*arguments, "--json")
+    result.failed_well(words, code=2)
+    found = result.json
+    assert found["schema_version"] == 1
+    assert found["error"].keys() == {"type", "message", "hint"}
+    assert found["error"]["type"] in ("InvalidRequestError", "ProfileError")
+    assert found["error"]["message"] in result.err
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    arguments = ("generate", "hi", "--target", "missing.gguf")
+    run_cli(*arguments, home=tmp_path / "home").failed_well("missing.gguf")
+    with_debug = run_cli(*arguments, "--debug", home=tmp_path / "home")
+    assert with_debug.code == 1
+    assert "Traceback (most recent call last)" in with_debug.err
+    assert "ModelFileError" in with_debug.err
+
+
+def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
+    result = succeeded(run_cli("--debug", "generate", "hi", *pair, "--max-tokens", "2", home=root))
+    assert "edgespec.native: llama_model_loader" in result.err
+    assert "llama_model_loader" not in result.out
+
+
+def test_a_bug_is_a_sentence_too(tmp_path: Path) -> None:
+    """Whatever goes wrong, a person sees a sentence, and a traceback only with --debug."""
+    code = (
+        "import sys; from edgespec.cli import models, app\n"
+        "def fail(): raise ZeroDivisionError('by a test')\n"
+        "models.home = fail\n"
+        "sys.exit(app.run(sys.argv[1:]))"
+    )
+    for extra, traceback in (((), False), (("--debug",), True)):
+        done = subprocess.run(
+            [command()[0], "-c", code, "models", "--json", *extra],
+            capture_output=True,
+            text=True,
+            env=environment(tmp_path),
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "ZeroDivisionError: by a test" in done.stderr
+        assert ("Traceback" in done.stderr) is traceback
+        assert json.loads(done.stdout)["error"]["hint"]
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_escape_codes_without_a_terminal(pair: tuple[str, ...], root: Path, env: dict[str, str]) -> None:
+    spoken = run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin="hello\n/help\n", env=env)
+    failed = run_cli("generate", "hi", "--target", "nonsense", home=root, env=env)
+    for result in (spoken, failed):
+        assert "\x1b" not in result.out + result.err
+        assert "\r" not in result.out + result.err
+
+
+@pytest.mark.parametrize("command_name", ["models", "generate"])
+def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, command_name: str) -> None:
+    arguments = {
+        "models": ("models",),
+        "generate": ("generate", "hello", *pair, "--max-tokens", "1500"),
+    }[command_name]
+    reading, writing = os.pipe()
+    os.close(reading)  # whoever should read is gone before anything is written
+    try:
+        done = subprocess.run(
+            command(*arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=environment(root),
+            check=False,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if not line.startswith("loading")]
+    assert told == ["edgespec: the output was closed before everything was written"]
+
+
+def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> None:
+    generate = " ".join(command("generate", "hello", *pair, "--max-tokens", "1500"))
+    script = f"{{ {generate}; echo code=$? >&2; }} | head -c 10"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, env=environment(root), timeout=60, check=False)
+    assert len(done.stdout) == 10
+    assert b"code=1" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 1), ("<&-", 0), ("2>&-", 0), ("<&- 2>&-", 0)])
+def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection: str, code: int) -> None:
+    line = " ".join(command("generate", "hello", *pair, "--max-tokens", "3"))
+    done = subprocess.run(
+        ["sh", "-c", f"{line} {redirection}"], capture_output=True, env=environment(root), timeout=60, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert bool(done.stdout) is (code == 0)
+
+
+def test_an_output_that_lacks_characters(pair: tuple[str, ...], root: Path) -> None:
+    """An ASCII terminal shows ``?``; JSON loses nothing, since it can spell every character."""
+    env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    options = ("generate", "hello", *pair, "--max-tokens", "60")
+    text = succeeded(run_cli(*options, home=root, env=env)).out
+    found = succeeded(run_cli(*options, "--json", home=root, env=env)).json
+    assert not found["text"].isascii()
+    assert text == found["text"].encode("ascii", "replace").decode() + "\n"

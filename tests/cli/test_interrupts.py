@@ -1,0 +1,259 @@
+"""Ctrl-C and Ctrl-D, in a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.files.locations import Home
+from tests.support.command_line import command, environment
+from tests.support.hub_server import HubServer, running
+from tests.support.tiny_models import TinyModels
+
+pty = pytest.importorskip("pty", reason="terminals are a matter of POSIX")
+
+WAIT_S = 40.0
+CTRL_C, CTRL_D = b"\x03", b"\x04"
+
+
+class Terminal:
+    """A program in a terminal of its own, and everything it wrote there."""
+
+    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+        self.screen = ""
+        self._seen = 0
+        self._controller, terminal = pty.openpty()
+        # A session of its own, so that the terminal becomes its controlling one and Ctrl-C a SIGINT.
+        take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        take += "os.execv(sys.argv[1], sys.argv[1:])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", take, *arguments],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env={**env, "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(terminal)
+        os.set_blocking(self._controller, False)
+
+    def type(self, keys: str | bytes) -> None:
+        os.write(self._controller, keys.encode() if isinstance(keys, str) else keys)
+
+    def wait_for(self, pattern: str) -> str:
+        """Wait until ``pattern`` shows up after what was waited for last; returns what it matched."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            self._read()
+            found = re.compile(pattern).search(self.screen, self._seen)
+            if found:
+                self._seen = found.end()
+                return found.group()
+            assert time.monotonic() < until, f"no {pattern!r} after {self.screen[self._seen :]!r}"
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.screen!r}"
+            time.sleep(0.01)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._controller, 65536):
+                self.screen += data.decode("utf-8", "replace")
+
+    def exit_code(self) -> int:
+        until = time.monotonic() + WAIT_S
+        while self.process.poll() is None:
+            self._read()
+            assert time.monotonic() < until, self.screen
+            time.sleep(0.01)
+        self._read()
+        assert "Traceback" not in self.screen
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._controller)
+
+
+@pytest.fixture
+def slow_options(tiny: TinyModels) -> tuple[str, ...]:
+    """Its answers last for seconds, and so do long prompts."""
+    return ("--target", str(tiny.slow), "--draft", "none", "--depth", "0", "--context", "8192")
+
+
+@pytest.fixture
+def chat(tiny: TinyModels, slow_options: tuple[str, ...]) -> Iterator[Terminal]:
+    """A chat that waits for its first prompt."""
+    terminal = Terminal(command("chat", *slow_options), environment(tiny.home.root))
+    try:
+        terminal.wait_for(r"is ready.*\n")
+        terminal.wait_for(r"> ")
+        yield terminal
+    finally:
+        terminal.close()
+
+
+# The answer has begun; some of its characters are rare kinds of space.
+BEGUN = r"hello\s+\S+\s+\S"
+STOPPED = r"(tok/s|tokens) ·(.|\n)*?stopped"
+
+
+def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
+    for _ in range(2):
+        chat.type("hello\r")
+        chat.wait_for(BEGUN)
+        time.sleep(2.1)  # twice within two seconds would be another wish
+        chat.type(CTRL_C)
+        chat.wait_for(STOPPED)
+        chat.wait_for(r"> ")
+    chat.type("/stats\r")
+    chat.wait_for(r"emitted_tokens +\d+")
+    chat.wait_for(r"> ")
+    chat.type(CTRL_D)
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_c_in_a_prefill(chat: Terminal) -> None:
+    """No line of a terminal is that long: several make the prompt."""
+    chat.type('"""\r')
+    for _ in range(12):
+        chat.wait_for(r"\. ")
+        chat.type("the " * 200 + "\r")
+    chat.wait_for(r"\. ")
+    chat.type('"""\r')
+    time.sleep(0.5)
+    pressed = time.monotonic()
+    chat.type(CTRL_C)
+    chat.wait_for(r"0 tokens ·(.|\n)*?stopped")
+    assert time.monotonic() - pressed < 3
+    chat.wait_for(r"> ")
+    chat.type("hello\r")
+    chat.wait_for(BEGUN)
+    time.sleep(2.1)
+    chat.type(CTRL_C)
+    chat.wait_for(STOPPED)
+    chat.type("/exit\r")
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_c_twice_in_an_answer_leaves(chat: Terminal) -> None:
+    chat.type("hello\r")
+    chat.wait_for(BEGUN)
+    chat.type(CTRL_C)
+    chat.wait_for(STOPPED)
+    chat.type(CTRL_C)
+    assert chat.exit_code() == 130
+    assert "interrupted" in chat.screen
+
+
+def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
+    chat.type("half a prompt")
+    chat.type(CTRL_C)
+    chat.wait_for(r"Ctrl-C again within 2 s.*leaves")
+    chat.wait_for(r"> ")
+    chat.type("hello\r")
+    chat.wait_for(BEGUN)
+    assert "half a prompthello" not in chat.screen
+    time.sleep(2.1)
+    chat.type(CTRL_C)
+    chat.wait_for(STOPPED)
+    chat.wait_for(r"> ")
+    time.sleep(2.1)
+    chat.type(CTRL_C)
+    chat.wait_for(r"Ctrl-C again within 2 s")
+    chat.wait_for(r"> ")
+    chat.type(CTRL_C)
+    assert chat.exit_code() == 130
+
+
+def test_ctrl_d_leaves(chat: Terminal) -> None:
+    chat.type(CTRL_D)
+    assert chat.exit_code() == 0
+    assert "interrupted" not in chat.screen
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.4])
+def test_ctrl_c_while_loading(tiny: TinyModels, slow_options: tuple[str, ...], delay_s: float) -> None:
+    """Also in the moment in which the interpreter reads its modules."""
+    code = "import sys; print('here', flush=True); from edgespec.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "chat", *slow_options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tiny.home.root),
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted"
+
+
+def test_sigint_ends_generate_with_what_there_is(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
+    process = subprocess.Popen(
+        command("generate", "hello", *slow_options),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tiny.home.root),
+    )
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert (first + out).endswith(b"\n")
+    assert len(out) > 1
+    assert b"stopped" in err
+    assert b"Traceback" not in err
+
+
+def test_sigint_in_a_pull_keeps_what_came(home: Home, tmp_path: Path) -> None:
+    data = os.urandom(600_000)
+    hub = HubServer(files={"model.gguf": data}, chunk_delay_s=0.2)
+    with running(hub):
+        env = environment(
+            home.root, {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+        )
+        process = subprocess.Popen(
+            command("pull", f"hf:{hub.repo}/model.gguf"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
+        until = time.monotonic() + WAIT_S
+        while not hub.bodies() and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 130, err
+        assert b"Traceback" not in err
+        kept = [path for folder in (home.root, tmp_path / "hub") for path in folder.rglob("*") if path.is_file()]
+        partial = [path for path in kept if 0 < path.stat().st_size < len(data) and "incomplete" in path.name]
+        assert partial, kept
+        assert not [path for path in kept if path.name == "model.gguf"], "half a file under a final name"
+        # The next pull goes on from there.
+        hub.requests.clear()
+        hub.chunk_delay_s = 0
+        size = partial[0].stat().st_size
+        done = subprocess.run(
+            command("pull", f"hf:{hub.repo}/model.gguf"), capture_output=True, env=env, check=False, timeout=WAIT_S
+        )
+        assert done.returncode == 0, done.stderr
+        assert hub.bodies()[0].range == f"bytes={size}-"

@@ -1,0 +1,263 @@
+"""Measurements between runs: found again when everything is as it was, and only then."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.planning.measurements import SCHEMA_VERSION, Measurements
+from edgespec.planning.widths import ContextProbe, WidthProbe
+
+FACTS = ModelFacts(
+    name="model",
+    sha256="sha256:ab",
+    architecture="llama",
+    runtime="llama",
+    build="0.3.36+abc",
+    device="cpu",
+    threads=4,
+    vocabulary_size=1000,
+    trained_context_length=2048,
+    weight_bytes=10**9,
+    bytes_per_forward=10**9,
+    kv_bytes_per_token=1000,
+    kv_type="q8_0",
+    settings={"flash_attention": True, "repack": True},
+)
+
+PROBE = WidthProbe(
+    widths=(1, 2, 4),
+    contexts=(
+        ContextProbe(start=96, positions=12, max_abs_diff={3: 0.1 + 0.2}),
+        ContextProbe(start=250, positions=12, max_abs_diff={3: 1e-7, 5: 1e30, 0: 2.0}),
+    ),
+    complete=True,
+)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Measurements:
+    return Measurements(tmp_path / "not" / "yet" / "there", "machine-1")
+
+
+def stored_file(kept: Measurements) -> Path:
+    (path,) = kept.folder.glob("*")
+    return path
+
+
+def test_what_was_saved_is_found_again(kept: Measurements) -> None:
+    assert kept.load_widths(FACTS) is None
+    kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(FACTS) == PROBE
+    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == PROBE
+
+
+@given(
+    widths=st.sets(st.integers(2, 64)),
+    diffs=st.lists(st.floats(min_value=0, exclude_min=True, allow_infinity=True), max_size=4),
+    complete=st.booleans(),
+)
+def test_every_probe_makes_the_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, widths: set[int], diffs: list[float], complete: bool
+) -> None:
+    kept = Measurements(tmp_path_factory.mktemp("kept"), "machine-1")
+    contexts = tuple(
+        ContextProbe(start=start, positions=12, max_abs_diff={100 + start: diff}) for start, diff in enumerate(diffs)
+    )
+    probe = WidthProbe(widths=(1, *sorted(widths)), contexts=contexts, complete=complete)
+    kept.save_widths(FACTS, probe)
+    assert kept.load_widths(FACTS) == probe
+
+
+def test_a_difference_without_a_bound_is_kept_as_such(kept: Measurements) -> None:
+    probe = WidthProbe(widths=(1,), contexts=(ContextProbe(start=96, positions=12, max_abs_diff={2: math.inf}),))
+    kept.save_widths(FACTS, probe)
+    found = kept.load_widths(FACTS)
+    assert found is not None
+    assert found.max_abs_diff == math.inf
+
+
+def test_a_later_probe_replaces_the_former(kept: Measurements) -> None:
+    kept.save_widths(FACTS, PROBE)
+    kept.save_widths(FACTS, replace(PROBE, widths=(1, 2)))
+    assert len(list(kept.folder.iterdir())) == 1
+    found = kept.load_widths(FACTS)
+    assert found is not None
+    assert found.widths == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sha256": "sha256:cd"},
+        {"sha256": None},
+        {"name": "other"},
+        {"weight_bytes": 10**9 + 1},
+        {"runtime": "onnx"},
+        {"build": "0.3.37+abc"},
+        {"device": "cuda0"},
+        {"threads": 5},
+        {"kv_type": "f16"},
+        {"settings": {"flash_attention": True, "repack": False}},
+        {"settings": {"flash_attention": True}},
+        {"settings": {"flash_attention": True, "repack": True, "gpu_layers": -1}},
+    ],
+    ids=str,
+)
+def test_whatever_it_depends_on_makes_it_unknown(kept: Measurements, change: dict[str, Any]) -> None:
+    kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(replace(FACTS, **change)) is None
+    assert kept.load_widths(FACTS) == PROBE
+
+
+def test_another_machine_measures_for_itself(kept: Measurements) -> None:
+    kept.save_widths(FACTS, PROBE)
+    assert Measurements(kept.folder, "machine-2").load_widths(FACTS) is None
+
+
+def test_a_file_under_the_wrong_name_is_not_believed(kept: Measurements) -> None:
+    """As if two keys had one digest, or someone had renamed it."""
+    kept.save_widths(FACTS, PROBE)
+    mine = stored_file(kept)
+    data = mine.read_bytes()
+    mine.unlink()
+    other = replace(FACTS, threads=1)
+    kept.save_widths(other, PROBE)
+    stored_file(kept).write_bytes(data)
+    assert kept.load_widths(other) is None
+
+
+def changed(document: Any, *path: str | int, to: Any) -> Any:
+    """The document with one value replaced."""
+    at = document
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = to
+    return document
+
+
+DAMAGES: dict[str, Callable[[Any], Any]] = {
+    "older version": lambda d: changed(d, "schema_version", to=SCHEMA_VERSION - 1),
+    "newer version": lambda d: changed(d, "schema_version", to=SCHEMA_VERSION + 1),
+    "no version": lambda d: {key: value for key, value in d.items() if key != "schema_version"},
+    "no key": lambda d: changed(d, "key", to=None),
+    "another key": lambda d: changed(d, "key", "threads", to=99),
+    "no widths": lambda d: changed(d, "widths", to=None),
+    "a list": lambda d: [d],
+    "a number": lambda _: 7,
+    "null": lambda _: None,
+    "a text": lambda _: "widths",
+    "widths without 1": lambda d: changed(d, "widths", "widths", to=[2, 3]),
+    "no width at all": lambda d: changed(d, "widths", "widths", to=[]),
+    "widths out of order": lambda d: changed(d, "widths", "widths", to=[1, 4, 2]),
+    "a width twice": lambda d: changed(d, "widths", "widths", to=[1, 2, 2]),
+    "negative widths": lambda d: changed(d, "widths", "widths", to=[1, -2]),
+    "infinite width": lambda d: changed(d, "widths", "widths", to=[1, math.inf]),
+    "not a width": lambda d: changed(d, "widths", "widths", to=[1, math.nan]),
+    "nested widths": lambda d: changed(d, "widths", "widths", to=[1, [2]]),
+    "words for widths": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
+    "widths that also differ": lambda d: changed(d, "widths", "widths", to=[1, 2, 3, 4]),
+    "contexts of the wrong kind": lambda d: changed(d, "widths", "contexts", to=7),
+    "context without start": lambda d: changed(d, "widths", "contexts", 0, to={}),
+    "infinite start": lambda d: changed(d, "widths", "contexts", 0, "start", to=math.inf),
+    "differences as a list": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to=[1.0]),
+    "a difference that is none": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": 0.0}),
+    "a negative difference": lambda d: changed(d, "widths", "contexts", 0, "max_abs_diff", to={"3": -1.0}),
+    "a difference that is no number": lambda d: changed(
+        d, "widths", "contexts", 0, "max_abs_diff", to={"3": math.nan}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_document_is_measured_again(kept: Measurements, name: str) -> None:
+    kept.save_widths(FACTS, PROBE)
+    path = stored_file(kept)
+    path.write_text(json.dumps(DAMAGES[name](json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    assert kept.load_widths(FACTS) is None
+    kept.save_widths(FACTS, PROBE)  # and replaced
+    assert kept.load_widths(FACTS) == PROBE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"\x00" * 100,
+        b"[" * 100_000,
+        b'{"schema_version": ' + b"9" * 10_000 + b"}",
+        b'{"schema_version": 1e999, "key": NaN}',
+    ],
+    ids=["empty", "cut", "not UTF-8", "zeros", "deep", "long number", "no numbers"],
+)
+def test_a_damaged_file_is_measured_again(kept: Measurements, data: bytes) -> None:
+    kept.save_widths(FACTS, PROBE)
+    stored_file(kept).write_bytes(data)
+    assert kept.load_widths(FACTS) is None
+
+
+def test_a_truncated_file_at_any_byte_is_measured_again(kept: Measurements) -> None:
+    kept.save_widths(FACTS, PROBE)
+    path = stored_file(kept)
+    data = path.read_bytes()
+    for length in range(0, len(data.rstrip()), 7):
+        path.write_bytes(data[:length])
+        assert kept.load_widths(FACTS) is None, length
+
+
+def test_a_huge_file_is_not_read(kept: Measurements) -> None:
+    kept.save_widths(FACTS, PROBE)
+    path = stored_file(kept)
+    data = path.read_bytes()
+    path.write_bytes(data + b" " * 2**21)  # still valid JSON
+    assert kept.load_widths(FACTS) is None
+
+
+def test_a_folder_in_the_files_place_is_no_error(kept: Measurements) -> None:
+    kept.save_widths(FACTS, PROBE)
+    path = stored_file(kept)
+    path.unlink()
+    path.mkdir()
+    assert kept.load_widths(FACTS) is None
+    kept.save_widths(FACTS, PROBE)
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    kept = Measurements(tmp_path / "file" / "measurements", "machine-1")
+    kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(FACTS) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folder permissions do not forbid writing on Windows")
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    kept = Measurements(folder, "machine-1")
+    kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(FACTS) is None
+
+
+def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edgespec.files.atomic.os.fsync", full)
+    kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(FACTS) is None
+    assert list(kept.folder.iterdir()) == []

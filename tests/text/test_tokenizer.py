@@ -1,0 +1,304 @@
+"""llama.cpp's vocabulary: text to ids and back, and what of it is never shown."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import ClosedError, EdgespecError, ModelFileError
+from edgespec.files.gguf import read_header
+from edgespec.runtimes.llama_library import load
+from edgespec.text.tokenizer import LlamaVocabulary
+from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
+
+UNKNOWN, BOS, FIRST_BYTE = 0, 1, 3
+START = 3 + 256 + len(VOCABULARY)
+END = START + 1
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("vocabulary") / "tiny.gguf", extra_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(path: Path) -> Iterator[LlamaVocabulary]:
+    with closing(LlamaVocabulary(path)) as vocabulary:
+        yield vocabulary
+
+
+def byte(value: int) -> int:
+    return FIRST_BYTE + value
+
+
+# ------------------------------------------------------------------------------------------------- round trips
+
+TEXTS = [
+    "hello",
+    "The quick brown fox.",
+    "  leading and   inner spaces ",
+    "line one\nline two\r\n\ttab\n\n",
+    "naïve café, straße, ångström",
+    "Привет мир",
+    "你好世界 日本語 한국",
+    "👩‍💻🚀🙂",
+    "\x00\x01 control \x7f",
+    "a\u0301 combining, \u200d joiner, \u202e override",
+    "\U0010ffff and \ufffd",
+    "<s> is text here, </s> too",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_back(vocabulary: LlamaVocabulary, text: str) -> None:
+    """After the one space that SentencePiece puts before every text."""
+    ids = vocabulary.encode(text)
+    assert vocabulary.detokenize(ids) == " " + text
+    assert b"".join(map(vocabulary.token_bytes, ids)).decode() == " " + text
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40).filter(bool))
+def test_any_text_comes_back(vocabulary: LlamaVocabulary, text: str) -> None:
+    ids = vocabulary.encode(text)
+    assert vocabulary.detokenize(ids) == " " + text
+    assert all(0 <= token < vocabulary.vocabulary_size for token in ids)
+    assert len(ids) <= len(text.encode()) + 1
+
+
+def test_words_are_not_spelled(vocabulary: LlamaVocabulary) -> None:
+    assert len(vocabulary.encode("the people")) == 2
+    assert len(vocabulary.encode("你好")) < len("你好".encode())
+
+
+def test_empty_text_has_no_tokens(vocabulary: LlamaVocabulary) -> None:
+    assert vocabulary.encode("") == []
+    assert vocabulary.encode("", special=True) == []
+    assert vocabulary.detokenize([]) == ""
+
+
+def test_lone_surrogates_are_replaced_not_raised(vocabulary: LlamaVocabulary) -> None:
+    assert vocabulary.detokenize(vocabulary.encode("a\ud800b")) == " a?b"
+
+
+def test_a_very_long_text(vocabulary: LlamaVocabulary) -> None:
+    words = random.Random(3).choices([word for word in VOCABULARY if word.startswith("▁")], k=60_000)
+    text = "".join(words).replace("▁", " ").strip()
+    assert len(text) > 200_000
+    started = time.perf_counter()
+    ids = vocabulary.encode(text)
+    assert vocabulary.detokenize(ids).strip() == text
+    assert time.perf_counter() - started < 20
+
+
+def test_a_long_text_without_any_piece(vocabulary: LlamaVocabulary) -> None:
+    """One token a byte, the most there can be."""
+    text = "ൠ" * 30_000
+    ids = vocabulary.encode(text)
+    assert len(ids) == len(text.encode()) + 1
+    assert vocabulary.detokenize(ids) == " " + text
+
+
+# ---------------------------------------------------------------------------------------------- control tokens
+
+
+def test_control_tokens_are_read_only_when_asked_for(vocabulary: LlamaVocabulary) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>"
+    special = vocabulary.encode(text, special=True)
+    assert special[0] == START
+    assert special[-1] == END
+    plain = vocabulary.encode(text)
+    assert not {START, END} & set(plain)
+    assert vocabulary.detokenize(plain) == " " + text
+
+
+def test_control_tokens_and_ends_are_never_shown(vocabulary: LlamaVocabulary) -> None:
+    for token in (BOS, 2, START, END):
+        assert vocabulary.token_bytes(token) == b""
+    ids = vocabulary.encode("<|im_start|>hi<|im_end|>", special=True)
+    assert vocabulary.detokenize(ids).strip() == "hi"
+
+
+def test_byte_tokens_are_their_bytes(vocabulary: LlamaVocabulary) -> None:
+    assert [vocabulary.token_bytes(byte(value)) for value in range(256)] == [bytes([value]) for value in range(256)]
+
+
+def test_pieces_are_their_text(vocabulary: LlamaVocabulary) -> None:
+    for index, piece in enumerate(VOCABULARY):
+        assert vocabulary.token_bytes(FIRST_BYTE + 256 + index).decode() == piece.replace("▁", " ")
+
+
+@pytest.mark.parametrize("token", [-1, -(2**31), 10**6, 2**31, 2**40])
+def test_ids_outside_the_vocabulary_stand_for_nothing(vocabulary: LlamaVocabulary, token: int) -> None:
+    assert vocabulary.token_bytes(token) == b""
+
+
+def test_invalid_utf8_is_replaced(vocabulary: LlamaVocabulary) -> None:
+    assert vocabulary.detokenize([byte(0xFF)]) == "�"
+    assert vocabulary.detokenize([byte(0xE4), byte(0xBD)]) == "�"  # cut in the middle of a character
+    assert vocabulary.detokenize([byte(0xE4), byte(0xBD), byte(0xA0)]) == "你"
+    assert vocabulary.detokenize([byte(0xC0), byte(0x80), byte(0x41)]).endswith("A")
+
+
+# --------------------------------------------------------------------------------------------------- the facts
+
+
+def test_facts_of_the_vocabulary(vocabulary: LlamaVocabulary, path: Path) -> None:
+    assert vocabulary.vocabulary_size == read_header(path).vocabulary_size == END + 1 + 5
+    assert (vocabulary.bos_token, vocabulary.eos_token) == ("<s>", "<|im_end|>")
+    assert vocabulary.adds_bos
+
+
+def test_stop_ids(vocabulary: LlamaVocabulary) -> None:
+    assert END in vocabulary.stop_ids
+    assert not {UNKNOWN, BOS, START, byte(10)} & vocabulary.stop_ids
+    assert all(vocabulary.token_bytes(token) == b"" for token in vocabulary.stop_ids)
+    for piece in range(FIRST_BYTE + 256, START):
+        assert piece not in vocabulary.stop_ids
+
+
+def test_the_begin_token_is_added_only_when_asked_for(vocabulary: LlamaVocabulary) -> None:
+    plain = vocabulary.encode("hi")
+    assert vocabulary.encode("hi", add_bos=True) == [BOS, *plain]
+    assert vocabulary.encode("", add_bos=True) == [BOS]
+    assert BOS not in plain
+
+
+def test_a_model_that_wants_no_begin_token_gets_none(vocabulary: LlamaVocabulary, path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    key = b"tokenizer.ggml.add_bos_token" + (7).to_bytes(4, "little")  # GGUF's boolean
+    assert data.count(key + b"\1") == 1
+    other = tmp_path / "no-bos.gguf"
+    other.write_bytes(data.replace(key + b"\1", key + b"\0"))
+    with closing(LlamaVocabulary(other)) as without:
+        assert not without.adds_bos
+        assert without.encode("hi", add_bos=True) == vocabulary.encode("hi")
+
+
+def test_weights_are_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, asked = load().api, list[bool]()
+    real = api.llama_model_load_from_file
+
+    def spy(name: bytes, params: object) -> object:
+        asked.append(params.vocab_only)  # type: ignore[attr-defined]
+        return real(name, params)
+
+    monkeypatch.setattr(api, "llama_model_load_from_file", spy)
+    LlamaVocabulary(path).close()
+    assert asked == [True]
+
+
+# ------------------------------------------------------------------------------------------------ broken, closed
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"<!doctype html>", b"GGUF" + b"\xff" * 200])
+def test_a_broken_file_never_reaches_native_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(load().api, "llama_model_load_from_file", lambda *_: pytest.fail("native code was called"))
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    for file in (bad, tmp_path / "absent.gguf"):
+        with pytest.raises(ModelFileError):
+            LlamaVocabulary(file)
+
+
+def test_a_vocabulary_llama_refuses_is_a_sentence(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    name = b"tokenizer.ggml.model" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert data.count(name + b"llama") == 1
+    bad = tmp_path / "odd.gguf"
+    bad.write_bytes(data.replace(name + b"llama", name + b"lluma"))
+    with pytest.raises(EdgespecError):
+        LlamaVocabulary(bad)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="file names are Unicode here")
+def test_a_file_name_need_not_be_unicode(path: Path, tmp_path: Path) -> None:
+    odd = tmp_path / b"\xff.gguf".decode("utf-8", "surrogateescape")
+    odd.write_bytes(path.read_bytes())
+    with closing(LlamaVocabulary(odd)) as vocabulary:
+        assert vocabulary.encode("hi")
+
+
+def test_a_closed_tokenizer_says_so(path: Path) -> None:
+    vocabulary = LlamaVocabulary(path)
+    vocabulary.close()
+    vocabulary.close()
+    for use in (
+        lambda: vocabulary.encode("hi"),
+        lambda: vocabulary.encode("hi", add_bos=True),
+        lambda: vocabulary.token_bytes(300),
+        lambda: vocabulary.detokenize([300]),
+        lambda: vocabulary.stop_ids,
+        lambda: vocabulary.bos_token,
+        lambda: vocabulary.eos_token,
+        lambda: vocabulary.adds_bos,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+# ------------------------------------------------------------------------------------------------------ threads
+
+
+def test_many_threads_get_what_one_gets(path: Path) -> None:
+    with closing(LlamaVocabulary(path)) as vocabulary:
+        expected = {text: vocabulary.encode(text, special=True, add_bos=True) for text in TEXTS}
+    failures: list[object] = []
+    with closing(LlamaVocabulary(path)) as fresh:
+        barrier = threading.Barrier(6)
+
+        def work(seed: int) -> None:
+            order = random.Random(seed)
+            barrier.wait()
+            for _ in range(40):
+                text = order.choice(TEXTS)
+                ids = fresh.encode(text, special=True, add_bos=True)
+                shown = fresh.detokenize(ids)
+                if ids != expected[text] or END not in fresh.stop_ids or not shown.startswith(" "):
+                    failures.append((text, ids, shown))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert failures == []
+
+
+def test_closing_while_others_work_is_safe(path: Path) -> None:
+    for attempt in range(10):
+        vocabulary = LlamaVocabulary(path)
+        outcomes: list[object] = []
+        started = threading.Barrier(4)
+
+        def work(vocabulary: LlamaVocabulary = vocabulary, outcomes: list[object] = outcomes) -> None:
+            started.wait()  # noqa: B023
+            try:
+                while True:
+                    vocabulary.encode("the people 你好", add_bos=True)
+                    vocabulary.__dict__.pop("stop_ids", None)
+                    assert END in vocabulary.stop_ids
+            except BaseException as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        time.sleep(0.002 * attempt)
+        vocabulary.close()
+        for thread in threads:
+            thread.join(60)
+        assert [type(outcome) for outcome in outcomes] == [ClosedError] * 3
