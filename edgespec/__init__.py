@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from edgespec.errors import EdgespecError as EdgespecError
     from edgespec.errors import ForwardError as ForwardError
     from edgespec.errors import HashMismatchError as HashMismatchError
-    from edgespec.errors import IncompatibleDrafterError as IncompatibleDrafterError
     from edgespec.errors import InvalidRequestError as InvalidRequestError
     from edgespec.errors import MemoryLimitError as MemoryLimitError
     from edgespec.errors import ModelFileError as ModelFileError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from edgespec.errors import PromptTooLongError as PromptTooLongError
     from edgespec.errors import RewindError as RewindError
     from edgespec.errors import RuntimeUnavailableError as RuntimeUnavailableError
+    from edgespec.errors import StaleRowsError as StaleRowsError
     from edgespec.errors import StoreLockedError as StoreLockedError
     from edgespec.errors import TemplateError as TemplateError
     from edgespec.events import Done as Done
@@ -71,7 +71,6 @@ _ERRORS = (
     "EdgespecError",
     "ForwardError",
     "HashMismatchError",
-    "IncompatibleDrafterError",
     "InvalidRequestError",
     "MemoryLimitError",
     "ModelFileError",
@@ -81,6 +80,7 @@ _ERRORS = (
     "PromptTooLongError",
     "RewindError",
     "RuntimeUnavailableError",
+    "StaleRowsError",
     "StoreLockedError",
     "TemplateError",
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgespec.decoding.contracts import DepthPolicy, Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, TemplateError
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, InvalidRequestError, TemplateError
 from edgespec.events import Loading, LoadProgress
 from edgespec.files.gguf import compare_vocabularies
 from edgespec.files.locations import Home, home
@@ -21,12 +22,19 @@ from edgespec.locate import LocatedModel, Locator
 from edgespec.planning.depth import FixedDepth, TrialPolicy
 from edgespec.planning.machine import Machine, describe_machine
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.memory import estimate_memory, require_memory
+from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import Wish, find_stable_model, make_plan
 from edgespec.planning.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
+from edgespec.runtimes.llama import (
+    KV_TYPES,
+    LlamaModel,
+    LlamaSequence,
+    LlamaSettings,
+    load_model,
+    usable_settings,
+)
 from edgespec.runtimes.llama_library import load as load_library
 from edgespec.session import Session
 from edgespec.text.templates import ChatTemplate
@@ -55,7 +63,6 @@ class Engine:
         plan: Plan,
         probe: WidthProbe | None,
         memory_allowed_bytes: int,
-        progress: LoadProgress | None,
     ) -> None:
         self.profile = profile
         self.machine = machine
@@ -64,8 +71,8 @@ class Engine:
         self.tokenizer = tokenizer
         self._target = target
         self._located_drafter = drafter
-        self._memory_allowed_bytes = memory_allowed_bytes
-        self._progress = progress
+        self._memory_allowed_bytes = memory_allowed_bytes  # beyond the target and one session
+        self._drafter_lock = threading.Lock()
         self._lock = threading.RLock()
         self._closed = False
         # Not kept alive by the engine: a server opens thousands in its life.
@@ -77,7 +84,9 @@ class Engine:
             if profile.lookup:
                 drafters.append(LookupDrafter())
             if drafter is not None:
-                drafters.append(ModelDrafter(self._open_drafter))
+                # Weakly: an engine that is forgotten must not live on through its own drafter.
+                open_drafter = weakref.WeakMethod(self._open_drafter)
+                drafters.append(ModelDrafter(lambda: _called(open_drafter)))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         self.policy: DepthPolicy = (
             TrialPolicy(plan.depth_cap, [d.kind for d in drafters])
@@ -108,6 +117,7 @@ class Engine:
 
         Raises EdgespecError and its subclasses only.
         """
+        load_library()  # before anything is fetched for it
         place = store_home or home()
         limits = limits or Limits()
         chosen = _profile(profile, {"target": target, **overrides}, place)
@@ -118,7 +128,7 @@ class Engine:
             allowed = min(allowed, limits.max_memory_bytes)
 
         located = locator.locate(chosen.target)
-        settings = _settings(chosen, machine, limits)
+        settings = usable_settings(_settings(chosen, machine, limits, located.header.tensor_bytes), located.header)
         context_length = min(chosen.context, located.header.context_length or chosen.context)
         estimate = estimate_memory(located.header, context_length, KV_TYPES[settings.kv_type][1])
         require_memory(located.name, estimate, allowed)
@@ -130,7 +140,7 @@ class Engine:
             context_length=context_length,
             sources=_sources(chosen, drafter),
             drafter_model=None if drafter is None else drafter.name,
-            drafter_device=_device(chosen.draft_device),
+            drafter_device="cpu" if drafter is None else _device(chosen.draft_device, drafter.header.tensor_bytes),
             drafter_off=drafter_off,
         )
         tell = progress or (lambda _event: None)
@@ -166,7 +176,6 @@ class Engine:
             plan=plan,
             probe=widths,
             memory_allowed_bytes=allowed - estimate.total_bytes,
-            progress=progress,
         )
 
     @property
@@ -180,6 +189,7 @@ class Engine:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether the target can be talked to; otherwise only ``raw`` text can be continued."""
         return self._target.header.chat_template is not None
 
     def session(self, *, system: str | None = None) -> Session:
@@ -187,9 +197,17 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")
+            others = sum(not session.closed for session in self._sessions)
+            if others:
+                estimate = self._target_estimate()
+                more = replace(estimate, weights_bytes=0)
+                require_memory("another session", more, self._memory_allowed_bytes - (others - 1) * more.total_bytes)
             session = Session(self, system=system)
             self._sessions.add(session)
             return session
+
+    def _target_estimate(self) -> MemoryEstimate:
+        return estimate_memory(self._target.header, self.plan.context_length, KV_TYPES[self._target.facts.kv_type][1])
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
@@ -216,12 +234,14 @@ class Engine:
 
     def _open_drafter(self) -> LlamaModel:
         """The drafter, loaded at its first proposal and shared by all sessions."""
-        with self._lock:
+        with self._drafter_lock:
             located = self._located_drafter
             if self._closed or located is None:
                 raise ClosedError("this engine is closed")
             if self._drafter_model is None:
-                settings = replace(self._target.settings, device=_device(self.profile.draft_device), gpu_layers=None)
+                # Repacked whatever the target needs: how a drafter rounds decides nothing but its own proposals.
+                device = _device(self.profile.draft_device, located.header.tensor_bytes)
+                settings = replace(self._target.settings, device=device, gpu_layers=None, repack=True)
                 estimate = estimate_memory(located.header, self.plan.context_length, KV_TYPES[settings.kv_type][1])
                 require_memory(located.name, estimate, self._memory_allowed_bytes)
                 self._drafter_model = load_model(
@@ -240,8 +260,9 @@ class Engine:
             session.close()
         for drafter in self.drafters:
             drafter.close()
-        if self._drafter_model is not None:
-            self._drafter_model.close()
+        with self._drafter_lock:
+            if self._drafter_model is not None:
+                self._drafter_model.close()
         self._target.close()
         self.tokenizer.close()
 
@@ -250,6 +271,13 @@ class Engine:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _called(method: weakref.WeakMethod[Callable[[], LlamaModel]]) -> LlamaModel:
+    alive = method()
+    if alive is None:
+        raise ClosedError("this engine is gone")
+    return alive()
 
 
 def _profile(profile: Profile | str | None, overrides: Mapping[str, Any], place: Home) -> Profile:
@@ -261,21 +289,22 @@ def _profile(profile: Profile | str | None, overrides: Mapping[str, Any], place:
                 f"{next(iter(given))} was given beside a resolved profile", hint="put it into the profile"
             )
         return profile
-    return load_profile(profile, environ={}, cwd=place.root, user_dir=place.root, flags=given)
+    return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=place.root, flags=given, only_the_named=True)
 
 
-def _device(wanted: str) -> str:
-    """The named device; ``auto`` is the build's first GPU, else the CPU."""
+def _device(wanted: str, weight_bytes: int) -> str:
+    """The named device; ``auto`` is the build's first GPU with room for the weights, else the CPU."""
     if wanted != "auto":
         return wanted
-    return next((device.name for device in load_library().devices() if device.kind == "gpu"), "cpu")
+    devices = load_library().devices()
+    return next((d.name for d in devices if d.kind == "gpu" and d.free_bytes > weight_bytes), "cpu")
 
 
-def _settings(profile: Profile, machine: Machine, limits: Limits) -> LlamaSettings:
+def _settings(profile: Profile, machine: Machine, limits: Limits, weight_bytes: int) -> LlamaSettings:
     threads = machine.physical_cores if profile.threads == "auto" else profile.threads
     return LlamaSettings(
         threads=max(1, min(threads, limits.max_threads or threads)),
-        device=_device(profile.device),
+        device=_device(profile.device, weight_bytes),
         gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
     )
 
@@ -300,6 +329,8 @@ def _find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> t
         wanted = name
     try:
         located = locator.locate(wanted)
+    except CancelledError:
+        raise
     except EdgespecError as error:
         if profile.draft == "auto":
             return None, error.message

@@ -17,8 +17,6 @@ __all__ = [
     "EdgespecError",
     "ForwardError",
     "HashMismatchError",
-    "IncompatibleDrafterError",
-    "InvalidProposalError",
     "InvalidRequestError",
     "MemoryLimitError",
     "ModelFileError",
@@ -95,9 +93,11 @@ class StoreLockedError(EdgespecError):
 
 
 class MemoryLimitError(EdgespecError):
-    """Loading would not fit in the memory that is available or allowed."""
+    """Loading would not fit in the memory that is available or allowed; the numbers are None where not known."""
 
-    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, needed_bytes: int | None, available_bytes: int | None, hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
@@ -105,14 +105,6 @@ class MemoryLimitError(EdgespecError):
 
 class RuntimeUnavailableError(EdgespecError):
     """A runtime cannot be used here; the message gives the reason and the hint says what to install."""
-
-
-class IncompatibleDrafterError(EdgespecError):
-    """The drafter cannot propose for this target (another vocabulary, for one)."""
-
-
-class InvalidProposalError(EdgespecError):
-    """A drafter's proposal is malformed. The loop cuts and counts it; it never reaches the caller."""
 
 
 class TemplateError(EdgespecError):

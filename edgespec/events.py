@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from edgespec.decoding.contracts import RoundRecord
+from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.stats import DecodeStats
 from edgespec.files.progress import ProgressEvent
 from edgespec.planning.plan import Plan
@@ -38,7 +39,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The answer is complete: its whole text, ids (end-of-sequence included), counters and the plan it ran under.
+    """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.
 
     ``speculation_off`` says why no drafter was used, where that is the case; ``plain_tokens_per_s`` is the measured
     plain speed, None if it was not timed.
@@ -49,8 +50,14 @@ class Done:
     token_ids: tuple[int, ...]
     stats: DecodeStats
     plan: Plan
+    sampling: Sampling
     speculation_off: str | None = None
     plain_tokens_per_s: float | None = None
+
+    @property
+    def same_text(self) -> bool:
+        """False under the rejection rule with sampling: the target's distribution, but not a seed's text."""
+        return self.plan.mode == "plain" or self.sampling.rule == "keyed" or self.sampling.greedy
 
 
 Event: TypeAlias = Text | Round | Notice | Done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -9,16 +10,17 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from edgespec.answer import AnswerTask, AnswerText
-from edgespec.decoding.contracts import DraftRequest, common_prefix
+from edgespec.decoding.contracts import DepthPolicy, DraftRequest, common_prefix
 from edgespec.decoding.contracts import Sequence as TokenSequence
 from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.errors import ClosedError, InvalidRequestError, PromptTooLongError
+from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, PromptTooLongError, RewindError
 from edgespec.events import Done
 from edgespec.generation import Generation
 from edgespec.planning.depth import FixedDepth, TrialPolicy
+from edgespec.planning.plan import plain_version
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -46,6 +48,7 @@ class Session:
         self._closing = threading.RLock()
         self._closed = False
         self._active: tuple[AnswerTask, Future[None], str | None] | None = None
+        self._policy: DepthPolicy = engine.policy  # of the latest answer
         self._target: TokenSequence = engine.open_target()
         self._drafts: CombinationState | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
@@ -57,6 +60,10 @@ class Session:
         """The conversation so far, the system message first where there is one."""
         head = [] if self._system is None else [{"role": "system", "content": self._system}]
         return (*head, *(dict(message) for message in self._messages))
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def clear(self) -> None:
         """Forget the conversation, not the system message."""
@@ -76,10 +83,10 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
-        ``depth`` None is the plan's; a number is capped by the plan's class, 0 is plain decoding. Raises
-        InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else from the
-        iteration. The turn joins the
-        conversation when its answer ends, however it ends, unless nothing was answered.
+        ``depth`` None is the plan's; a number is capped by the plan's class, 0 is plain decoding. ``sampling`` None
+        is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else
+        from the iteration. The turn joins the conversation when its answer ends, however it ends, unless nothing was
+        answered.
         """
         started = time.perf_counter()
         if not raw and not prompt.strip():
@@ -92,10 +99,10 @@ class Session:
         engine, sampling = self._engine, sampling or Sampling(rule=self._engine.profile.rule)
         notices: list[str] = []
         if raw:
-            text = prompt
-            tokens = engine.tokenizer.encode(prompt, special=True, add_bos=True)
+            text, dropped = prompt, 0
+            tokens = engine.encode_prompt(prompt)
         else:
-            text, tokens = self._turn_tokens(prompt, max_tokens, notices)
+            text, tokens, dropped = self._turn_tokens(prompt, max_tokens, notices)
         if not tokens:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(tokens) >= self._target.context_length:
@@ -103,6 +110,7 @@ class Session:
                 f"the prompt has {len(tokens)} tokens and the context holds {self._target.context_length}",
                 hint="shorten the prompt or use a larger --context",
             )
+        self._reopen_if_broken()
         history = list(tokens)
         policy = engine.policy if depth is None else FixedDepth(min(depth, engine.plan.depth_cap))
         drafts = self._draft_state()
@@ -141,18 +149,29 @@ class Session:
 
                 def prepare() -> None:
                     # What the cache holds is the old history; keep what the new one shares with it.
-                    shared = common_prefix(self._history[: self._target.length], tokens)
-                    stats.cached_tokens = min(shared, len(tokens) - 1)
+                    shared = min(common_prefix(self._history[: self._target.length], tokens), len(tokens) - 1)
+                    if shared < self._target.length and not engine.can_rewind:
+                        shared = 0  # a running state can only be started over
+                    stats.cached_tokens = shared
+                    del self._messages[:dropped]
                     self._target.rewind(stats.cached_tokens)
                     self._history = history
                     self._chooser.sampling = sampling
-                    drafts.policy = policy
+                    drafts.policy = self._policy = policy
 
                 self._active = (task, self._target.submit(lambda: task.run(prepare)), prompt_message)
 
         return Generation(
             task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text, len(tokens))
         )
+
+    def _reopen_if_broken(self) -> None:
+        """Start over with an empty cache if the old one could not be rewound: the conversation goes on."""
+        try:
+            self._target.rewind(self._target.length)
+        except RewindError:
+            self._target.close()
+            self._target = self._engine.open_target()
 
     def _draft_state(self) -> CombinationState:
         """The drafters' state, kept between answers so that their caches are."""
@@ -169,8 +188,12 @@ class Session:
 
     # ------------------------------------------------------------------------------------ prompt tokens
 
-    def _turn_tokens(self, prompt: str, max_tokens: int | None, notices: list[str]) -> tuple[str, list[int]]:
-        """Text and tokens of the conversation with ``prompt`` added, oldest turns dropped until they fit."""
+    def _turn_tokens(self, prompt: str, max_tokens: int | None, notices: list[str]) -> tuple[str, list[int], int]:
+        """Text and tokens of the conversation with ``prompt`` added, and how many old messages they leave out.
+
+        Whole turns go, the oldest first, and a few more than needed: dropping one means reading the rest again,
+        which should not happen at every turn from then on.
+        """
         context = self._target.context_length
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         head = [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -178,18 +201,17 @@ class Session:
         while True:
             text = self._engine.render([*head, *kept, {"role": "user", "content": prompt}])
             tokens = self._encode(text)
-            if len(tokens) + reserve <= context or not kept:
+            room = context - context // _ANSWER_SHARE if dropped else context
+            if len(tokens) + reserve <= room or not kept:
                 break
-            # Whole turns go: a user message and whatever answered it.
             del kept[0]
             while kept and kept[0]["role"] != "user":
                 del kept[0]
             dropped += 1
-        if dropped and len(tokens) < context:  # a prompt that does not fit alone costs no turn
-            self._messages = kept
+        if dropped:
             turns = "turn was" if dropped == 1 else "turns were"
             notices.append(f"the conversation outgrew the context: the oldest {dropped} {turns} dropped")
-        return text, tokens
+        return text, tokens, len(self._messages) - len(kept)
 
     def _encode(self, text: str) -> list[int]:
         """Tokens of ``text``, keeping the ones the model itself wrote where the text continues the history.
@@ -228,8 +250,9 @@ class Session:
             text=task.delivered_text,
             token_ids=tuple(task.delivered_ids),
             stats=task.stats,
-            plan=self._engine.plan,
-            speculation_off=self._why_off(),
+            plan=self._engine.plan if self._policy_drafts else plain_version(self._engine.plan),
+            sampling=self._chooser.sampling,
+            speculation_off=self.speculation_off,
             plain_tokens_per_s=policy.plain_tokens_per_s if isinstance(policy, TrialPolicy) else None,
         )
 
@@ -244,6 +267,11 @@ class Session:
             if self._drafts is not None:
                 self._drafts.reset_cancel()
         del self._history[prompt_length + len(task.delivered_ids) :]
+        # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
+        # find the same cache.
+        if self._engine.can_rewind:
+            with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
+                self._target.rewind(min(self._target.length, max(0, len(self._history) - 1)))
         self._rendered = ""
         if prompt is not None and task.delivered_text:
             # A turn without an answer is dropped: templates insist on alternating roles.
@@ -253,16 +281,24 @@ class Session:
             if self._engine.tokenizer.detokenize(task.delivered_ids) == task.delivered_text:
                 self._rendered = prompt_text + task.delivered_text
 
-    def _why_off(self) -> str | None:
-        """Why the model drafter is not used now, if one was wanted."""
+    @property
+    def _policy_drafts(self) -> bool:
+        return not (isinstance(self._policy, FixedDepth) and self._policy.depth("") == 0)
+
+    @property
+    def speculation_off(self) -> str | None:
+        """Why a drafter was not used in the latest answer, or is off now; None if all of them are on."""
         failures = {} if self._drafts is None else self._drafts.failures
         if failures:
             return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
         plan = self._engine.plan
-        if plan.drafter_off is not None or plan.drafter is None:
+        plain_because = [reason for reason in plan.reasons if reason.startswith("plain: ")]
+        if plain_because and (plan.drafter_off is None or self._engine.drafters):
+            return plain_because[-1].removeprefix("plain: ")
+        if plan.drafter_off is not None:
             return plan.drafter_off
-        reasons = [self._engine.policy.why_off(drafter.kind) for drafter in self._engine.drafters]
-        return "; ".join(reason for reason in reasons if reason) or None
+        reasons = [self._policy.why_off(drafter.kind) for drafter in self._engine.drafters]
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader went away without closing it."""
@@ -290,6 +326,7 @@ class Session:
                     return
                 self._closed = True
                 active = self._active
+                self.cancel()  # again, for an answer that began in between
             if active is not None:
                 active[0].abandon()
                 active[1].result()

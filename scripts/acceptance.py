@@ -5,8 +5,7 @@
     make acceptance ARGS=--list
 
 Results go to acceptance/results.json as they come, so that a run that was stopped goes on where it was. A result
-counts for the source it was measured on (a digest of edgespec/ and the prompts); after a change everything is due
-again.
+counts for the source it was measured on (a digest of the code and the tests); after a change everything is due again.
 """
 
 from __future__ import annotations
@@ -36,11 +35,12 @@ LEAST_LONG_PROMPTS = 8
 
 
 def source_digest() -> str:
-    """Identifies the code and the prompts that a result was measured with."""
-    digest = hashlib.sha256()
-    for path in sorted((ROOT / "edgespec").rglob("*")):
-        if path.suffix in (".py", ".toml", ".jsonl"):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    """Identifies the code, the tests and the prompts that a result was measured with."""
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    for folder in ("edgespec", "tests", "benchmarks", "scripts"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".toml", ".jsonl", ".sh"):
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -230,7 +230,11 @@ def main() -> int:
         started = time.monotonic()
         if arguments.fresh:
             results.steps.pop(name, None)
-        holds = STEPS[name](results, name)
+        try:
+            holds = STEPS[name](results, name)
+        except Exception as error:  # one broken step must not cost the others their run
+            results.save(name, error=f"{type(error).__name__}: {error}")
+            holds = False
         results.save(name, holds=holds, seconds=round(time.monotonic() - started, 1))
         print(f"{name}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
     return 0 if arguments.list or all(results.steps.get(n, {}).get("holds") for n in arguments.only or STEPS) else 1

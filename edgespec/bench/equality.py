@@ -48,13 +48,22 @@ class PromptResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualityReport:
-    """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class."""
+    """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class.
+
+    ``why`` tells why nothing was proposed, should that be so.
+    """
 
     plan: Plan
     probe: WidthProbe | None
     depths: tuple[int, ...]
     bound: float
     results: tuple[PromptResult, ...]
+    why: str | None = None
+
+    @property
+    def nothing_proposed(self) -> bool:
+        """Every answer was plain after all (``why`` tells the reason), so equality proves nothing."""
+        return not any(result.proposed for result in self.results)
 
     @property
     def divergences(self) -> tuple[Divergence, ...]:
@@ -67,7 +76,9 @@ class EqualityReport:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise of the plan's level held."""
+        """Whether the promise of the plan's level held, and was put to the test."""
+        if self.nothing_proposed:
+            return False
         if self.plan.exactness == "N":
             return all(divergence.gap <= self.bound for divergence in self.divergences)
         return self.identical == len(self.results)
@@ -82,6 +93,8 @@ class EqualityReport:
             "prompts": len(self.results),
             "identical": self.identical,
             "comparisons": sum(result.comparisons for result in self.results),
+            "proposed": sum(result.proposed for result in self.results),
+            "accepted": sum(result.accepted for result in self.results),
             "divergences": [
                 {
                     "id": divergence.prompt_id,
@@ -145,20 +158,30 @@ def check_equality(
     prompts: Sequence[Prompt],
     *,
     max_tokens: int = 96,
-    samplings: Iterable[Sampling] = (Sampling(), SAMPLED),
+    samplings: Iterable[Sampling] | None = None,
     on_result: Callable[[PromptResult], None] | None = None,
 ) -> EqualityReport:
-    """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises."""
+    """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises.
+
+    ``samplings`` are greedy and ``SAMPLED`` by default; greedy alone under near exactness, where the gap between the
+    two best scores, which the bound is about, decides nothing else.
+    """
+    if samplings is None:
+        samplings = (Sampling(),) if engine.plan.exactness == "N" else (Sampling(), SAMPLED)
+    samplings = tuple(samplings)
     depths = depths_to_check(engine)
     bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and engine.plan.exactness == "N" else 0.0
     results = []
     with engine.session() as session:
         for prompt in prompts:
-            result = _check_prompt(engine, session, prompt, depths, tuple(samplings), max_tokens)
+            result = _check_prompt(engine, session, prompt, depths, samplings, max_tokens)
             results.append(result)
             if on_result is not None:
                 on_result(result)
-    return EqualityReport(plan=engine.plan, probe=engine.probe, depths=depths, bound=bound, results=tuple(results))
+        why = session.speculation_off
+    return EqualityReport(
+        plan=engine.plan, probe=engine.probe, depths=depths, bound=bound, results=tuple(results), why=why
+    )
 
 
 def _check_prompt(
@@ -221,11 +244,14 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:
     """How close plain decoding's two best choices after ``prefix`` were: in logits, the keyed noise included."""
-    text = engine.render([{"role": "user", "content": prompt.prompt}])
-    tokens = [*engine.encode_prompt(text), *prefix]
+    prompt_tokens = engine.encode_prompt(engine.render([{"role": "user", "content": prompt.prompt}]))
+    tokens = [*prompt_tokens, *prefix]
     with closing(engine.open_target()) as target:
-        if len(tokens) > 1:
-            target.forward(tokens[:-1], 0)
+        # As plain decoding does it: the prompt but for its last token, then one token at a time.
+        if len(prompt_tokens) > 1:
+            target.forward(prompt_tokens[:-1], 0)
+        for token in tokens[len(prompt_tokens) - 1 : -1]:
+            target.forward([token], 0)
         rows = target.forward(tokens[-1:], 1)
         if sampling.greedy:
             _, scores = rows.top_k(2)

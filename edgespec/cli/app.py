@@ -13,7 +13,7 @@ import typer
 from edgespec import __version__
 from edgespec.cli import chat, doctor, generate, models, profiles, verify
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
-from edgespec.errors import EdgespecError, InvalidRequestError, ProfileError
+from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ProfileError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -63,8 +63,8 @@ def run(arguments: Sequence[str]) -> int:
             enable_native_log()
         code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state)
         sys.stdout.flush()
-        if code == EXIT_INTERRUPTED:  # typer's answer to a KeyboardInterrupt, or an answer that was stopped
-            print("interrupted", file=sys.stderr)
+        if code == EXIT_INTERRUPTED:  # typer's answer to a KeyboardInterrupt
+            return _interrupted(state)
         return code if isinstance(code, int) else 0
     except EdgespecError as error:
         if state.debug:
@@ -72,8 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         print_error(error, as_json=state.json)
         return EXIT_USAGE if isinstance(error, InvalidRequestError | ProfileError) else EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted(state)
     except BrokenPipeError:
         return _stdout_closed()
     except SystemExit as error:  # typer's answer to a closed pipe
@@ -101,6 +100,14 @@ def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
     head, tail = list(arguments[:end]), list(arguments[end:])
     state = State(debug="--debug" in head, offline="--offline" in head, json="--json" in head)
     return [argument for argument in head if argument not in ("--debug", "--offline")] + tail, state
+
+
+def _interrupted(state: State) -> int:
+    if state.json and not state.answered:
+        print_error(CancelledError("interrupted"), as_json=True)
+    else:
+        print("interrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _stdout_closed() -> int:

@@ -28,6 +28,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.events import Done, Notice, Text
+from edgespec.files.locations import Home, home
 from edgespec.session import Session
 
 HELP = """/help   this list
@@ -59,9 +60,11 @@ def chat(
         interactive = sys.stdin.isatty()
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
-        _Chat(engine, session, as_json=json, max_tokens=max_tokens, sampling=Sampling(rule=chosen.rule)).run(
-            _read_prompts(interactive), interactive
-        )
+        sampling = Sampling(rule=chosen.rule)
+        with _line_history(home()) if interactive else contextlib.nullcontext():
+            _Chat(engine, session, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
+                _read_prompts(interactive), interactive
+            )
 
 
 class _Chat:
@@ -171,6 +174,30 @@ def _read_prompts(interactive: bool) -> Iterator[tuple[str, bool]]:
             lines.append(following)
         lines[-1] = lines[-1].rstrip()[:-3]
         yield "\n".join(lines).strip("\n"), True
+
+
+# Lines of history kept; bash keeps as many.
+_HISTORY_LINES = 500
+
+
+@contextlib.contextmanager
+def _line_history(place: Home) -> Iterator[None]:
+    """Lines of earlier chats by arrow key, where the platform has readline. Only the user may read the file."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(place.history)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, EdgespecError):
+            place.create(place.root)
+            readline.set_history_length(_HISTORY_LINES)
+            readline.write_history_file(place.history)
+            place.history.chmod(0o600)
 
 
 def _read_line(prompt: str) -> str | None:

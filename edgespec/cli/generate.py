@@ -74,6 +74,7 @@ def generate(
                         done = event
     if json:
         print_json(generate_json(done))
+        state.answered = True
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()

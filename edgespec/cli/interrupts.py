@@ -13,13 +13,16 @@ from edgespec.session import Session
 
 _TWICE_WITHIN_S = 2.0
 
+# How often an answer that is being stopped is told so; well under what a person notices.
+_RETRY_S = 0.05
+
 
 class Interrupts:
     """Turns SIGINT into ``session.cancel()`` while an answer is written, and into KeyboardInterrupt otherwise."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._answering = False
+        self._answer_ended: threading.Event | None = None  # of the answer in progress
         self._last_at = float("-inf")
         self.leaving = False
 
@@ -29,11 +32,16 @@ class Interrupts:
         self._last_at = now
         if twice:
             self.leaving = True
-        if self._answering:
-            # Not from here: the handler may have interrupted code that holds the session's lock.
-            threading.Thread(target=self._session.cancel, daemon=True).start()
-        else:
+        if twice or self._answer_ended is None:
             raise KeyboardInterrupt
+        # Not from here: the handler may have interrupted code that holds the session's lock.
+        threading.Thread(target=self._stop_answer, args=(self._answer_ended,), daemon=True).start()
+
+    def _stop_answer(self, ended: threading.Event) -> None:
+        """Cancel until this answer has ended: it may not have begun yet when Ctrl-C came."""
+        while not ended.is_set():
+            self._session.cancel()
+            ended.wait(_RETRY_S)
 
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
@@ -47,10 +55,11 @@ class Interrupts:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Ctrl-C inside the block stops the answer. Raises KeyboardInterrupt after it if it came twice."""
-        self._answering = True
+        self._answer_ended = threading.Event()
         try:
             yield
         finally:
-            self._answering = False
+            self._answer_ended.set()
+            self._answer_ended = None
         if self.leaving:
             raise KeyboardInterrupt

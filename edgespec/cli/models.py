@@ -107,10 +107,10 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
 
 
 @app.command("rm")
-def remove(model: ModelArgument, json: JsonOption = False) -> None:
+def remove(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Delete a model from the store. A file in the hub's own cache stays there."""
     removed = Store(home()).remove(model)
-    if json:
+    if json or state_of(context).json:
         print_json({"removed": model, "freed_bytes": removed.freed_bytes})
         return
     print(f"removed {model}: {removed.freed_bytes / 1e6:.0f} MB freed")
@@ -119,9 +119,9 @@ def remove(model: ModelArgument, json: JsonOption = False) -> None:
 
 
 @app.command("verify")
-def verify(model: ModelArgument, json: JsonOption = False) -> None:
+def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Read a model again and compare its sha256 with its manifest."""
-    store = Store(home())
+    store, json = Store(home()), json or state_of(context).json
     with ProgressPrinter(quiet=json).shown() as progress:
         if store.find(model) is None:
             raise ModelNotFoundError(f"{model} is not on this machine", hint="`edgespec models` lists what is")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -24,13 +25,14 @@ SCHEMA_VERSION = 1
 _PLAIN_INTERVAL_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class State:
-    """The options every command shares."""
+    """The options every command shares, and whether the JSON object that was promised is out (``answered``)."""
 
     debug: bool = False
     offline: bool = False
     json: bool = False
+    answered: bool = False
 
 
 def prepare_streams() -> bool:
@@ -50,11 +52,20 @@ def prepare_streams() -> bool:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line of stdout."""
+    """One object on one line of stdout. A number that is not finite was not measured: null."""
     # JSON can spell every character in ASCII, for an output that could not carry them all.
     everything = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    sys.stdout.write(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=not everything) + "\n")
+    whole = {"schema_version": SCHEMA_VERSION, **_finite(value)}
+    sys.stdout.write(json.dumps(whole, ensure_ascii=not everything, allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_error(error: EdgespecError, *, as_json: bool) -> None:

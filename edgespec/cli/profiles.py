@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.opening import JsonOption, resolve_profile
+from edgespec.cli.opening import JsonOption, resolve_profile, state_of
 from edgespec.cli.output import print_json
 from edgespec.files.locations import home
 from edgespec.profiles.profile import list_profiles
@@ -42,13 +42,14 @@ def profiles(context: typer.Context, json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(
+    context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A profile's name or file.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Every value of a profile as it applies here and now, and where it comes from."""
     profile = resolve_profile(name)
     values = profile.values()
-    if json:
+    if json or state_of(context).json:
         print_json(
             {"profile": {key: {"value": value, "origin": profile.origins.get(key)} for key, value in values.items()}}
         )

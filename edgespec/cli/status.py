@@ -6,7 +6,6 @@ import textwrap
 from typing import Any
 
 from edgespec.events import Done
-from edgespec.planning.plan import Plan
 
 _SEPARATOR = " · "
 
@@ -41,21 +40,23 @@ def _parts(done: Done) -> list[str]:
         model = plan.drafter.model if plan.drafter is not None and "model" in stats.rounds_by_source else None
         parts.append(f"drafter {sources}" + (f" ({model})" if model else ""))
     parts.append(f"{plan.target.model} on {plan.target.device}")
-    parts.append(exactness_words(plan))
+    parts.append(exactness_words(done))
     if done.finish_reason == "cancelled":
         parts.append("stopped")
     elif done.finish_reason == "length":
         parts.append("cut at the token limit")
-    if done.speculation_off is not None:
-        parts.append(f"plain decoding: {done.speculation_off}" if not speculated else done.speculation_off)
-    elif not speculated and plan.mode == "plain":
-        parts.append(f"plain decoding: {plan.reasons[-1].removeprefix('plain: ')}")
+    if speculated:
+        parts += [done.speculation_off] if done.speculation_off else []
+    else:
+        parts.append(f"plain decoding: {done.speculation_off or 'no drafter had anything to propose'}")
     return parts
 
 
-def exactness_words(plan: Plan) -> str:
+def exactness_words(done: Done) -> str:
     """The level of exactness, short."""
-    return {"W": "exact (W)", "N": "near (N)", "D": "not probed (D)"}[plan.exactness]
+    if not done.same_text:
+        return "same distribution, not the same text"
+    return {"W": "exact (W)", "N": "near (N)", "D": "not probed (D)"}[done.plan.exactness]
 
 
 def generate_json(done: Done) -> dict[str, Any]:
@@ -66,6 +67,8 @@ def generate_json(done: Done) -> dict[str, Any]:
         "finish_reason": done.finish_reason,
         "stats": done.stats.as_json(),
         "plan": done.plan.as_json(),
+        "rule": done.sampling.rule,
+        "same_text_as_plain": done.same_text and done.plan.exactness == "W",
         "speculation_off": done.speculation_off,
         "plain_tokens_per_s": done.plain_tokens_per_s,
     }

@@ -96,8 +96,8 @@ class DecodeLoop:
                 "with room for at least one answer token",
                 hint="shorten the prompt or use a larger --context",
             )
-        # The last token goes in alone, at width 1, whether or not the cache already held it: so the first answer
-        # token is the same for a fresh prompt and for one that is asked again.
+        # The last token goes in alone, at width 1, whether or not the cache already held it: so a prompt that is
+        # asked again, and therefore wholly cached, begins its answer as it did the first time.
         target.rewind(min(target.length, len(history) - 1))
         if target.length < len(history) - 1:
             target.forward(history[target.length : -1], 0)

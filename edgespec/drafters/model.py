@@ -88,7 +88,7 @@ class ModelDraftState:
         del self._known[shared:]
         lag = context.tokens[shared:]
         started = time.perf_counter()
-        rows = sequence.forward(lag, 1)
+        rows = self._known_ids(sequence.forward(lag, 1))
         sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
         self._known.extend(lag)
         return rows, sync_s
@@ -106,7 +106,7 @@ class ModelDraftState:
             so_far.append(draft.token)
             if len(tokens) == depth or draft.token in self._request.stop_ids:
                 break
-            rows = sequence.forward([draft.token], 1)
+            rows = self._known_ids(sequence.forward([draft.token], 1))
             self._known.append(draft.token)
         drawn = any(own is not None for own in probs)
         return Proposal(
@@ -116,6 +116,13 @@ class ModelDraftState:
             drafted_by=KIND,
             sync_s=sync_s,
         )
+
+    def _known_ids(self, rows: Rows) -> Rows:
+        """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""
+        size = self._request.vocabulary_size
+        if rows.count and len(rows.logits(0)) <= size:
+            return rows
+        return Rows(rows.count, lambda index: rows.logits(index)[:size])
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the cache follows the context at the next proposal."""

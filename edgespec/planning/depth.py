@@ -27,6 +27,10 @@ _WINDOW_ROUNDS = 16
 _STALL_FACTOR = 3.0
 
 
+# Why nothing is drafted while plain decoding is being timed.
+TIMING_PLAIN = "plain speed is being timed first"
+
+
 class FixedDepth:
     """The same depth in every round, because someone asked for it."""
 
@@ -86,13 +90,18 @@ class TrialPolicy:
         self._depth_cap = depth_cap
         self._lock = threading.Lock()
         self._plain = _Samples(deque(maxlen=_WINDOW_ROUNDS))
+        self._plain_before: float | None = None  # what was measured before the timing under way
         self._trials = {source: _Trial() for source in sources}
+        # While a source is kept there are no plain rounds, and the machine may have changed its speed: so plain
+        # decoding is timed again after so many tokens, each time so many times later.
+        self._retime_tokens = FIRST_RETRY_TOKENS
+        self._tokens_since_timed = 0
 
     @property
     def plain_tokens_per_s(self) -> float | None:
         """Measured over the latest plain rounds; None before any."""
         with self._lock:
-            return self._plain.tokens_per_s
+            return self._plain.tokens_per_s or self._plain_before
 
     def depth(self, source: str) -> int:
         with self._lock:
@@ -105,12 +114,23 @@ class TrialPolicy:
         with self._lock:
             for trial in self._trials.values():
                 trial.resting_tokens = max(0, trial.resting_tokens - record.emitted)
+            self._retime_plain(record)
             if record.source is None:
                 self._plain.add(record.emitted, record.round_s)
             elif (trial_of := self._trials.get(record.source)) is not None:
                 # Catching up with the text is paid once, not every round: it says nothing about the steady state.
                 trial_of.samples.add(record.emitted, record.round_s - record.sync_s)
                 self._judge(trial_of)
+
+    def _retime_plain(self, record: RoundRecord) -> None:
+        if record.source is None or not any(trial.kept for trial in self._trials.values()):
+            return
+        self._tokens_since_timed += record.emitted
+        if self._tokens_since_timed >= self._retime_tokens:
+            self._plain_before = self._plain.tokens_per_s or self._plain_before
+            self._plain.rounds.clear()
+            self._tokens_since_timed = 0
+            self._retime_tokens *= RETRY_FACTOR
 
     def _judge(self, trial: _Trial) -> None:
         speculative, plain = trial.samples.tokens_per_s, self._plain.tokens_per_s
@@ -129,6 +149,8 @@ class TrialPolicy:
     def why_off(self, source: str) -> str | None:
         with self._lock:
             trial = self._trials.get(source)
-            if trial is None or trial.resting_tokens == 0:
+            if trial is None:
                 return None
-            return f"{source} drafting measured {trial.measured_ratio:.2f}x plain"
+            if trial.resting_tokens > 0:
+                return f"{source} drafting measured {trial.measured_ratio:.2f}x plain"
+            return TIMING_PLAIN if len(self._plain.rounds) < PLAIN_ROUNDS else None

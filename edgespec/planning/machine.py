@@ -36,6 +36,7 @@ class Machine:
 def describe_machine() -> Machine:
     """Look at the machine now."""
     logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    logical = max(1, min(logical, _cpu_quota() or logical))
     physical = psutil.cpu_count(logical=False) or logical
     name, flags = _cpu_name_and_flags()
     total, available = memory_bytes()
@@ -97,6 +98,15 @@ def memory_bytes() -> tuple[int, int]:
         # Page cache counts as used in a control group and is given back on demand.
         available = min(available, limit, limit - (used or 0) + (_cgroup_file_cache() or 0))
     return total, max(0, available)
+
+
+def _cpu_quota() -> int | None:
+    """Whole processors that the control group may use, or None without a limit. More threads would be throttled."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _cgroup_number(name: str) -> int | None:

@@ -16,7 +16,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_json
 from edgespec.planning.widths import ContextProbe, WidthProbe
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # A probe is a few kilobytes; anything larger is not one of ours.
 _LARGEST_FILE_BYTES = 2**20
@@ -77,6 +77,7 @@ def _widths_to_json(probe: WidthProbe) -> dict[str, Any]:
     return {
         "widths": list(probe.widths),
         "complete": probe.complete,
+        "plain_forward_s": probe.plain_forward_s,
         "contexts": [
             {
                 "start": context.start,
@@ -105,7 +106,15 @@ def _widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
     )
     if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
         raise ValueError("a width cannot be bit-equal and differ")
-    return WidthProbe(widths=widths, complete=bool(stored["complete"]), contexts=contexts)
+    seconds = stored["plain_forward_s"]
+    if seconds is not None and not 0 < float(seconds) < math.inf:
+        raise ValueError("a forward takes some time")
+    return WidthProbe(
+        widths=widths,
+        complete=bool(stored["complete"]),
+        contexts=contexts,
+        plain_forward_s=None if seconds is None else float(seconds),
+    )
 
 
 def _difference_from_json(stored: float | None) -> float:

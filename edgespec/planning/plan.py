@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.decoding.contracts import NumericClass
 
 Mode = Literal["plain", "serial", "pipelined"]
 Exactness = Literal["W", "N", "D"]
-
-EXACTNESS_IN_WORDS: dict[Exactness, str] = {
-    "W": "exact (W): the text of plain decoding, bit for bit",
-    "N": "near (N): may differ from plain decoding at near-ties, as asked for",
-    "D": "not probed (D): the law of plain decoding",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +72,11 @@ class Plan:
             "predicted_tokens_per_s": self.predicted_tokens_per_s,
             "reasons": list(self.reasons),
         }
+
+
+def plain_version(plan: Plan) -> Plan:
+    """The plan of an answer that was asked for plainly, in the same numeric class."""
+    if plan.mode == "plain":
+        return plan
+    reasons = (*plan.reasons, "plain: depth 0 was asked for")
+    return replace(plan, mode="plain", exactness="W", drafter=None, depth_cap=0, reasons=reasons)

@@ -12,6 +12,10 @@ from edgespec.planning.plan import Exactness, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.widths import WIDEST, WidthProbe, probe_widths
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings
 
+# A class that costs plain decoding more than this has to be repaid by a predicted gain (DESIGN.md), and nothing
+# predicts one before the machine is calibrated.
+SLOWER_ALLOWED = 1.03
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -43,11 +47,13 @@ def find_stable_model(
     complete: bool,
     context_length: int,
     progress: Callable[[float], None] | None = None,
+    slower_allowed: float = SLOWER_ALLOWED,
 ) -> tuple[LlamaModel, WidthProbe | None]:
     """The model in the first setting that has a stable width beyond 1, and its probe.
 
     Stored probes are used silently; new ones are made only if ``measure``. If no setting is stable the preferred
-    one is returned: it decodes plainly. ``complete`` also bounds the differences of unstable widths.
+    one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
+    slower: it decodes plainly. ``complete`` also bounds the differences of unstable widths.
     """
     fallback: WidthProbe | None = None
     for settings in stable_settings(preferred):
@@ -66,11 +72,18 @@ def find_stable_model(
             raise
         if probe is None and fallback is None:
             return model, None
-        if probe is not None and (probe.depth_cap > 0 or complete):
+        if probe is not None and (probe.depth_cap > 0 or complete) and _affordable(probe, fallback, slower_allowed):
             return model, probe
         fallback = fallback or probe
         model.close()
     return open_model(preferred), fallback
+
+
+def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed: float) -> bool:
+    """Whether plain decoding in this setting is about as fast as in the preferred one (None: this is it)."""
+    if preferred is None or preferred.plain_forward_s is None or probe.plain_forward_s is None:
+        return True
+    return probe.plain_forward_s <= slower_allowed * preferred.plain_forward_s
 
 
 def make_plan(wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons: Sequence[str]) -> Plan:

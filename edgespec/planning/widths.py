@@ -8,6 +8,8 @@ through the cache those widths themselves wrote.
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,8 +24,9 @@ BORDERS = (256, 512, 1024)
 POSITIONS = 12
 _FIRST_START = 96
 
-# Depth 15: past it no drafter on a consumer CPU has paid in any published measurement.
-WIDEST = 16
+# No wider than a probe is long, so that every row of every width is compared. Deeper drafts than these 11 tokens have
+# paid on a consumer CPU in no published measurement.
+WIDEST = POSITIONS
 
 # A mixture of widths must agree as well: kernels could each be stable and yet leave different caches. As in decoding,
 # each forward keeps only its first few rows, so that every width's cache is read by another.
@@ -45,11 +48,13 @@ class WidthProbe:
     """``widths`` are bit-equal to width 1 at every context probed; ``max_abs_diff`` is over all that are not.
 
     ``complete`` says whether every unequal width was measured to the end, as a bound for near exactness needs.
+    ``plain_forward_s`` is the median time of a forward of width 1 at the first context.
     """
 
     widths: tuple[int, ...]
     contexts: tuple[ContextProbe, ...] = field(default_factory=tuple)
     complete: bool = False
+    plain_forward_s: float | None = None
 
     @property
     def max_abs_diff(self) -> float:
@@ -105,13 +110,15 @@ def probe_widths(
     equal = list(range(2, widest + 1))
     differing: list[int] = []
     contexts: list[ContextProbe] = []
+    plain_forward_s: float | None = None
     with closing(model.open(end + widest)) as sequence:
         for start in starts:
             sequence.rewind(min(sequence.length, start))
             if sequence.length < start:
                 sequence.forward(tokens[sequence.length : start], 0)
             span = tokens[start : start + POSITIONS]
-            reference = list(_rows(sequence, start, span, _constant(1)))
+            reference, seconds = _plain_rows(sequence, start, span)
+            plain_forward_s = plain_forward_s or statistics.median(seconds)
             diffs: dict[int, float] = {}
             for width in [*equal, *(differing if complete else ())]:
                 diff = _difference(sequence, start, span, _constant(width), reference, stop_early=not complete)
@@ -131,7 +138,21 @@ def probe_widths(
             contexts.append(ContextProbe(start=start, positions=POSITIONS, max_abs_diff=diffs))
             if progress is not None:
                 progress((start + POSITIONS) / end)
-    return WidthProbe(widths=(1, *equal), contexts=tuple(contexts), complete=complete)
+    return WidthProbe(
+        widths=(1, *equal), contexts=tuple(contexts), complete=complete, plain_forward_s=plain_forward_s
+    )
+
+
+def _plain_rows(sequence: Sequence, start: int, span: list[int]) -> tuple[list[LogitsArray], list[float]]:
+    """The scores after each token of ``span`` at width 1, and the seconds each forward took."""
+    rows, seconds = [], []
+    sequence.rewind(start)
+    for token in span:
+        started = time.perf_counter()
+        scored = sequence.forward([token], 1)
+        seconds.append(time.perf_counter() - started)
+        rows.append(scored.logits(0))
+    return rows, seconds
 
 
 def _constant(width: int) -> Iterator[tuple[int, int]]:

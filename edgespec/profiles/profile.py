@@ -70,14 +70,17 @@ def load_profile(
     cwd: Path,
     user_dir: Path,
     flags: Mapping[str, object] | None = None,
+    only_the_named: bool = False,
 ) -> Profile:
     """Resolve all layers. ``name_or_path`` is the value of ``--profile``, if given.
 
     Without it, ``EDGESPEC_PROFILE`` names the profile, then ``inherits`` in the project's or the user's
-    ``[profile]`` table, then ``default`` applies. Raises ProfileError for anything that cannot be used.
+    ``[profile]`` table, then ``default`` applies. ``only_the_named`` leaves out the project's file and the user's
+    ``config.toml``: an application that embeds edgespec means the profile it names. Raises ProfileError for anything
+    that cannot be used.
     """
-    project = _project_layer(cwd)
-    user = _table_file_layer(user_dir / USER_FILE)
+    project = None if only_the_named else _project_layer(cwd)
+    user = None if only_the_named else _table_file_layer(user_dir / USER_FILE)
     name, chosen_by = _choose(name_or_path, environ, project, user)
     layers = _profile_layers(name, cwd, user_dir, user)
     layers += [project] if project else []

@@ -65,16 +65,23 @@ def load_model(
     if settings.threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
     header = read_header(path) if header is None else header
-    if settings.kv_type in ("q8_0", "q4_0"):
-        if not settings.flash_attention:
-            raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
-        # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
-        if header.key_length % 32 or header.value_length % 32:
-            settings = replace(settings, kv_type="f16")
+    settings = usable_settings(settings, header)
     library = load()
     device = _find_device(library, settings.device)
     pointer = _load_weights(library.api, path, settings, device)
     return LlamaModel(library, pointer, header, settings, name=name or path.stem, sha256=sha256)
+
+
+def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
+    """The settings with the cache type that the model can have. Raises InvalidRequestError."""
+    if settings.kv_type not in ("q8_0", "q4_0"):
+        return settings
+    if not settings.flash_attention:
+        raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
+    # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
+    if header.key_length % 32 or header.value_length % 32:
+        return replace(settings, kv_type="f16")
+    return settings
 
 
 def _find_device(library: LlamaLibrary, name: str) -> Device | None:
@@ -201,6 +208,7 @@ class LlamaSequence:
         self._model = model  # whoever keeps only the cache still has its facts and its weights
         self._context_length = context_length
         self._length = 0
+        self._broken = False
         self._generation = 0
         self._vocabulary_size = model.facts.vocabulary_size
         self._abort_flag = ctypes.create_string_buffer(2)
@@ -250,6 +258,7 @@ class LlamaSequence:
             ids = np.full(count, -1)
         if count and (int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary_size):
             raise InvalidRequestError(f"token ids must be in 0..{self._vocabulary_size - 1}")
+        self._check_sound()
         self._generation += 1
         generation = self._generation
         done = size = 0
@@ -271,16 +280,28 @@ class LlamaSequence:
         return _LlamaRows(native, first, rows, vocabulary_size, lambda: self._generation == generation)
 
     def rewind(self, length: int) -> None:
+        self._check_sound()
         if not 0 <= length <= self._length:
             raise RewindError(f"cannot rewind to {length}: the cache holds {self._length} tokens")
         if length < self._length:
             self._worker.run(lambda: self._drop_tail(length))
 
     def _drop_tail(self, length: int) -> None:
-        """Cut the cache to ``length`` and believe only what the cache itself then says."""
+        """Cut the cache to ``length`` and believe only what the cache itself then says.
+
+        A cache that will not be cut holds tokens nobody knows of: from then on it is never used again.
+        """
         self._generation += 1
-        self._native.trim(length)
+        try:
+            self._native.trim(length)
+        except RewindError:
+            self._broken = True
+            raise
         self._length = length
+
+    def _check_sound(self) -> None:
+        if self._broken:
+            raise RewindError("this sequence's cache did not rewind and cannot be trusted", hint="open another one")
 
     def fork(self) -> LlamaSequence:
         raise RuntimeUnavailableError("the llama runtime does not fork a sequence", hint="open a second sequence")

@@ -94,8 +94,8 @@ class NativeContext:
         if not self._pointer:
             raise MemoryLimitError(
                 f"llama.cpp could not allocate a context of {context_length} tokens",
-                needed_bytes=0,
-                available_bytes=0,
+                needed_bytes=None,
+                available_bytes=None,
                 hint="try a smaller --context; its log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)

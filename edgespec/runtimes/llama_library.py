@@ -146,24 +146,27 @@ def _install_log_bridge(api: Any) -> object:
     logger = logging.getLogger("edgespec.native")
     # Without any handler Python would print warnings to stderr by itself; whoever wants them adds one.
     logger.addHandler(logging.NullHandler())
-    lock = threading.Lock()
-    pending: list[str] = []
-    level_of_line = [logging.INFO]
+
+    class Fragments(threading.local):
+        # Of each thread its own, not under a lock: collecting garbage in here may free a forgotten cache, whose own
+        # log lines come from another thread that this one would then be waiting for.
+        def __init__(self) -> None:
+            self.pending: list[str] = []
+            self.level = logging.INFO
+
+    fragments = Fragments()
 
     def bridge(level: int, text: bytes | None, _user_data: object) -> None:
         try:
-            lines: list[tuple[int, str]] = []
-            with lock:
-                if level != _CONTINUE:
-                    level_of_line[0] = _LEVELS.get(level, logging.DEBUG)
-                pending.append((text or b"").decode("utf-8", "replace"))
-                if pending[-1].endswith("\n"):
-                    lines.append((level_of_line[0], "".join(pending).rstrip()))
-                    pending.clear()
-            for line_level, line in lines:
-                logger.log(line_level, "%s", line)
+            if level != _CONTINUE:
+                fragments.level = _LEVELS.get(level, logging.DEBUG)
+            fragments.pending.append((text or b"").decode("utf-8", "replace"))
+            if fragments.pending[-1].endswith("\n"):
+                line = "".join(fragments.pending).rstrip()
+                fragments.pending.clear()
+                logger.log(fragments.level, "%s", line)
         except Exception:  # an exception must not travel through native frames
-            pending.clear()
+            fragments.pending.clear()
 
     callback = api.llama_log_callback(bridge)
     api.llama_log_set(callback, ctypes.c_void_p(0))

@@ -16,9 +16,9 @@ from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import (
     CancelledError,
+    DownloadError,
     EdgespecError,
     ForwardError,
-    IncompatibleDrafterError,
     NonFiniteLogitsError,
     PromptTooLongError,
     RewindError,
@@ -433,7 +433,7 @@ def test_a_cache_beyond_repair_keeps_its_first_error_and_the_history() -> None:
     assert own.history == PROMPT + PLAIN["keyed"][:3]
 
 
-@pytest.mark.parametrize("error", [CancelledError("stop"), IncompatibleDrafterError("not for this target")])
+@pytest.mark.parametrize("error", [CancelledError("stop"), DownloadError("not for this target")])
 def test_a_drafter_on_its_own_that_raises_ends_the_round_cleanly(error: EdgespecError) -> None:
     own = start(FakeModel(), PROMPT)
     with pytest.raises(type(error)):

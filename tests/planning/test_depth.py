@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from edgespec.decoding.contracts import RoundRecord
-from edgespec.planning.depth import FixedDepth, TrialPolicy
+from edgespec.planning.depth import TIMING_PLAIN, FixedDepth, TrialPolicy
 
 
 def round_of(
@@ -40,7 +40,16 @@ def plain(policy: TrialPolicy, seconds: Iterable[float] = (1.0,) * 8) -> TrialPo
 def trial(policy: TrialPolicy, speed: float, rounds: int = 4, source: str = "model") -> None:
     """Rounds of 2 tokens that run at ``speed`` times a plain round of one second."""
     for _ in range(rounds):
+        retimed(policy, source)
         policy.record(round_of(source, 2 / speed, emitted=2))
+
+
+def retimed(policy: TrialPolicy, source: str) -> TrialPolicy:
+    """Serve the plain rounds that a kept source has to make room for now and then."""
+    while policy.why_off(source) == TIMING_PLAIN:
+        assert policy.depth(source) == 0
+        policy.record(round_of(None, 1.0))
+    return policy
 
 
 def rest_length(policy: TrialPolicy, source: str = "model") -> int:
@@ -55,7 +64,7 @@ def rest_length(policy: TrialPolicy, source: str = "model") -> int:
 
 def rounds_until_off(policy: TrialPolicy, speed: float) -> int:
     rounds = 0
-    while policy.depth("model") > 0:
+    while retimed(policy, "model").depth("model") > 0:
         trial(policy, speed, rounds=1)
         rounds += 1
         assert rounds < 1000
@@ -66,7 +75,7 @@ def test_the_first_eight_rounds_are_plain() -> None:
     policy = TrialPolicy(5, ["model"])
     for _ in range(8):
         assert policy.depth("model") == 0
-        assert policy.why_off("model") is None, "not measured yet is no reason to show"
+        assert policy.why_off("model") == TIMING_PLAIN
         policy.record(round_of(None, 1.0))
     assert policy.depth("model") == 5
 
@@ -93,8 +102,33 @@ def test_four_rounds_decide() -> None:
 def test_what_is_not_slower_is_kept(speed: float) -> None:
     policy = plain(TrialPolicy(5, ["model"]))
     trial(policy, speed, rounds=100)
+    retimed(policy, "model")
     assert policy.depth("model") == 5
     assert policy.why_off("model") is None
+
+
+def test_plain_is_timed_again_while_a_source_is_kept_later_each_time() -> None:
+    policy = plain(TrialPolicy(5, ["model"]))
+    waits = []
+    for _ in range(3):
+        tokens = 0
+        while policy.why_off("model") is None:
+            policy.record(round_of("model", 1.0, emitted=2))
+            tokens += 2
+        waits.append(tokens)
+        assert policy.plain_tokens_per_s == pytest.approx(1.0), "the last measurement stands meanwhile"
+        retimed(policy, "model")
+    assert waits == [64 + 8, 256, 1024]  # kept after four rounds
+
+
+def test_a_machine_that_got_faster_at_plain_decoding_turns_a_source_off() -> None:
+    policy = plain(TrialPolicy(5, ["model"]))
+    while policy.why_off("model") is None:
+        policy.record(round_of("model", 1.5, emitted=2))  # 1.33x plain
+    plain(policy, (0.5,) * 8)
+    policy.record(round_of("model", 1.5, emitted=2))
+    assert policy.depth("model") == 0
+    assert policy.why_off("model") == "model drafting measured 0.67x plain"
 
 
 @pytest.mark.parametrize("speed", [0.99, 0.5, 0.05])
@@ -150,10 +184,10 @@ def test_a_single_stall_in_the_trial_flips_nothing(speed: float, place: int, sta
 def test_a_single_stall_later_flips_nothing(speed: float, kept_for: int) -> None:
     policy = plain(TrialPolicy(5, ["model"]))
     trial(policy, speed, rounds=kept_for)
-    policy.record(round_of("model", 1000.0, emitted=2))
-    assert policy.depth("model") == 5
+    retimed(policy, "model").record(round_of("model", 1000.0, emitted=2))
+    assert retimed(policy, "model").depth("model") == 5
     trial(policy, speed, rounds=30)
-    assert policy.depth("model") == 5
+    assert retimed(policy, "model").depth("model") == 5
 
 
 @pytest.mark.parametrize("place", range(8))

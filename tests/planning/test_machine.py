@@ -90,6 +90,30 @@ def test_an_unknown_number_of_cores_is_the_logical_one(monkeypatch: pytest.Monke
     assert machine.physical_cores == machine.logical_cores
 
 
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("max 100000", None),
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("9900000 100000", None),
+        ("", None),
+        ("100000", None),
+        ("x y", None),
+        ("100000 0", None),
+    ],
+)
+def test_a_processor_quota_limits_the_cores(
+    group: Path, monkeypatch: pytest.MonkeyPatch, text: str, cores: int | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)), raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8)
+    (group / "cpu.max").write_text(text + "\n", encoding="ascii")
+    machine = describe_machine()
+    assert (machine.logical_cores, machine.physical_cores) == ((8, 8) if cores is None else (cores, cores))
+
+
 CPUINFO_X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
 model name\t: A Processor 9

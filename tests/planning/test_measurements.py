@@ -43,6 +43,7 @@ PROBE = WidthProbe(
         ContextProbe(start=250, positions=12, max_abs_diff={3: 1e-7, 5: 1e30, 0: 2.0}),
     ),
     complete=True,
+    plain_forward_s=0.01,
 )
 
 
@@ -168,6 +169,9 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "nested widths": lambda d: changed(d, "widths", "widths", to=[1, [2]]),
     "words for widths": lambda d: changed(d, "widths", "widths", to=[1, "two"]),
     "widths that also differ": lambda d: changed(d, "widths", "widths", to=[1, 2, 3, 4]),
+    "a forward in no time": lambda d: changed(d, "widths", "plain_forward_s", to=0),
+    "a forward without end": lambda d: changed(d, "widths", "plain_forward_s", to=math.inf),
+    "a forward in words": lambda d: changed(d, "widths", "plain_forward_s", to="fast"),
     "contexts of the wrong kind": lambda d: changed(d, "widths", "contexts", to=7),
     "context without start": lambda d: changed(d, "widths", "contexts", 0, to={}),
     "infinite start": lambda d: changed(d, "widths", "contexts", 0, "start", to=math.inf),

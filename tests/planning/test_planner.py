@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.plan import EXACTNESS_IN_WORDS, Plan
-from edgespec.planning.planner import Wish, find_stable_model, make_plan, stable_settings
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import SLOWER_ALLOWED, Wish, find_stable_model, make_plan, stable_settings
 from edgespec.planning.widths import WIDEST, ContextProbe, WidthProbe, probe_widths
 from edgespec.runtimes.llama import LlamaSettings
 from tests.planning.noisy_model import NoisyModel, Rule, no_noise
@@ -76,6 +77,7 @@ def find(
     complete: bool = False,
     context_length: int = 300,
     progress: Callable[[float], None] | None = None,
+    slower_allowed: float = math.inf,  # fakes take microseconds, whose ratios mean nothing
 ) -> tuple[Any, WidthProbe | None]:
     model, probe = find_stable_model(
         shelf,
@@ -85,6 +87,7 @@ def find(
         complete=complete,
         context_length=context_length,
         progress=progress,
+        slower_allowed=slower_allowed,
     )
     assert shelf.left_open == [model]  # exactly the one that is handed out
     return model, probe
@@ -131,6 +134,22 @@ def test_an_unstable_preferred_setting_gives_way_to_the_second(kept: Measurement
     assert model.facts.settings == SECOND.as_json()
     assert stored == probe
     assert again.probed == []
+
+
+@pytest.mark.parametrize(("ratio", "taken"), [(1.02, True), (1.04, False)])
+def test_a_stable_setting_that_costs_plain_more_than_its_limit_is_not_taken(
+    kept: Measurements, ratio: float, taken: bool
+) -> None:
+    find(Shelf(all_noisy, beyond_three), kept)
+    for settings, seconds in ((PREFERRED, 0.1), (SECOND, 0.1 * ratio)):
+        facts = Shelf(no_noise)(settings).facts
+        stored = kept.load_widths(facts)
+        assert stored is not None
+        kept.save_widths(facts, replace(stored, plain_forward_s=seconds))
+    model, probe = find(Shelf(all_noisy, beyond_three), kept, measure=False, slower_allowed=SLOWER_ALLOWED)
+    assert (model.facts.settings == SECOND.as_json()) is taken
+    assert probe is not None
+    assert probe.depth_cap == (2 if taken else 0)
 
 
 def test_where_nothing_is_stable_the_fastest_setting_decodes_plainly(kept: Measurements) -> None:
@@ -439,7 +458,3 @@ def test_a_plan_as_json() -> None:
     assert made["predicted_tokens_per_s"] is None
     assert made["reasons"][0] == "why"
     assert plan(None).as_json()["drafter"] is None
-
-
-def test_every_level_has_words() -> None:
-    assert set(EXACTNESS_IN_WORDS) == {"W", "N", "D"}

@@ -38,6 +38,6 @@ class TestLlama(SequenceContract, NativeContract):
         # Compute buffers: attention and scores of one chunk of a tiny model. Less than a second copy of its cache.
         return Runtime(
             open_model=lambda: load_model(tiny_ggufs[quant], settings),
-            prefill_tokens=3000,
+            prefill_tokens=4000,
             context_overhead_bytes=12 * 2**20,
         )

@@ -21,11 +21,13 @@ import pytest
 
 import edgespec
 from edgespec.errors import (
+    CancelledError,
     ClosedError,
     ForwardError,
     InvalidRequestError,
     ModelFileError,
     NonFiniteLogitsError,
+    RewindError,
     RuntimeUnavailableError,
 )
 from edgespec.files.gguf import read_header
@@ -298,16 +300,39 @@ def test_a_failed_forward_leaves_the_sequence_as_it_was(
         assert np.array_equal(fresh.forward([9], 1).logits(0), after)
 
 
-def test_a_cache_that_does_not_rewind_is_noticed(sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", [True, False], ids=["says yes and does nothing", "says no"])
+def test_a_cache_that_does_not_rewind_is_noticed_and_never_used_again(
+    sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
     sequence.forward([5] * 10, 0)
-    for lie in (lambda *_: True, lambda *_: False):  # says yes and does nothing; says no
-        with monkeypatch.context() as patch:
-            patch.setattr(load().api, "llama_memory_seq_rm", lie)
-            with pytest.raises(edgespec.errors.RewindError):
-                sequence.rewind(4)
-        assert sequence.length == 10
-    sequence.rewind(4)
-    assert sequence.length == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(load().api, "llama_memory_seq_rm", lambda *_: answer)
+        with pytest.raises(RewindError):
+            sequence.rewind(4)
+    for use in (lambda: sequence.rewind(4), lambda: sequence.rewind(10), lambda: sequence.forward([5], 1)):
+        with pytest.raises(RewindError):
+            use()
+    assert sequence.length == 10
+    sequence.close()
+
+
+def test_a_forward_that_cannot_be_undone_breaks_the_sequence(
+    sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = load().api
+    decode, calls = api.llama_decode, list[int]()
+
+    def fail_second(*arguments: Any) -> int:
+        calls.append(1)
+        return -3 if len(calls) == 2 else int(decode(*arguments))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "llama_decode", fail_second)
+        patch.setattr(api, "llama_memory_seq_rm", lambda *_: False)
+        with pytest.raises(RewindError):
+            sequence.forward([5] * 500, 1)
+    with pytest.raises(RewindError):
+        sequence.forward([5], 1)
 
 
 # --------------------------------------------------------------------------------------------- reductions
@@ -358,8 +383,8 @@ def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("wide") / "wide.gguf", layers=12, width=256)
 
 
-def seconds_computed_without_the_interpreter_lock(path: Path) -> float:
-    """Processor time of a forward in flight while this thread keeps the lock."""
+def share_computed_without_the_interpreter_lock(path: Path) -> float:
+    """The part of a forward that is computed while this thread keeps the lock."""
 
     def others_s() -> float:
         return time.process_time() - time.thread_time()
@@ -368,6 +393,10 @@ def seconds_computed_without_the_interpreter_lock(path: Path) -> float:
         sequence.forward([5] * 256, 0)
         sequence.rewind(0)
         interval = sys.getswitchinterval()
+        before = others_s()
+        sequence.forward([5] * 256, 0)
+        whole_s = others_s() - before
+        sequence.rewind(0)
         before = others_s()
         forward = sequence.submit(lambda: sequence.forward([5] * 256, 0))
         while others_s() < before + 0.005:
@@ -381,18 +410,18 @@ def seconds_computed_without_the_interpreter_lock(path: Path) -> float:
         finally:
             sys.setswitchinterval(interval)
         forward.result(60)
-    return computed
+    return computed / whole_s
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
 def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native_s = seconds_computed_without_the_interpreter_lock(wide_gguf)
+    # On a busy machine the forward may be over before the lock is taken, or get no core meanwhile.
+    assert any(share_computed_without_the_interpreter_lock(wide_gguf) > 0.3 for _ in range(8))
+    # And this is what it looks like where each node of the graph waits for the lock.
     monkeypatch.setattr(
         llama_context, "_native_abort_callback", lambda api: api.ggml_abort_callback(lambda _data: False)
     )
-    python_s = seconds_computed_without_the_interpreter_lock(wide_gguf)
-    # A callback in Python waits for the lock at the next node of the graph; a native one at none.
-    assert native_s > 4 * python_s + 0.005, (native_s, python_s)
+    assert all(share_computed_without_the_interpreter_lock(wide_gguf) < 0.3 for _ in range(3))
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
@@ -401,15 +430,35 @@ def test_forwards_are_not_slowed_by_their_callbacks(wide_gguf: Path, monkeypatch
         with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
             times = []
             for _ in range(5):
-                started = time.perf_counter()
+                started = sequence.run(time.thread_time)
                 sequence.forward([5] * 64, 0)
-                times.append(time.perf_counter() - started)
+                times.append(sequence.run(time.thread_time) - started)
                 sequence.rewind(0)
-        return min(times)
+        return min(times)  # processor time: other programs do not count
 
     with_callback = forward_s()
     monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
     assert with_callback < 2 * forward_s()
+
+
+def test_without_a_native_callback_a_cancel_waits_for_the_chunk_only(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, chunks = load().api, list[int]()
+    decode = api.llama_decode
+    monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
+    with load_model(tiny_gguf, LlamaSettings()) as model, model.open(2000) as sequence:
+
+        def cancel_in_the_second(*arguments: Any) -> int:
+            chunks.append(1)
+            if len(chunks) == 2:
+                sequence.cancel()
+            return int(decode(*arguments))
+
+        monkeypatch.setattr(api, "llama_decode", cancel_in_the_second)
+        with pytest.raises(CancelledError):
+            sequence.forward([5] * 2000, 1)
+        assert (len(chunks), sequence.length) == (2, 0)
 
 
 def test_the_abort_callback_reads_the_flag_as_a_truth_value() -> None:
@@ -486,6 +535,9 @@ def test_native_log_lines_go_to_the_native_logger(
 # ------------------------------------------------------------------------------------------ freeing in order
 
 
+CACHE = ("llama_batch_free", "llama_free")
+
+
 @pytest.fixture
 def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order in which native memory is given back."""
@@ -500,7 +552,7 @@ def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return record
 
-    for name in ("llama_free", "llama_model_free"):
+    for name in ("llama_batch_free", "llama_free", "llama_model_free"):
         monkeypatch.setattr(api, name, recording(name))
     return order
 
@@ -510,7 +562,7 @@ def test_weights_outlive_their_caches_on_close(tiny_gguf: Path, freed: list[str]
     sequences = [model.open(64) for _ in range(2)]
     model.close()
     model.close()
-    assert freed == ["llama_free", "llama_free", "llama_model_free"]
+    assert freed == [*CACHE, *CACHE, "llama_model_free"]
     with pytest.raises(ClosedError):
         sequences[0].forward([1], 1)
 
@@ -531,7 +583,7 @@ def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, free
             gc.collect()  # both old: another generation's list
         del holder
         gc.collect()
-        assert freed == ["llama_free", "llama_model_free"]
+        assert freed == [*CACHE, "llama_model_free"]
         freed.clear()
 
 
@@ -544,7 +596,7 @@ def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, free
         pass
     del sequence
     gc.collect()
-    assert freed == ["llama_free", "llama_model_free"]
+    assert freed == [*CACHE, "llama_model_free"]
 
 
 def test_weights_wait_for_a_cache_that_someone_else_is_closing(
@@ -566,12 +618,12 @@ def test_weights_wait_for_a_cache_that_someone_else_is_closing(
     second = threading.Thread(target=model.close)
     second.start()
     time.sleep(0.1)
-    assert freed == []
+    assert freed == ["llama_batch_free"]
     go_on.set()
     closer.join(30)
     second.join(30)
     del model
-    assert freed == ["llama_free", "llama_model_free"]
+    assert freed == [*CACHE, "llama_model_free"]
 
 
 # -------------------------------------------------------------------------------------------- determinism

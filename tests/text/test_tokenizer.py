@@ -128,6 +128,19 @@ def test_control_tokens_and_ends_are_never_shown(vocabulary: LlamaVocabulary) ->
     assert vocabulary.detokenize(ids).strip() == "hi"
 
 
+def test_an_end_that_is_an_ordinary_word_is_not_shown_either(path: Path, tmp_path: Path) -> None:
+    word = FIRST_BYTE + 256 + VOCABULARY.index("▁people")
+    data = path.read_bytes()
+    key = b"tokenizer.ggml.eos_token_id" + (4).to_bytes(4, "little")  # GGUF's uint32
+    assert data.count(key + END.to_bytes(4, "little")) == 1
+    other = tmp_path / "wordy.gguf"
+    other.write_bytes(data.replace(key + END.to_bytes(4, "little"), key + word.to_bytes(4, "little")))
+    with closing(LlamaVocabulary(other)) as vocabulary:
+        assert word in vocabulary.stop_ids
+        assert vocabulary.token_bytes(word) == b""
+        assert vocabulary.eos_token == "▁people"
+
+
 def test_byte_tokens_are_their_bytes(vocabulary: LlamaVocabulary) -> None:
     assert [vocabulary.token_bytes(byte(value)) for value in range(256)] == [bytes([value]) for value in range(256)]
 
