@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 
 def main() -> None:
     """Entry point of the ``edgespec`` program."""
-    try:
-        from edgespec.cli.app import run
-    except KeyboardInterrupt:  # loading takes half a second, and run handles it from there on
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    # Loading the modules takes half a second. An exception raised by Ctrl-C in there can be lost in a destructor or
+    # a callback; there is nothing to clean up yet, so the process simply ends.
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, _leave)
+    from edgespec.cli.app import run
+
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)

@@ -157,6 +157,7 @@ def test_ctrl_c_twice_in_an_answer_leaves(chat: Terminal) -> None:
 
 def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
     chat.type("half a prompt")
+    time.sleep(0.3)  # a signal in the moment between prompt and waiting for keys is noticed at the next key only
     chat.type(CTRL_C)
     chat.wait_for(r"Ctrl-C again within 2 s.*leaves")
     chat.wait_for(r"> ")
