@@ -11,6 +11,7 @@ from edgespec.decoding.loop import DecodeLoop, Step
 from edgespec.decoding.stats import DecodeStats
 from edgespec.errors import CancelledError
 from edgespec.events import Event, FinishReason, Notice, Round, Text
+from edgespec.interpreter_lock import LockTurns
 from edgespec.text.stops import StopStrings
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.utf8 import IncrementalText
@@ -96,9 +97,11 @@ class AnswerTask:
     def _decode(self) -> None:
         steps = self._loop.steps()
         try:
-            for step in steps:
-                if self._take(step) or self.abandoned:
-                    break
+            with LockTurns() as turns:
+                for step in steps:
+                    turns.look()
+                    if self._take(step) or self.abandoned:
+                        break
         except CancelledError:
             self.finish_reason = "cancelled"
         finally:

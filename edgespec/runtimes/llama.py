@@ -329,7 +329,7 @@ class LlamaSequence:
 
 
 # numpy's argmax over 150 000 scores takes 0.02 ms; one that took this long had to wait for the interpreter lock.
-_CONTENDED_S = 0.002
+_CONTENDED_S = 0.0005
 
 # Rows reduced natively after such a wait, before numpy is tried again.
 _NATIVE_ROWS = 64

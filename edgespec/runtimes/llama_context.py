@@ -100,6 +100,7 @@ class NativeContext:
             )
         self._memory = api.llama_get_memory(self._pointer)
         self._greedy, self._sample = _greedy_sampler(api)
+        self._logits_at = _keeping_the_lock(api, "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float))
         self.native_rows_left = 0
         self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0, 1)
         shape = (PREFILL_CHUNK_TOKENS,)
@@ -133,7 +134,7 @@ class NativeContext:
         """A view of the scores at batch index ``index``: float32 (vocabulary_size,)."""
         if self._pointer is None:
             raise ClosedError("this sequence is closed")
-        pointer = self._api.llama_get_logits_ith(self._pointer, index)
+        pointer = self._logits_at(self._pointer, index)
         if not pointer:
             raise ForwardError(f"llama.cpp has no scores at batch index {index}")
         return np.ctypeslib.as_array(pointer, (vocabulary_size,))
@@ -176,6 +177,15 @@ def _greedy_sampler(api: Any) -> tuple[Any, Any]:
     sample.restype = ctypes.c_int32
     sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
     return greedy, sample
+
+
+def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
+    """A native function of (context, int32) that keeps the interpreter lock: for calls of microseconds, after which
+    the lock would have to be waited for beside a busy Python thread.
+    """
+    function = getattr(ctypes.PyDLL(api._lib._name), name)
+    function.restype, function.argtypes = result, [ctypes.c_void_p, ctypes.c_int32]
+    return function
 
 
 def _native_abort_callback(api: Any) -> Any:

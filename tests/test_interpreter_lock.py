@@ -1,0 +1,85 @@
+"""The switch interval is shortened only beside a busy thread, and only for the length of an answer."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edgespec.interpreter_lock import SHORT_INTERVAL_S, LockTurns
+
+
+@pytest.fixture(autouse=True)
+def interval() -> Iterator[float]:
+    before = sys.getswitchinterval()
+    yield before
+    sys.setswitchinterval(before)
+
+
+@contextmanager
+def busy_thread() -> Iterator[None]:
+    stop, running = threading.Event(), threading.Event()
+
+    def spin() -> None:
+        running.set()
+        while not stop.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    running.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def look_often(turns: LockTurns) -> None:
+    for _ in range(64):
+        turns.look()
+
+
+def test_beside_a_busy_thread_it_is_shortened_and_put_back(interval: float) -> None:
+    with busy_thread(), LockTurns() as turns:
+        look_often(turns)
+        assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S)
+    assert sys.getswitchinterval() == interval
+
+
+def test_it_is_put_back_after_an_error(interval: float) -> None:
+    def fail() -> None:
+        with LockTurns() as turns:
+            look_often(turns)
+            raise ValueError
+
+    with busy_thread(), pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    assert sys.getswitchinterval() == interval
+
+
+def test_a_shorter_one_is_left_alone() -> None:
+    sys.setswitchinterval(SHORT_INTERVAL_S / 2)
+    with busy_thread(), LockTurns() as turns:
+        look_often(turns)
+        assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S / 2)
+    assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S / 2)
+
+
+def test_what_the_application_sets_meanwhile_stands() -> None:
+    with busy_thread(), LockTurns() as turns:
+        look_often(turns)
+        sys.setswitchinterval(0.003)
+    assert sys.getswitchinterval() == pytest.approx(0.003)
+
+
+def test_answers_that_overlap_put_it_back_too(interval: float) -> None:
+    with busy_thread():
+        with LockTurns() as outer:
+            look_often(outer)
+            with LockTurns() as inner:
+                look_often(inner)
+        assert sys.getswitchinterval() == interval
