@@ -27,8 +27,8 @@ def stream(engine: Engine) -> None:
 def cancel_from_another_thread(engine: Engine) -> None:
     """What a stop button does."""
     with engine.session() as session:
-        threading.Timer(2.0, session.cancel).start()
-        for event in session.generate("Count from one to one thousand in words.", max_tokens=2000):
+        threading.Timer(1.5, session.cancel).start()
+        for event in session.generate("Write a long story about a fox and a bear.", max_tokens=1500):
             if isinstance(event, Done):
                 print(f"stopped: {event.finish_reason}, {event.stats.emitted_tokens} tokens were written")
 
