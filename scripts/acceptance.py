@@ -185,6 +185,7 @@ def fresh_clone(results: Results, name: str) -> bool:
             test_exit_code=test.returncode,
             test_s=test_s,
             test_summary=test.stdout.strip().splitlines()[-1:],
+            test_failures=[line for line in test.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))],
         )
         return (
             chat.returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -456,7 +457,7 @@ def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, comman
 
 
 def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> None:
-    generate = " ".join(command("generate", "hello", *pair, "--max-tokens", "1500"))
+    generate = shlex.join(command("generate", "hello", *pair, "--max-tokens", "1500"))
     script = f"{{ {generate}; echo code=$? >&2; }} | head -c 10"
     done = subprocess.run(["sh", "-c", script], capture_output=True, env=environment(root), timeout=60, check=False)
     assert len(done.stdout) == 10
@@ -467,7 +468,7 @@ def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> Non
 
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 1), ("<&-", 0), ("2>&-", 0), ("<&- 2>&-", 0)])
 def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection: str, code: int) -> None:
-    line = " ".join(command("generate", "hello", *pair, "--max-tokens", "3"))
+    line = shlex.join(command("generate", "hello", *pair, "--max-tokens", "3"))
     done = subprocess.run(
         ["sh", "-c", f"{line} {redirection}"], capture_output=True, env=environment(root), timeout=60, check=False
     )

@@ -275,6 +275,7 @@ def test_threads_may_share_it() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+    retimed(policy, "model")
     assert (policy.depth("model"), policy.depth("lookup")) == (5, 5)
 
 
