@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from edgespec.files.locations import Home
 from tests.support.tiny_models import TinyModels
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and their children inherit that: the tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
