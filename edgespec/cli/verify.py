@@ -62,7 +62,8 @@ def verify(
                 "there is no speculation to verify: " + engine.plan.reasons[-1], hint="see `edgespec doctor`"
             )
         note(
-            f"{len(selected)} prompts, {max_tokens} tokens, greedy and sampled, depths "
+            f"{len(selected)} prompts, {max_tokens} tokens, "
+            f"{'greedy' if engine.plan.exactness == 'N' else 'greedy and sampled'}, depths "
             f"{', '.join(map(str, depths))} against plain decoding"
         )
         done = 0
