@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from edgespec import errors as _errors
+
 if TYPE_CHECKING:
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.decoding.stats import DecodeStats as DecodeStats
@@ -62,34 +64,11 @@ _HOMES = {
     "Text": "events",
 }
 
-_ERRORS = (
-    "CancelledError",
-    "ClosedError",
-    "ContextFullError",
-    "DiskSpaceError",
-    "DownloadError",
-    "EdgespecError",
-    "ForwardError",
-    "HashMismatchError",
-    "InvalidRequestError",
-    "MemoryLimitError",
-    "ModelFileError",
-    "ModelNotFoundError",
-    "NonFiniteLogitsError",
-    "ProfileError",
-    "PromptTooLongError",
-    "RewindError",
-    "RuntimeUnavailableError",
-    "StaleRowsError",
-    "StoreLockedError",
-    "TemplateError",
-)
-
-__all__ = ["__version__", *sorted([*_HOMES, *_ERRORS])]
+__all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]
 
 
 def __getattr__(name: str) -> object:
-    home = "errors" if name in _ERRORS else _HOMES.get(name)
+    home = "errors" if name in _errors.__all__ else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

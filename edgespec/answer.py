@@ -28,26 +28,15 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._stops = StopStrings(stops)
         self._decoder = IncrementalText()
-        self.text = ""
-        self.token_ids: list[int] = []
 
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string is complete)."""
-        self.token_ids.append(token)
-        return self._take(self._stops.feed(self._decoder.feed(self._tokenizer.token_bytes(token))))
+        return self._stops.feed(self._decoder.feed(self._tokenizer.token_bytes(token)))
 
     def flush(self) -> str:
         """What was held back, at the end of the answer."""
-        shown, stopped = self._take(self._stops.feed(self._decoder.flush()))
-        if not stopped:
-            rest = self._stops.flush()
-            self.text += rest
-            shown += rest
-        return shown
-
-    def _take(self, fed: tuple[str, bool]) -> tuple[str, bool]:
-        self.text += fed[0]
-        return fed
+        shown, stopped = self._stops.feed(self._decoder.flush())
+        return shown if stopped else shown + self._stops.flush()
 
 
 class AnswerTask:
