@@ -38,9 +38,11 @@ def test_command_runs(command: str) -> None:
 
 def test_make_chat_answers_prompts_from_a_pipe() -> None:
     # The command that `make chat` ends in; setup itself is exercised by running these tests through `make test`.
-    recipe = subprocess.run(["make", "-n", "chat"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    # --no-print-directory: under `make test` this is a sub-make, which would announce the folder it leaves last.
+    make = ["make", "--no-print-directory", "-n", "chat"]
+    recipe = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     command = recipe.splitlines()[-1].strip()
-    assert command.startswith("exec .venv/bin/edgespec chat")
+    assert command.startswith("exec .venv/bin/edgespec chat"), recipe
     arguments = shlex.split(command)[2:]
     done = subprocess.run(
         [sys.executable, "-m", "edgespec", *arguments, "--max-tokens", "24"],
