@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.decoding.stats import DecodeStats as DecodeStats
     from edgespec.engine import Engine as Engine
-    from edgespec.engine import Limits as Limits
     from edgespec.errors import CancelledError as CancelledError
     from edgespec.errors import ClosedError as ClosedError
     from edgespec.errors import ContextFullError as ContextFullError
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from edgespec.events import Round as Round
     from edgespec.events import Text as Text
     from edgespec.generation import Generation as Generation
+    from edgespec.loading import Limits as Limits
     from edgespec.planning.plan import Plan as Plan
     from edgespec.session import Session as Session
 
@@ -54,7 +54,7 @@ _HOMES = {
     "Engine": "engine",
     "Event": "events",
     "Generation": "generation",
-    "Limits": "engine",
+    "Limits": "loading",
     "Loading": "events",
     "Notice": "events",
     "Plan": "planning.plan",

@@ -5,73 +5,52 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from edgespec.decoding.contracts import DepthPolicy, Drafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.errors import CancelledError, ClosedError, EdgespecError, InvalidRequestError, TemplateError
-from edgespec.events import Loading, LoadProgress
-from edgespec.files.gguf import compare_vocabularies
+from edgespec.errors import ClosedError, TemplateError
+from edgespec.events import LoadProgress
 from edgespec.files.locations import Home, home
 from edgespec.files.progress import Cancelled
 from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.planning.depth import FixedDepth, TrialPolicy
-from edgespec.planning.machine import Machine, describe_machine
-from edgespec.planning.measurements import Measurements
+from edgespec.learning import LEARNING_BUDGET_S, Learning
+from edgespec.loading import Limits, Parts, load_parts
+from edgespec.locate import Locator
+from edgespec.planning.calibration import QUICK, Scope
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.machine import power_source
 from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory
+from edgespec.planning.options import Ranking
 from edgespec.planning.plan import Plan
-from edgespec.planning.planner import Wish, find_stable_model, make_plan
-from edgespec.planning.widths import WidthProbe
-from edgespec.profiles.profile import Profile, load_profile
-from edgespec.runtimes.llama import (
-    KV_TYPES,
-    LlamaModel,
-    LlamaSequence,
-    LlamaSettings,
-    load_model,
-    usable_settings,
-)
-from edgespec.runtimes.llama_library import load as load_library
-from edgespec.session import Session
+from edgespec.planning.planner import make_plan
+from edgespec.planning.policies import make_policy
+from edgespec.planning.widths import WIDEST
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, load_model
+from edgespec.selection import drafter_settings, know, other_settings, resolve_profile
+from edgespec.session import Session, Speculation
 from edgespec.text.templates import ChatTemplate
-from edgespec.text.tokenizer import LlamaVocabulary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the engine may take of the machine; None leaves it to the profile."""
-
-    max_memory_bytes: int | None = None
-    max_threads: int | None = None
 
 
 class Engine:
     """A target, perhaps a drafter, and the plan for them. Use as a context manager or call ``close``."""
 
-    def __init__(
-        self,
-        *,
-        profile: Profile,
-        machine: Machine,
-        target: LlamaModel,
-        tokenizer: LlamaVocabulary,
-        drafter: LocatedModel | None,
-        plan: Plan,
-        probe: WidthProbe | None,
-        memory_allowed_bytes: int,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
+        profile, wish, located = parts.profile, parts.wish, parts.drafter
         self.profile = profile
-        self.machine = machine
-        self.plan = plan
-        self.probe = probe
-        self.tokenizer = tokenizer
-        self._target = target
-        self._located_drafter = drafter
-        self._memory_allowed_bytes = memory_allowed_bytes  # beyond the target and one session
+        self.machine = parts.machine
+        self.probe = parts.probe
+        self.tokenizer = parts.tokenizer
+        self.knowledge = parts.knowledge
+        self._wish = wish
+        self._home = parts.home
+        self._target = parts.target
+        self._located_drafter = located
+        self._memory_allowed_bytes = parts.memory_left_bytes  # beyond the target and one session
         self._drafter_lock = threading.Lock()
         self._lock = threading.RLock()
         self._closed = False
@@ -79,19 +58,23 @@ class Engine:
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._drafter_model: LlamaModel | None = None
         self._template: ChatTemplate | None = None
+        self._learning: Learning | None = None
         drafters: list[Drafter] = []
-        if plan.mode != "plain":
-            if profile.lookup:
-                drafters.append(LookupDrafter())
-            if drafter is not None:
-                # Weakly: an engine that is forgotten must not live on through its own drafter.
-                open_drafter = weakref.WeakMethod(self._open_drafter)
-                drafters.append(ModelDrafter(lambda: _called(open_drafter)))
+        if profile.lookup:
+            drafters.append(LookupDrafter())
+        if located is not None:
+            # Weakly: an engine that is forgotten must not live on through its own drafter.
+            open_drafter = weakref.WeakMethod(self.drafter_model)
+            drafters.append(ModelDrafter(lambda: _called(open_drafter)))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
-        self.policy: DepthPolicy = (
-            TrialPolicy(plan.depth_cap, [d.kind for d in drafters])
-            if profile.depth == "auto"
-            else FixedDepth(plan.depth_cap)
+        costs = self.knowledge.costs()
+        self.plan: Plan = make_plan(wish, self._target.facts, self.probe, self.knowledge.notes, costs)
+        self.policy: DepthPolicy = make_policy(
+            profile.depth_policy if profile.depth == "auto" else "fixed",
+            self.plan.depth_cap,
+            wish.sources,
+            costs,
+            self.knowledge.priors,
         )
 
     @classmethod
@@ -105,78 +88,32 @@ class Engine:
         progress: LoadProgress | None = None,
         cancelled: Cancelled | None = None,
         store_home: Home | None = None,
-        probe: bool = True,
+        calibrate: bool = False,
         **overrides: Any,
     ) -> Engine:
         """Load a target and plan for it.
 
         ``overrides`` are profile values by name (``draft``, ``context``, ``depth``, ``threads``, ``exactness``, ...).
-        Without ``download`` nothing touches the network. ``probe`` allows the one-time check, about 20 seconds for
-        a 1.5B model, of which widths are bit-equal here; without it and without a stored one the plan is plain.
-        ``progress`` is told each step, on the calling thread.
+        Without ``download`` nothing touches the network. ``calibrate`` measures what is not known of these models on
+        this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan is
+        plain, and ``learn`` can measure between answers. A depth given as a number, or near exactness, needs the
+        check which widths are bit-equal (about 20 seconds), and makes it. ``progress`` is told each step, on the
+        calling thread.
 
         Raises EdgespecError and its subclasses only.
         """
-        load_library()  # before anything is fetched for it
         place = store_home or home()
-        limits = limits or Limits()
-        chosen = _profile(profile, {"target": target, **overrides}, place)
-        locator = Locator(store=Store(place), download=download, progress=progress, cancelled=cancelled)
-        machine = describe_machine()
-        allowed = int(machine.available_memory_bytes * chosen.max_memory_fraction)
-        if limits.max_memory_bytes is not None:
-            allowed = min(allowed, limits.max_memory_bytes)
-
-        located = locator.locate(chosen.target)
-        settings = usable_settings(_settings(chosen, machine, limits, located.header.tensor_bytes), located.header)
-        context_length = min(chosen.context, located.header.context_length or chosen.context)
-        estimate = estimate_memory(located.header, context_length, KV_TYPES[settings.kv_type][1])
-        require_memory(located.name, estimate, allowed)
-        reasons = [f"{located.name} on {settings.device}, {settings.threads} threads"]
-        drafter, drafter_off = _find_drafter(chosen, located, locator)
-        wish = Wish(
-            depth=chosen.depth,
-            exactness=chosen.exactness,
-            context_length=context_length,
-            sources=_sources(chosen, drafter),
-            drafter_model=None if drafter is None else drafter.name,
-            drafter_device="cpu" if drafter is None else _device(chosen.draft_device, drafter.header.tensor_bytes),
-            drafter_off=drafter_off,
-        )
         tell = progress or (lambda _event: None)
-
-        def open_model(wanted: LlamaSettings) -> LlamaModel:
-            tell(Loading(f"loading {located.name}"))
-            return load_model(located.path, wanted, name=located.name, sha256=located.identity, header=located.header)
-
-        if wish.depth == 0 or not wish.sources:
-            model, widths = open_model(settings), None
-        else:
-            model, widths = find_stable_model(
-                open_model,
-                settings,
-                Measurements(place.measurements, machine.fingerprint),
-                measure=probe,
-                complete=chosen.exactness == "near",
-                context_length=context_length,
-                progress=lambda done: tell(Loading("checking once which widths are bit-equal here", done)),
-            )
+        chosen = resolve_profile(profile, {"target": target, **overrides}, place)
+        locator = Locator(store=Store(place), download=download, progress=progress, cancelled=cancelled)
+        engine = cls(load_parts(chosen, place, locator, limits or Limits(), tell, calibrate=calibrate))
         try:
-            tokenizer = LlamaVocabulary(located.path)
+            if calibrate and engine.unmeasured:
+                engine.calibrate(progress=tell)
         except BaseException:
-            model.close()
+            engine.close()
             raise
-        plan = make_plan(wish, model.facts, widths, reasons)
-        return cls(
-            profile=chosen,
-            machine=machine,
-            target=model,
-            tokenizer=tokenizer,
-            drafter=drafter,
-            plan=plan,
-            probe=widths,
-            memory_allowed_bytes=allowed - estimate.total_bytes,
-        )
+        return engine
 
     @property
     def vocabulary_size(self) -> int:
@@ -192,8 +129,11 @@ class Engine:
         """Whether the target can be talked to; otherwise only ``raw`` text can be continued."""
         return self._target.header.chat_template is not None
 
-    def session(self, *, system: str | None = None) -> Session:
-        """A new conversation. Sessions of one engine interleave freely; each equals running alone."""
+    def session(self, *, system: str | None = None, speculation: Speculation | None = None) -> Session:
+        """A new conversation. Sessions of one engine interleave freely; each equals running alone.
+
+        ``speculation`` replaces the plan's drafters and policy in this session.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")
@@ -202,7 +142,7 @@ class Engine:
                 estimate = self._target_estimate()
                 more = replace(estimate, weights_bytes=0)
                 require_memory("another session", more, self._memory_allowed_bytes - (others - 1) * more.total_bytes)
-            session = Session(self, system=system)
+            session = Session(self, system=system, speculation=speculation)
             self._sessions.add(session)
             return session
 
@@ -228,26 +168,141 @@ class Engine:
         bos = self.tokenizer.bos_token
         return self.tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
 
+    def request_tokens(self, text: str) -> list[int]:
+        """Tokens of a conversation that is one request; of the text itself for a model that cannot be talked to."""
+        rendered = self.render([{"role": "user", "content": text}]) if self.has_chat_template else text
+        return self.encode_prompt(rendered)
+
     def open_target(self) -> LlamaSequence:
         """An empty cache of the target with the plan's context."""
         return self._target.open(self.plan.context_length)
 
-    def _open_drafter(self) -> LlamaModel:
-        """The drafter, loaded at its first proposal and shared by all sessions."""
+    def drafter_model(self) -> LlamaModel:
+        """The drafter, loaded at its first proposal and shared by all sessions.
+
+        Raises ClosedError if there is none, MemoryLimitError if it does not fit beside the target.
+        """
         with self._drafter_lock:
             located = self._located_drafter
             if self._closed or located is None:
                 raise ClosedError("this engine is closed")
             if self._drafter_model is None:
-                # Repacked whatever the target needs: how a drafter rounds decides nothing but its own proposals.
-                device = _device(self.profile.draft_device, located.header.tensor_bytes)
-                settings = replace(self._target.settings, device=device, gpu_layers=None, repack=True)
+                settings = drafter_settings(self.profile, self._target.settings, located)
                 estimate = estimate_memory(located.header, self.plan.context_length, KV_TYPES[settings.kv_type][1])
                 require_memory(located.name, estimate, self._memory_allowed_bytes)
                 self._drafter_model = load_model(
                     located.path, settings, name=located.name, sha256=located.identity, header=located.header
                 )
             return self._drafter_model
+
+    # ------------------------------------------------------------------------------------ measurements
+
+    @property
+    def depth_cap_allowed(self) -> int:
+        """The deepest draft that keeps the exactness asked for, whether or not the plan drafts at all."""
+        if self.profile.exactness == "near":
+            return WIDEST - 1
+        return 0 if self.probe is None else self.probe.depth_cap
+
+    @property
+    def target_model(self) -> LlamaModel:
+        return self._target
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether something a plan needs has not been measured on this machine, or ``learn`` is not done yet."""
+        begun = self._learning is not None and not self._learning.complete
+        return self.can_rewind and self._wish.plain_because is None and (begun or self.knowledge.missing)
+
+    def calibrate(
+        self,
+        scope: Scope = QUICK,
+        *,
+        afresh: bool = False,
+        alternatives: bool = False,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Measure what is missing (everything if ``afresh``) and plan anew. Call it while no answer is generated.
+
+        ``alternatives`` also times plain decoding in the other settings the target could run in. Waits for another
+        process that calibrates. Raises what a forward or loading the drafter raises.
+        """
+        with self.knowledge.store.exclusive(self._home.locks, wait=True):
+            Learning(self, scope, afresh=afresh, alternatives=alternatives).run(progress)
+        if self._learning is not None:
+            self._learning.close()
+            self._learning = None
+        self.replan()
+
+    def learn(self, seconds: float = LEARNING_BUDGET_S, stop: threading.Event | None = None) -> tuple[str, ...]:
+        """Measure what is missing for at most ``seconds``, or until ``stop`` is set: for the time between answers.
+
+        What is left goes on with the next call. Returns the reasons of the new plan once nothing is missing, else
+        nothing. Does nothing while another process calibrates. Raises what a forward or loading the drafter raises.
+        """
+        if not self.unmeasured or self.profile.depth != "auto":
+            return ()
+        with self.knowledge.store.exclusive(self._home.locks, wait=False) as alone:
+            if not alone:
+                return ()
+            self._learning = self._learning or Learning(self, QUICK)
+            if self._learning.complete or not self._learning.run_for(seconds, stop or threading.Event()):
+                return ()
+        self.replan()
+        return self.plan.reasons
+
+    def replan(self) -> None:
+        """Plan from what is stored now; answers that begin from here on follow the new plan."""
+        self.probe = self.knowledge.widths() or self.probe
+        costs = self.knowledge.costs()
+        self.plan = make_plan(self._wish, self._target.facts, self.probe, self.knowledge.notes, costs)
+        if isinstance(self.policy, CostDepth | BanditDepth):
+            self.policy.calibrate(costs, self.plan.depth_cap, self.knowledge.priors)
+        elif self.profile.depth == "auto":
+            self.policy = make_policy(
+                self.profile.depth_policy, self.plan.depth_cap, self._wish.sources, costs, self.knowledge.priors
+            )
+
+    def follow_power(self) -> bool:
+        """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
+
+        Each answer begins with this. True if there is a new plan.
+        """
+        now = power_source()
+        with self._lock:
+            if self._closed or now == self.machine.power_source:
+                return False
+            self.machine = replace(self.machine, power_source=now)
+            store = replace(self.knowledge.store, power_source=now, notes=[])
+            self.knowledge = know(store, self.profile, self._target, self._located_drafter, self._wish)
+            self._learning = None
+            self.replan()
+        return True
+
+    def adopt(self, **caches: Any) -> bool:
+        """Go on with the target's weights in other caches or threads; False while a session is open.
+
+        ``caches`` are those of ``LlamaModel.with_caches``. What is planned next is planned for the new setting.
+        """
+        with self._lock:
+            if self._closed or any(not session.closed for session in self._sessions):
+                return False
+            with self._drafter_lock:  # it runs as the target does, so it is loaded again when it is wanted
+                drafter, self._drafter_model = self._drafter_model, None
+            if drafter is not None:
+                drafter.close()
+            other = self._target.with_caches(**caches)
+            self._target.close()
+            self._target, self.probe = other, None
+            self.knowledge = know(self.knowledge.store, self.profile, other, self._located_drafter, self._wish)
+        return True
+
+    def ranking(self) -> Ranking | None:
+        """Every way to run on this machine that was measured, the fastest first; None before anything was."""
+        others = [self._target.facts_with(**caches) for caches in other_settings(self._target)]
+        near = self.profile.exactness == "near"
+        allowed = self._memory_allowed_bytes + self._target_estimate().total_bytes
+        return self.knowledge.ranking(others, self.plan.context_length, allowed, near=near)
 
     def close(self) -> None:
         """End every session, then free the models. Idempotent."""
@@ -258,6 +313,9 @@ class Engine:
             sessions = list(self._sessions)
         for session in sessions:
             session.close()
+        if self._learning is not None:
+            self._learning.close()
+        self.knowledge.keep(self.policy)
         for drafter in self.drafters:
             drafter.close()
         with self._drafter_lock:
@@ -278,64 +336,3 @@ def _called(method: weakref.WeakMethod[Callable[[], LlamaModel]]) -> LlamaModel:
     if alive is None:
         raise ClosedError("this engine is gone")
     return alive()
-
-
-def _profile(profile: Profile | str | None, overrides: Mapping[str, Any], place: Home) -> Profile:
-    """The profile with the overrides on top. Only what the caller names counts: no environment, no project file."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if isinstance(profile, Profile):
-        if given:
-            raise InvalidRequestError(
-                f"{next(iter(given))} was given beside a resolved profile", hint="put it into the profile"
-            )
-        return profile
-    return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=place.root, flags=given, only_the_named=True)
-
-
-def _device(wanted: str, weight_bytes: int) -> str:
-    """The named device; ``auto`` is the build's first GPU with room for the weights, else the CPU."""
-    if wanted != "auto":
-        return wanted
-    devices = load_library().devices()
-    return next((d.name for d in devices if d.kind == "gpu" and d.free_bytes > weight_bytes), "cpu")
-
-
-def _settings(profile: Profile, machine: Machine, limits: Limits, weight_bytes: int) -> LlamaSettings:
-    threads = machine.physical_cores if profile.threads == "auto" else profile.threads
-    return LlamaSettings(
-        threads=max(1, min(threads, limits.max_threads or threads)),
-        device=_device(profile.device, weight_bytes),
-        gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
-    )
-
-
-def _sources(profile: Profile, drafter: LocatedModel | None) -> tuple[str, ...]:
-    """Kinds of drafters, the cheapest first."""
-    return (*(("lookup",) if profile.lookup else ()), *(() if drafter is None else ("model",)))
-
-
-def _find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tuple[LocatedModel | None, str | None]:
-    """The drafter's file, or why there is none. A drafter nobody named is never an error.
-
-    Raises what locating raises for a drafter that was asked for by name.
-    """
-    wanted = profile.draft
-    if wanted == "none" or profile.depth == 0:
-        return None, None
-    if wanted == "auto":
-        name = None if target.spec is None else target.spec.drafter
-        if name is None:
-            return None, f"no drafter is known for {target.name}"
-        wanted = name
-    try:
-        located = locator.locate(wanted)
-    except CancelledError:
-        raise
-    except EdgespecError as error:
-        if profile.draft == "auto":
-            return None, error.message
-        raise
-    difference = compare_vocabularies(target.header, located.header)
-    if difference is not None:
-        return None, f"{located.name} has another vocabulary: {difference.reason}"
-    return located, None

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.answer import AnswerTask, AnswerText
-from edgespec.decoding.contracts import DepthPolicy, DraftRequest, common_prefix
+from edgespec.decoding.contracts import DepthPolicy, Drafter, DraftRequest, common_prefix
 from edgespec.decoding.contracts import Sequence as TokenSequence
 from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
@@ -19,11 +20,24 @@ from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, PromptTooLongError, RewindError
 from edgespec.events import Done
 from edgespec.generation import Generation
-from edgespec.planning.depth import FixedDepth, TrialPolicy
+from edgespec.planning.depth import FixedDepth
 from edgespec.planning.plan import plain_version
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Who drafts in a session and how far, in place of the engine's plan: for measuring and comparing.
+
+    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text.
+    """
+
+    drafters: tuple[Drafter, ...]
+    policy: DepthPolicy
+    depth_cap: int
+
 
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
@@ -36,8 +50,9 @@ class Session:
     ``Engine.session``.
     """
 
-    def __init__(self, engine: Engine, *, system: str | None = None) -> None:
+    def __init__(self, engine: Engine, *, system: str | None = None, speculation: Speculation | None = None) -> None:
         self._engine = engine
+        self._speculation = speculation
         self._system = system
         self._messages: list[dict[str, str]] = []
         self._history: list[int] = []  # prompt and answer tokens so far
@@ -48,7 +63,7 @@ class Session:
         self._closing = threading.RLock()
         self._closed = False
         self._active: tuple[AnswerTask, Future[None], str | None] | None = None
-        self._policy: DepthPolicy = engine.policy  # of the latest answer
+        self._policy: DepthPolicy = self._speculating.policy  # of the latest answer
         self._target: TokenSequence = engine.open_target()
         self._drafts: CombinationState | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
@@ -65,11 +80,28 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def clear(self) -> None:
-        """Forget the conversation, not the system message."""
+    @property
+    def _speculating(self) -> Speculation:
+        """The engine's plan as it is now, unless this session has its own."""
+        if self._speculation is not None:
+            return self._speculation
+        engine = self._engine
+        return Speculation(drafters=engine.drafters, policy=engine.policy, depth_cap=engine.plan.depth_cap)
+
+    def clear(self, *, keep_cache: bool = True) -> None:
+        """Forget the conversation, not the system message.
+
+        What a later prompt shares with the old conversation need not be read again, unless ``keep_cache`` is off.
+        """
         self._settle_forgotten()
         self._messages.clear()
         self._rendered = ""
+        if not keep_cache:
+            self._history = []
+            self._target.rewind(0)
+            drafts, self._drafts = self._drafts, None
+            if drafts is not None:
+                drafts.close()
 
     def generate(
         self,
@@ -98,6 +130,8 @@ class Session:
         self._settle_forgotten()
         engine, sampling = self._engine, sampling or Sampling(rule=self._engine.profile.rule)
         notices: list[str] = []
+        if engine.follow_power():
+            notices.append(f"the machine runs on {engine.machine.power_source or 'unknown power'} now: planned anew")
         if raw:
             text, dropped = prompt, 0
             tokens = engine.encode_prompt(prompt)
@@ -112,7 +146,8 @@ class Session:
             )
         self._reopen_if_broken()
         history = list(tokens)
-        policy = engine.policy if depth is None else FixedDepth(min(depth, engine.plan.depth_cap))
+        speculating = self._speculating
+        policy = speculating.policy if depth is None else FixedDepth(min(depth, speculating.depth_cap))
         drafts = self._draft_state()
         loop = DecodeLoop(
             self._target,
@@ -122,7 +157,7 @@ class Session:
             history,
             LoopLimits(
                 max_tokens=max_tokens,
-                depth_cap=engine.plan.depth_cap,
+                depth_cap=speculating.depth_cap,
                 vocabulary_size=engine.vocabulary_size,
                 stop_ids=engine.tokenizer.stop_ids,
             ),
@@ -176,7 +211,8 @@ class Session:
     def _draft_state(self) -> CombinationState:
         """The drafters' state, kept between answers so that their caches are."""
         if self._drafts is None:
-            self._drafts = Combination(self._engine.drafters, self._engine.policy).start(
+            speculating = self._speculating
+            self._drafts = Combination(speculating.drafters, speculating.policy).start(
                 DraftRequest(
                     chooser=self._chooser,
                     vocabulary_size=self._engine.vocabulary_size,
@@ -244,7 +280,6 @@ class Session:
                 active = self._active
             if active is not None and active[0] is task:
                 self._end_turn(active, prompt_text, prompt_length)
-        policy = self._engine.policy
         return Done(
             finish_reason=task.finish_reason,
             text=task.delivered_text,
@@ -253,7 +288,7 @@ class Session:
             plan=self._engine.plan if self._policy_drafts else plain_version(self._engine.plan),
             sampling=self._chooser.sampling,
             speculation_off=self.speculation_off,
-            plain_tokens_per_s=policy.plain_tokens_per_s if isinstance(policy, TrialPolicy) else None,
+            plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
         )
 
     def _end_turn(
@@ -283,7 +318,7 @@ class Session:
 
     @property
     def _policy_drafts(self) -> bool:
-        return not (isinstance(self._policy, FixedDepth) and self._policy.depth("") == 0)
+        return not (isinstance(self._policy, FixedDepth) and self._policy.allow("").depth == 0)
 
     @property
     def speculation_off(self) -> str | None:

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from acceptance_bench import BENCH_STEPS
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "acceptance"
 RESULTS = OUT / "results.json"
@@ -93,7 +95,7 @@ def equality(results: Results, name: str) -> bool:
     prompts = [*load_humaneval(humaneval.path, n=20), *builtin_suite("verify")]
     assert len(prompts) == EQUALITY_PROMPTS
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
-    with busy_neighbour(), Engine.load(profile="laptop", download=True) as engine:
+    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True) as engine:
         plan = engine.plan.as_json()
 
         def keep(result: PromptResult) -> None:
@@ -208,6 +210,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     "near": near,
     "equality-1": equality,
     "equality-2": equality,
+    **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }
 

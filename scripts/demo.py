@@ -58,7 +58,7 @@ def speed(done: Done) -> str:
 def main() -> int:
     """Print the comparison; 1 if any pair of answers differs."""
     try:
-        with Engine.load(profile="laptop", download=True, progress=say) as engine:
+        with Engine.load(profile="laptop", download=True, calibrate=True, progress=say) as engine:
             print(f"{engine.plan.target.model}: plain | default")
             differ = 0
             for prompt in PROMPTS:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import edgespec.engine as engine_module
-from edgespec.engine import Engine, Limits
+import edgespec.loading as loading_module
+from edgespec.engine import Engine
 from edgespec.errors import (
     ClosedError,
     InvalidRequestError,
@@ -25,12 +25,13 @@ from edgespec.errors import (
 from edgespec.events import Done, Loading
 from edgespec.files.gguf import read_header
 from edgespec.files.locations import Home
+from edgespec.loading import Limits
 from edgespec.planning.machine import describe_machine
 from edgespec.planning.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import KV_TYPES
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_models import TinyModels, answer, put_into_store, require_speculation
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, put_into_store, require_speculation
 
 CATALOGUE_TARGET, CATALOGUE_DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 
@@ -58,7 +59,7 @@ def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest
     monkeypatch.setenv("EDGESPEC_HOME", str(home.root))
     # By default every core computes; on a busy test machine two threads wait for each other most of the time.
     machine = dataclasses.replace(describe_machine(), physical_cores=1)
-    monkeypatch.setattr(engine_module, "describe_machine", lambda: machine)
+    monkeypatch.setattr(loading_module, "describe_machine", lambda: machine)
     with Engine.load(str(tiny.target)) as engine, engine.session() as session:
         assert engine.plan.target.model == "target"
         assert engine.plan.context_length == 2048  # the model's own, shorter than the profile's
@@ -66,8 +67,9 @@ def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest
         assert engine.has_chat_template
         done = answer(session.generate("hello", max_tokens=200))
         assert len(done.token_ids) == 200
-        assert done.plan is engine.plan
-    assert list(home.measurements.glob("widths-*.json")), "the probe is kept"
+        assert done.plan == engine.plan
+        assert "not calibrated yet" in (done.speculation_off or "")
+    assert not home.root.exists(), "nothing is measured unasked"
 
 
 def test_the_environment_is_not_the_librarys_business(
@@ -123,47 +125,61 @@ def test_an_unknown_device_is_refused(tiny: TinyModels) -> None:
 
 
 def test_limits_of_threads(tiny: TinyModels) -> None:
-    with tiny.load(limits=Limits(max_threads=1), threads="auto", probe=False) as engine:
+    with tiny.load(limits=Limits(max_threads=1), threads="auto") as engine:
         assert engine.plan.target.threads == 1
-    with tiny.load(limits=Limits(max_threads=8), threads=2, probe=False) as engine:
+    with tiny.load(limits=Limits(max_threads=8), threads=2) as engine:
         assert engine.plan.target.threads == 2
 
 
 def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) -> None:
     told: list[tuple[object, str]] = []
-    with tiny.load(progress=lambda event: told.append((event, threading.current_thread().name)), store_home=home):
+
+    def tell(event: object) -> None:
+        told.append((event, threading.current_thread().name))
+
+    with tiny.load(progress=tell, store_home=home, calibrate=True):
         pass
     stages = [event.stage for event, _ in told if isinstance(event, Loading)]
     assert stages[0] == "loading target"
-    assert any("bit-equal" in stage for stage in stages)
+    assert {"measuring target", "measuring drafter"} <= set(stages)
     assert {name for _, name in told} == {threading.current_thread().name}
 
 
-def test_without_a_probe_the_plan_is_plain(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
-    with tiny.load(probe=False, store_home=home) as engine:
-        assert engine.plan.mode == "plain"
-        assert engine.plan.depth_cap == 0
-        assert engine.probe is None
-        assert "has not been measured" in engine.plan.reasons[-1]
-        assert say_hello(engine, depth=5).token_ids == expected
+def test_uncalibrated_the_plan_is_plain(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
     with tiny.load(store_home=home) as engine:
+        assert (engine.plan.mode, engine.plan.depth_cap, engine.probe) == ("plain", 0, None)
+        assert "not calibrated yet" in engine.plan.reasons[-1]
+        assert say_hello(engine, depth=5).token_ids == expected
+    with tiny.load(store_home=home, calibrate=True) as engine:
         measured = engine.plan
         assert engine.probe is not None
-    with tiny.load(probe=False, store_home=home) as engine:
-        assert engine.plan == measured  # the stored probe serves
+        assert measured.predicted_tokens_per_s is not None
+    with tiny.load(store_home=home) as engine:
+        assert engine.plan == measured  # what was stored serves
+
+
+def test_a_depth_given_as_a_number_needs_no_calibration(tiny: TinyModels, home: Home) -> None:
+    with tiny.load(store_home=home, depth=3) as engine:
+        require_speculation(engine, 3)
+        assert engine.plan.depth_cap == 3
+        assert say_hello(engine).stats.rounds_by_source
+    assert [path.name.partition("-")[0] for path in home.measurements.iterdir()] == ["widths"]
 
 
 def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with tiny.load(store_home=Home(tmp_path / "file" / "home")) as engine:
+    with tiny.load(store_home=Home(tmp_path / "file" / "home"), calibrate=True) as engine:
         assert engine.probe is not None
+        assert not engine.unmeasured
+        assert engine.plan.predicted_tokens_per_s is not None
         assert say_hello(engine).token_ids
 
 
 def test_depth_zero_opens_no_drafter(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     with tiny.load(depth=0, draft="/nowhere/at-all.gguf") as engine:
         assert engine.plan.mode == "plain"
-        assert engine.drafters == ()
+        assert [drafter.kind for drafter in engine.drafters] == ["lookup"]  # which holds nothing
+        assert engine.knowledge.drafter is None
         assert say_hello(engine).token_ids == expected
 
 
@@ -200,7 +216,7 @@ def test_a_folder_with_one_model_is_that_model(tiny: TinyModels, tmp_path: Path)
 
 def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     for lookup in (True, False):
-        with tiny.load(draft=str(tiny.stranger), lookup=lookup) as engine:
+        with tiny.load_speculating(draft=str(tiny.stranger), lookup=lookup) as engine:
             plan = engine.plan
             assert plan.drafter_off is not None
             assert "stranger has another vocabulary" in plan.drafter_off
@@ -209,7 +225,8 @@ def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expecte
             assert plan.drafter is None or (plan.drafter.kind, plan.drafter.model) == ("lookup", None)
             done = say_hello(engine)
             assert done.token_ids == expected
-            assert done.speculation_off == plan.drafter_off
+            assert done.speculation_off is not None
+            assert lookup or done.speculation_off == plan.drafter_off
 
 
 def truncated(data: bytes) -> bytes:
@@ -230,6 +247,7 @@ def test_a_damaged_drafter(tiny: TinyModels, home: Home, damage: Callable[[bytes
     put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
     bad = put_into_store(home, CATALOGUE_DRAFTER, damage(tiny.drafter.read_bytes()))
     with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1) as engine:
+        invent_measurements(engine)
         assert engine.plan.drafter_off is not None
         assert str(bad) in engine.plan.drafter_off
         done = say_hello(engine)
@@ -249,6 +267,7 @@ def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected:
         assert say_hello(engine).token_ids == expected
     put_into_store(home, CATALOGUE_DRAFTER, tiny.drafter.read_bytes())
     with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1, lookup=False) as engine:
+        invent_measurements(engine)
         require_speculation(engine)
         assert engine.plan.drafter_off is None
         assert engine.plan.drafter is not None
@@ -270,7 +289,7 @@ def test_a_target_whose_content_changed_is_refused(tiny: TinyModels, home: Home)
 
 def test_a_drafter_that_llama_cpp_refuses_is_lost_not_the_answer(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     """Its header is sound, so it is found out at its first proposal."""
-    with tiny.load(draft=str(tiny.broken_inside()), lookup=False) as engine:
+    with tiny.load(draft=str(tiny.broken_inside()), lookup=False, depth=4) as engine:
         require_speculation(engine)
         done = say_hello(engine, depth=4)
         assert done.token_ids == expected
@@ -278,22 +297,27 @@ def test_a_drafter_that_llama_cpp_refuses_is_lost_not_the_answer(tiny: TinyModel
         assert "llama.cpp could not load it" in done.speculation_off
 
 
-def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(tiny: TinyModels, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("lookup", [False, True])
+def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(
+    tiny: TinyModels, expected: tuple[int, ...], lookup: bool
+) -> None:
+    """Its size is in its header, so the plan counts on the others from the start."""
     limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048) + 1)
-    with tiny.load(limits=limits, lookup=False) as engine:
-        require_speculation(engine)
-        done = say_hello(engine, depth=4)
+    with tiny.load(limits=limits, lookup=lookup, depth=4) as engine:
+        assert [drafter.kind for drafter in engine.drafters] == (["lookup"] if lookup else [])
+        assert engine.plan.drafter is None or engine.plan.drafter.model is None
+        done = say_hello(engine)
         assert done.token_ids == expected
         assert done.speculation_off is not None
         assert "drafter needs about" in done.speculation_off
-        assert done.stats.proposed == 0
+        assert "model" not in done.stats.rounds_by_source
 
 
 def test_a_target_that_does_not_fit_is_not_loaded(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_arguments: object, **_settings: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(engine_module, "load_model", load)
+    monkeypatch.setattr(loading_module, "load_model", load)
     limit = needed_bytes(tiny.target, 2048) - 1
     with pytest.raises(MemoryLimitError, match="target needs about") as caught:
         tiny.load(limits=Limits(max_memory_bytes=limit))
@@ -332,7 +356,7 @@ def test_a_template_that_writes_the_first_token_itself(tiny: TinyModels) -> None
 
 
 def test_close_twice_with_open_sessions(tiny: TinyModels) -> None:
-    engine = tiny.load()
+    engine = tiny.load_speculating()
     sessions = [engine.session() for _ in range(3)]
     generation = sessions[0].generate("hello")
     next(generation)
@@ -349,7 +373,7 @@ def test_close_twice_with_open_sessions(tiny: TinyModels) -> None:
 
 
 def test_close_from_another_thread_while_answers_stream(tiny: TinyModels) -> None:
-    engine = tiny.load()
+    engine = tiny.load_speculating()
     outcomes: list[str] = []
 
     def stream() -> None:
@@ -374,16 +398,16 @@ def test_close_from_another_thread_while_answers_stream(tiny: TinyModels) -> Non
 def test_engines_come_and_go(tiny: TinyModels, expected: tuple[int, ...]) -> None:
     """Two at once, and again after both are gone."""
     for _ in range(2):
-        with tiny.load() as one, tiny.load(draft="none") as two:
+        with tiny.load_speculating() as one, tiny.load(draft="none") as two:
             assert say_hello(one).token_ids == say_hello(two).token_ids == expected
     before = threading.active_count()
-    with tiny.load() as engine:
+    with tiny.load_speculating() as engine:
         say_hello(engine, depth=3)
     assert threading.active_count() == before
 
 
 def test_the_plan_is_frozen_and_can_be_printed(tiny: TinyModels) -> None:
-    with tiny.load() as engine:
+    with tiny.load(depth=3) as engine:
         with pytest.raises(dataclasses.FrozenInstanceError):
             engine.plan.mode = "plain"  # type: ignore[misc]
         shape = engine.plan.as_json()
@@ -395,9 +419,9 @@ def test_the_plan_is_frozen_and_can_be_printed(tiny: TinyModels) -> None:
 def test_a_file_that_appears_between_is_a_new_model(tiny: TinyModels, tmp_path: Path, home: Home) -> None:
     """Measurements belong to a content, not to a path."""
     path = write_tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", heads=2, kv_heads=1, seed=1)
-    with tiny.load(path, draft="none", store_home=home) as engine:
+    with tiny.load(path, draft="none", store_home=home, depth=2) as engine:
         first = say_hello(engine).token_ids
     write_tiny_gguf(path, quant="Q8_0", heads=2, kv_heads=1, seed=2)
-    with tiny.load(path, draft="none", store_home=home) as engine:
+    with tiny.load(path, draft="none", store_home=home, depth=2) as engine:
         assert say_hello(engine).token_ids != first
     assert len(list(home.measurements.glob("widths-*.json"))) == 2

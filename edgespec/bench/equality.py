@@ -14,7 +14,7 @@ from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
 from edgespec.engine import Engine
 from edgespec.events import Done
 from edgespec.planning.plan import Plan
-from edgespec.planning.widths import WidthProbe
+from edgespec.planning.widths import WidthProbe, width_classes
 from edgespec.session import Session
 
 # What the check samples with beside greedy decoding: a common chat setting.
@@ -87,7 +87,12 @@ class EqualityReport:
         """CLI.md's ``verify`` object."""
         return {
             "level": self.plan.exactness,
-            "width_classes": width_classes(self.plan, self.probe),
+            "width_classes": width_classes(
+                self.plan.target.model,
+                self.plan.target.runtime,
+                {**self.plan.numeric_class.settings, "kv_type": self.plan.numeric_class.kv_type},
+                self.probe,
+            ),
             "depths": list(self.depths),
             "bound": self.bound,
             "prompts": len(self.results),
@@ -119,23 +124,6 @@ class EqualityReport:
             ],
             "plan": self.plan.as_json(),
         }
-
-
-def width_classes(plan: Plan, probe: WidthProbe | None) -> list[dict[str, Any]]:
-    """The probe in the shape of CLI.md: the class of width 1 first, every other width by itself."""
-    if probe is None:
-        return []
-    others = sorted({width for context in probe.contexts for width in context.max_abs_diff if width > 0})
-    return [
-        {
-            "model": plan.target.model,
-            "runtime": plan.target.runtime,
-            "settings": {**plan.numeric_class.settings, "kv_type": plan.numeric_class.kv_type},
-            "context": list(probe.context_range),
-            "widths": [list(probe.widths), *([width] for width in others)],
-            "max_abs_diff": probe.max_abs_diff,
-        }
-    ]
 
 
 def depths_to_check(engine: Engine) -> tuple[int, ...]:

@@ -1,7 +1,10 @@
 """Suites: named sets of prompts, ours or the user's, read with every size bounded.
 
 A file is JSON Lines, each line ``{"id", "category", "prompt"}`` or Spec-Bench's ``{"question_id", "category",
-"turns"}``, of which the first turn is the prompt. Further keys are ignored.
+"turns"}``, of which the first turn is the prompt. Further keys are ignored, except in the suites that come with
+edgespec: there ``"source": "module:function"`` appends that function of Python's standard library to the prompt,
+``"mentions"`` lists what has to occur in it for the request to make sense, and ``"quick": true`` puts the prompt into
+the suite "quick" as well.
 """
 
 from __future__ import annotations
@@ -11,16 +14,26 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from edgespec.bench.suites.standard_library import function_source
 from edgespec.errors import InvalidRequestError
 
-__all__ = ["BUILTIN_SUITES", "Prompt", "builtin_suite", "load_humaneval", "load_suite", "suite_sha256"]
+__all__ = [
+    "BUILTIN_SUITES",
+    "Prompt",
+    "builtin_suite",
+    "load_humaneval",
+    "load_suite",
+    "missing_prompts",
+    "suite_sha256",
+]
 
-BUILTIN_SUITES = ("verify",)
+# Eight categories of what people ask; three prompts of each; some 600 tokens to read each; what `verify` compares on.
+BUILTIN_SUITES = ("ours", "quick", "long-prompts", "verify")
 
 # Far above any suite there is (Spec-Bench: 480 prompts, 1 MB; HumanEval: 164 and 0.2 MB), far below what would hurt.
 # The last also keeps a gzip file of a few kilobytes from unpacking to gigabytes.
@@ -50,15 +63,18 @@ def load_suite(path: Path) -> tuple[Prompt, ...]:
 
 
 def builtin_suite(name: str) -> tuple[Prompt, ...]:
-    """A suite that comes with edgespec. Raises InvalidRequestError if there is none of that name."""
-    if name not in BUILTIN_SUITES:
-        known = ", ".join(BUILTIN_SUITES)
-        raise InvalidRequestError(
-            f'there is no suite "{name}"',
-            hint=f"Suites that come with edgespec: {known}. A file is given by its path.",
-        )
-    content = resources.files("edgespec.bench").joinpath("suites", f"{name}.jsonl").read_bytes()
-    return _parse(content, f"built-in suite {name}")
+    """A suite that comes with edgespec, always in the same order.
+
+    Prompts that quote the standard library's source are left out where it cannot be read (``missing_prompts`` names
+    them) and differ between versions of Python, as their function does: a result belongs to the suite's hash, not to
+    its name. Raises InvalidRequestError if there is no suite of that name.
+    """
+    return _builtin(name)[0]
+
+
+def missing_prompts(name: str) -> tuple[str, ...]:
+    """The ids that ``builtin_suite(name)`` leaves out on this Python: none on 3.11 to 3.13 with its source files."""
+    return _builtin(name)[1]
 
 
 def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
@@ -96,6 +112,35 @@ def suite_sha256(prompts: Sequence[Prompt]) -> str:
         line = json.dumps([prompt.id, prompt.category, prompt.prompt], ensure_ascii=True, separators=(",", ":"))
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
+
+
+# -------------------------------------------------------------------------------- the suites that come with edgespec
+
+
+def _builtin(name: str) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """(the prompts, the ids of those whose source is not to be had)."""
+    if name not in BUILTIN_SUITES:
+        known = ", ".join(BUILTIN_SUITES)
+        raise InvalidRequestError(
+            f'there is no suite "{name}"',
+            hint=f"Suites that come with edgespec: {known}. A file is given by its path.",
+        )
+    file = "ours.jsonl" if name == "quick" else f"{name}.jsonl"
+    content = resources.files("edgespec.bench").joinpath("suites", file).read_bytes()
+    prompts: list[Prompt] = []
+    missing: list[str] = []
+    for where, record in _records(content, f"built-in suite {name}"):
+        if name == "quick" and record.get("quick") is not True:
+            continue
+        prompt = _prompt(record, where)
+        if "source" in record:
+            source = function_source(_text(record, "source", where))
+            if source is None or not all(word in source for word in cast("list[str]", record["mentions"])):
+                missing.append(prompt.id)
+                continue
+            prompt = replace(prompt, prompt=f"{prompt.prompt}\n\n```python\n{source}\n```")
+        prompts.append(prompt)
+    return _unique(prompts, f"built-in suite {name}"), tuple(missing)
 
 
 # ------------------------------------------------------------------------------------------------ reading

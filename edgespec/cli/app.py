@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from edgespec import __version__
-from edgespec.cli import chat, doctor, generate, models, profiles, verify
+from edgespec.cli import bench, calibrate, chat, doctor, generate, models, plan, profiles, verify
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ProfileError
 
@@ -29,7 +29,10 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("pull")(models.pull)
 app.add_typer(models.app, name="models")
+app.command("calibrate")(calibrate.calibrate)
 app.command("verify")(verify.verify)
+app.command("plan")(plan.plan)
+app.command("bench")(bench.bench)
 app.add_typer(profiles.app, name="profiles")
 app.command("doctor")(doctor.doctor)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli.idle_learning import IdleLearning
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.opening import (
     ContextOption,
@@ -78,13 +79,16 @@ class _Chat:
         self._sampling = sampling
         self._last: Done | None = None
         self._failed = False
+        # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
+        self._idle = IdleLearning(engine)
 
     def run(self, prompts: Iterator[tuple[str, bool]], interactive: bool) -> None:
-        with Interrupts(self._session).installed() as interrupts:
+        with Interrupts(self._session).installed() as interrupts, self._idle:
             while True:
                 try:
                     try:
                         prompt, quoted = next(prompts, (None, False))
+                        self._say_what_was_learned()
                     except EdgespecError as error:  # a line that is no text: the next one may be
                         self._fail(error)
                         prompts = _read_prompts(interactive)
@@ -96,6 +100,8 @@ class _Chat:
                         continue
                     with interrupts.answering():
                         self._answer(prompt)
+                    if interactive:
+                        self._idle.start()
                 except KeyboardInterrupt:
                     if interrupts.leaving or not interactive:
                         raise
@@ -103,6 +109,10 @@ class _Chat:
                     prompts = _read_prompts(interactive)
         if self._failed and not interactive:
             raise typer.Exit(1)
+
+    def _say_what_was_learned(self) -> None:
+        for line in self._idle.stop():
+            note(line, dim=True)
 
     def _answer(self, prompt: str) -> None:
         try:

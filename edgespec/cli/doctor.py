@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -14,95 +15,100 @@ import typer
 from edgespec import __version__
 from edgespec.cli.opening import JsonOption
 from edgespec.cli.output import note, print_json
-from edgespec.errors import EdgespecError, RuntimeUnavailableError
+from edgespec.errors import EdgespecError
 from edgespec.files.locations import Home, home
 from edgespec.files.store import Store
-from edgespec.planning.machine import Machine, describe_machine
-from edgespec.runtimes.llama_library import INSTALL_HINT
+from edgespec.planning.devices import DeviceReport, list_devices
+from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine
+from edgespec.planning.machine_store import load_bandwidth
+from edgespec.runtimes.llama_library import INSTALL_HINT, load
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
-_PROBE = "from edgespec.runtimes.llama_library import load; load()"
+_PROBES = {
+    "llama": "from edgespec.runtimes.llama_library import load; load()",
+    "onnx": "import onnxruntime",
+}
 _PROBE_TIMEOUT_S = 60.0
+_GIB = 2**30
 
 
 def doctor(json: JsonOption = False) -> None:
-    """What is here: machine, runtimes found or missing with the reason, devices, disk, caches."""
-    machine, place, problems = describe_machine(), home(), list[str]()
-    llama = _llama()
+    """What is here: machine, runtimes found or missing with the reason, devices, bandwidth, disk, caches."""
+    machine, conditions, place, problems = describe_machine(), describe_conditions(), home(), list[str]()
+    devices = list_devices(_broken())
+    llama, onnx = _llama(devices), _onnx(devices)
     if not llama["available"]:
         problems.append(f"no runtime works: {llama['reason']}")
     disk = _disk(place, problems)
     report: dict[str, Any] = {
         "edgespec": __version__,
         "python": sys.version.split()[0],
-        "machine": _machine_json(machine),
-        "runtimes": {"llama": llama},
+        "machine": machine.as_json(),
+        "conditions": conditions.as_json(),
+        "runtimes": {"llama": llama, "onnx": onnx},
         "disk": disk,
         "models": [stored.name for stored in Store(place).list()],
-        "bandwidth": {"read_bytes_per_s": None},
+        "bandwidth": _bandwidth(place, machine),
         "problems": problems,
     }
     if json:
         print_json(report)
     else:
-        _print(report, machine)
+        _print(report, machine, conditions)
     if problems:
         raise typer.Exit(1)
 
 
-def _machine_json(machine: Machine) -> dict[str, Any]:
+def _broken() -> dict[str, str]:
+    """Why a runtime must not be loaded into this process, for each where a child process did not live to its end."""
+    reasons = {}
+    for runtime, code in _PROBES.items():
+        try:
+            child = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reasons[runtime] = f"the check could not be run: {error}"
+            continue
+        if child.returncode < 0:
+            reasons[runtime] = f"its native code was killed by signal {-child.returncode} (wrong CPU build?)"
+        elif child.returncode > 1:  # 1 is Python's own: an exception, which loading here will raise again
+            reasons[runtime] = f"its native code ended with code {child.returncode:#x} (wrong CPU build?)"
+    return reasons
+
+
+def _runtime(name: str, devices: DeviceReport, *, hint: str | None) -> dict[str, Any]:
+    reason = devices.missing.get(name)
     return {
-        "system": machine.system,
-        "processor": machine.processor,
-        "isa": list(machine.isa),
-        "physical_cores": machine.physical_cores,
-        "logical_cores": machine.logical_cores,
-        "total_memory_bytes": machine.total_memory_bytes,
-        "available_memory_bytes": machine.available_memory_bytes,
-        "fingerprint": machine.fingerprint,
-    }
-
-
-def _llama() -> dict[str, Any]:
-    """Whether llama.cpp works here, tried in a child process first."""
-    missing: dict[str, Any] = {
-        "available": False,
+        "available": reason is None,
         "version": None,
         "build": None,
-        "devices": [],
-        "hint": INSTALL_HINT,
+        "devices": [device.as_json() for device in devices.of(name)],
+        "reason": reason,
+        "hint": None if reason is None else hint,
     }
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {**missing, "reason": f"the check could not be run: {error}"}
-    if child.returncode < 0:
-        return {**missing, "reason": f"its native code was killed by signal {-child.returncode} (wrong CPU build?)"}
-    try:
-        from edgespec.runtimes.llama_library import load
 
-        library = load()
-    except RuntimeUnavailableError as error:
-        return {**missing, "reason": error.message, "hint": error.hint}
-    return {
-        "available": True,
-        "version": library.version,
-        "build": library.build,
-        "devices": [
-            {
-                "name": device.name,
-                "description": device.description,
-                "kind": device.kind,
-                "free_bytes": device.free_bytes,
-                "total_bytes": device.total_bytes,
-            }
-            for device in library.devices()
-        ],
-        "reason": None,
-        "hint": None,
-    }
+
+def _llama(devices: DeviceReport) -> dict[str, Any]:
+    found = _runtime("llama", devices, hint=INSTALL_HINT)
+    if not found["available"]:
+        return found
+    library = load()
+    return {**found, "version": library.version, "build": library.build}
+
+
+def _onnx(devices: DeviceReport) -> dict[str, Any]:
+    """ONNX Runtime is looked for and not used yet, so its absence is no problem and needs no hint."""
+    found = _runtime("onnx", devices, hint=None)
+    if found["available"]:
+        found["version"] = getattr(importlib.import_module("onnxruntime"), "__version__", None)
+    return found
+
+
+def _bandwidth(place: Home, machine: Machine) -> dict[str, Any]:
+    """What was measured here at the present power source."""
+    measured = load_bandwidth(place.measurements, machine)
+    return {"read_bytes_per_s": None} if measured is None else measured.as_json()
 
 
 def _disk(place: Home, problems: list[str]) -> dict[str, Any]:
@@ -131,24 +137,60 @@ def _hub_cache() -> str | None:
     return str(constants.HF_HUB_CACHE)
 
 
-def _print(report: dict[str, Any], machine: Machine) -> None:
-    gib = 2**30
-    llama, disk = report["runtimes"]["llama"], report["disk"]
+def _print(report: dict[str, Any], machine: Machine, conditions: Conditions) -> None:
+    disk = report["disk"]
     print(f"edgespec {report['edgespec']}, Python {report['python']}")
     print(f"machine    {machine.processor}, {machine.physical_cores} cores ({machine.logical_cores} logical)")
     print(f"           {', '.join(machine.isa) or 'instruction sets not known'}; {machine.system}")
-    available, total = machine.available_memory_bytes / gib, machine.total_memory_bytes / gib
+    available, total = machine.available_memory_bytes / _GIB, machine.total_memory_bytes / _GIB
     print(f"memory     {available:.1f} of {total:.1f} GiB available")
-    if llama["available"]:
-        print(f"llama.cpp  works: llama-cpp-python {llama['version']} (build {llama['build']})")
-        for device in llama["devices"]:
-            print(f"  device   {device['name']}: {device['description']} ({device['kind']})")
-    else:
-        print(f"llama.cpp  missing: {llama['reason']}")
-        print(f"           {llama['hint']}")
-    print("bandwidth  not measured")
+    print(f"power      {machine.power_source or 'not known'}; {_conditions_text(conditions)}")
+    _print_runtimes(report["runtimes"])
+    print(f"bandwidth  {_bandwidth_text(report['bandwidth'])}")
     print(f"home       {disk['home']} ({disk['free_bytes'] / 1e9:.1f} GB free)")
     print(f"models     {', '.join(report['models']) or 'none yet'} ({disk['models_bytes'] / 1e9:.2f} GB)")
     print(f"hub cache  {disk['hub_cache'] or 'huggingface_hub is not installed'}")
     for problem in report["problems"]:
         note(f"problem: {problem}")
+
+
+def _conditions_text(conditions: Conditions) -> str:
+    temperature, load_average = conditions.temperature_c, conditions.load_average
+    return (
+        f"temperature {'not measured' if temperature is None else f'{temperature:.0f} °C'}, "
+        f"load {'not measured' if load_average is None else f'{load_average:.1f}'}"
+    )
+
+
+def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
+    llama, onnx = runtimes["llama"], runtimes["onnx"]
+    if llama["available"]:
+        print(f"llama.cpp  works: llama-cpp-python {llama['version']} (build {llama['build']})")
+        _print_devices(llama["devices"])
+    else:
+        print(f"llama.cpp  missing: {llama['reason']}")
+        print(f"           {llama['hint']}")
+    if onnx["available"]:
+        print(f"onnx       found: onnxruntime {onnx['version'] or 'of unknown version'}; not used yet")
+        _print_devices(onnx["devices"])
+    else:
+        print(f"onnx       missing: {onnx['reason']}; not used yet")
+
+
+def _print_devices(devices: list[dict[str, Any]]) -> None:
+    for device in devices:
+        free, total = device["free_bytes"], device["total_bytes"]
+        # A processor's memory is the machine's, which has a line of its own.
+        told = device["kind"] != "cpu" and free is not None and total is not None
+        memory = f", {free / _GIB:.1f} of {total / _GIB:.1f} GiB free" if told else ""
+        print(f"  device   {device['name']}: {device['description']} ({device['kind']}{memory})")
+
+
+def _bandwidth_text(bandwidth: dict[str, Any]) -> str:
+    if bandwidth["read_bytes_per_s"] is None:
+        return "not measured"
+    by_threads = ", ".join(
+        f"{measured['median_bytes_per_s'] / 1e9:.1f} with {measured['threads']}"
+        for measured in bandwidth["by_threads"]
+    )
+    return f"{bandwidth['read_bytes_per_s'] / 1e9:.1f} GB/s read (by threads: {by_threads})"

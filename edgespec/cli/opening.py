@@ -53,9 +53,9 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
     )
 
 
-def open_engine(profile: Profile, state: State, *, probe: bool = True) -> Engine:
+def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
     """Load what the profile asks for, fetching models that are missing, with progress on stderr."""
     from edgespec.engine import Engine
 
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
-        return Engine.load(profile=profile, download=not state.offline, progress=progress, probe=probe)
+        return Engine.load(profile=profile, download=not state.offline, progress=progress, calibrate=calibrate)

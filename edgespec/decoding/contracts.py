@@ -196,6 +196,11 @@ class Distribution:
         """The highest probability."""
         return float(self.probs.max())
 
+    @property
+    def entropy(self) -> float:
+        """In nats."""
+        return float(-np.dot(self.probs, np.log(self.probs)))
+
 
 class Context:
     """What a drafter sees: ``committed_length`` tokens that stand, then possibly assumed ones.
@@ -240,7 +245,9 @@ class Proposal:
     ``draft_probs[i]`` is the distribution token i was drawn from; None means that it was not drawn at random
     (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
     ``drafted_by`` names who spent the time, also when nothing came of it (None: nobody did). ``sync_s`` is the
-    part of that time spent catching up with tokens the drafter had not seen.
+    part of that time spent catching up with tokens the drafter had not seen, ``forwards`` how often the drafter's
+    weights were read. ``confidences[i]`` is how sure it was of token i before choosing it, from 0 to 1 (empty: it
+    cannot tell); what that is worth as a probability of acceptance is found out by whoever uses it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -249,6 +256,8 @@ class Proposal:
     parents: tuple[int, ...] | None = None
     drafted_by: str | None = None
     sync_s: float = 0.0
+    forwards: int = 0
+    confidences: tuple[float, ...] = ()
 
     def cut(self, length: int) -> Proposal:
         """The first ``length`` tokens."""
@@ -261,6 +270,8 @@ class Proposal:
             parents=None if self.parents is None else self.parents[:length],
             drafted_by=self.drafted_by,
             sync_s=self.sync_s,
+            forwards=self.forwards,
+            confidences=self.confidences[:length],
         )
 
 
@@ -279,21 +290,39 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One drafted token and, under the rejection rule, the distribution it was drawn from."""
+    """One drafted token and, under the rejection rule, the distribution it was drawn from.
+
+    ``confidence`` is the highest probability there was, None if nobody asked for it.
+    """
 
     token: int
     distribution: Distribution | None = None
+    confidence: float | None = None
+
+
+class ChainGate(Protocol):
+    """Where a chain ends early: asked for each token of one proposal in turn, by whoever drafts it.
+
+    Always before the token is chosen, from what the drafter's distribution looks like: whether a token is put forward
+    must never depend on the token itself, or the text would no longer be the target's.
+    """
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether ``admits`` wants to know the entropy, which takes another pass over the scores."""
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        """Whether the next token is put forward. ``confidence``: highest probability; ``entropy`` in nats."""
+
+    def goes_on(self) -> bool:
+        """Whether one more forward of the drafter is worth its time, before it is spent."""
 
 
 class TokenChooser(Protocol):
     """How this session turns scores into a token; the target and its drafters share it."""
 
-    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], minimum_confidence: float) -> Draft | None:
-        """The token a drafter with these scores proposes to follow ``context``.
-
-        None if the highest probability is under ``minimum_confidence``: decided before a token is drawn, so
-        that whether one is put forward never depends on the token itself.
-        """
+    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None) -> Draft | None:
+        """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +338,14 @@ class DraftRequest:
 class DraftState(Protocol):
     """One session's drafter. Syncs itself with the context it is given."""
 
-    def propose(self, context: Context, depth: int) -> Proposal:
+    @property
+    def free(self) -> bool:
+        """Whether proposing costs nothing worth counting: then it may be asked just to see whether it is right."""
+
+    def lag(self, context: Context) -> int:
+        """Tokens of ``context`` this would have to read before it could propose, the last one not counted."""
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """At most ``depth`` tokens to follow ``context``; fewer, or none, are always allowed."""
 
     def observe(self, outcome: Outcome) -> None:
@@ -342,7 +378,10 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did)."""
+    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
+
+    ``draft_forwards``: how often the drafter's weights were read.
+    """
 
     width: int
     context_length: int
@@ -356,19 +395,38 @@ class RoundRecord:
     sync_s: float
     verify_s: float
     round_s: float
+    draft_forwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it."""
+
+    depth: int
+    gate: ChainGate | None = None
 
 
 class DepthPolicy(Protocol):
-    """How far each source may draft now, learned from the rounds so far."""
+    """How far each source may draft now, learned from the rounds so far. Sessions of one engine share it."""
 
-    def depth(self, source: str) -> int:
-        """Tokens ``source`` may propose for the next round; 0 turns it off."""
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        """What ``source`` may do for the next round, if it is ``lag`` tokens behind the text."""
+
+    def learn(self, source: str, confidences: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
+        """What became of the tokens of one proposal, in order up to the first wrong one.
+
+        ``confidences`` is empty, or as long as ``hits``. Also told of proposals that were only watched.
+        """
 
     def record(self, record: RoundRecord) -> None:
-        """Learn from one round."""
+        """Learn from the times of one round."""
 
     def why_off(self, source: str) -> str | None:
         """One sentence if ``source`` is off at present, else None."""
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """Plain decoding's speed as measured over recent plain rounds; None before there were enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,7 @@ class DecodeLoop:
             sync_s=proposal.sync_s,
             verify_s=verified - drafted,
             round_s=verified - started,
+            draft_forwards=proposal.forwards,
         )
         step = self._commit(committed, record)
         self._policy.record(record)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.contracts import Distribution, Draft, FloatArray, IdArray, LogitsArray, Rows
+from edgespec.decoding.contracts import ChainGate, Distribution, Draft, FloatArray, IdArray, LogitsArray, Rows
 from edgespec.errors import InvalidRequestError, NonFiniteLogitsError
 
 Rule = Literal["keyed", "rejection"]
@@ -183,10 +183,21 @@ def _nucleus(weights: FloatArray, mass: float) -> IdArray:
     return np.sort(order[: int(np.searchsorted(running, wanted)) + 1])
 
 
-def confidence(logits: LogitsArray) -> float:
-    """The highest probability of softmax(logits); float32 precision is enough to compare with a threshold."""
-    best = logits.max()
-    return float(1.0 / np.exp(logits - best).sum())
+def confidence_and_entropy(logits: LogitsArray, *, entropy: bool) -> tuple[float, float | None]:
+    """The highest probability of softmax(logits) and, if wanted, its entropy in nats.
+
+    float32 precision is enough to compare with a threshold. Raises NonFiniteLogitsError if the best score is NaN or
+    infinite.
+    """
+    best = logits.max()  # NaN if there is one
+    if not np.isfinite(best):
+        raise NonFiniteLogitsError(f"the logits hold {best} at token id {int(np.argmax(logits))}")
+    shifted = logits - best
+    weights = np.exp(shifted)
+    total = float(weights.sum())
+    if not entropy:
+        return 1.0 / total, None
+    return 1.0 / total, float(np.log(total) - np.dot(weights, np.where(weights > 0, shifted, 0.0)) / total)
 
 
 class Chooser:
@@ -215,17 +226,20 @@ class Chooser:
         purpose = Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
         return draw(self.distribution(rows, index, context), self.sampling.seed, len(context), purpose)
 
-    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], minimum_confidence: float) -> Draft | None:
+    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None) -> Draft | None:
         if self._argmax_decides:
-            if minimum_confidence > 0 and confidence(rows.logits(index)) < minimum_confidence:
-                return None
-            return Draft(rows.argmax_row(index))
+            sure: float | None = None
+            if gate is not None:
+                sure, entropy = confidence_and_entropy(rows.logits(index), entropy=gate.needs_entropy)
+                if not gate.admits(sure, entropy):
+                    return None
+            return Draft(rows.argmax_row(index), confidence=sure)
         own = self.distribution(rows, index, context)
-        if own.peak < minimum_confidence:
+        if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
         purpose = Purpose.DRAFT if self.uses_rejection else Purpose.TOKEN
         token = draw(own, self.sampling.seed, len(context), purpose)
-        return Draft(token, own if self.uses_rejection else None)
+        return Draft(token, own if self.uses_rejection else None, own.peak)
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""

@@ -5,10 +5,13 @@ With no drafter at all this is the absence of speculation: it proposes nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgespec.decoding.contracts import (
     NOTHING,
+    ChainGate,
     Context,
     DepthPolicy,
     Drafter,
@@ -18,6 +21,15 @@ from edgespec.decoding.contracts import (
     Proposal,
 )
 from edgespec.errors import CancelledError, EdgespecError
+
+# Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
+_WATCHED = 16
+
+# Stands for the confidence of a drafter that has none: how often it is right is counted all the same.
+_UNSURE = 0.5
+
+# Tokens before a watched proposal that must still stand for it to be judged.
+_TAIL = 4
 
 
 class Combination:
@@ -37,25 +49,42 @@ class Combination:
             drafter.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A free proposal to follow the ``length`` tokens whose last few were ``tail``, whether or not it was used."""
+
+    kind: str
+    length: int
+    tail: tuple[int, ...]
+    proposal: Proposal
+
+
 class CombinationState:
     """One session's states of the combined drafters.
 
-    ``policy`` may be exchanged between answers. A drafter that raises is off for the rest of the session, and
-    ``failures`` says why: losing a drafter never ends an answer.
+    A drafter whose proposals are free is asked every round, also while the policy lets it draft nothing: the text
+    that follows tells what it would have got right. One that raises is off for the rest of the session, and
+    ``failures`` says why: losing a drafter never ends an answer. ``policy`` may be exchanged between answers.
     """
+
+    free = False
 
     def __init__(self, parts: Sequence[tuple[str, DraftState]], policy: DepthPolicy) -> None:
         self._parts = tuple(parts)
+        self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self.policy = policy
         self.failures: dict[str, str] = {}
 
-    def propose(self, context: Context, depth: int) -> Proposal:
+    def lag(self, context: Context) -> int:
+        return min((state.lag(context) for _, state in self._parts), default=0)
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        self._judge_watched(context)
         for kind, state in self._parts:
-            allowed = min(depth, self.policy.depth(kind))
-            if allowed < 1 or kind in self.failures:
+            if kind in self.failures or depth < 1:
                 continue
             try:
-                proposal = state.propose(context, allowed)
+                proposal = self._ask(kind, state, context, depth)
             except CancelledError:
                 raise
             except EdgespecError as error:
@@ -65,13 +94,53 @@ class CombinationState:
                 return proposal
         return NOTHING
 
+    def _ask(self, kind: str, state: DraftState, context: Context, depth: int) -> Proposal:
+        if not state.free:
+            allowance = self.policy.allow(kind, state.lag(context))
+            allowed = min(depth, allowance.depth)
+            return state.propose(context, allowed, allowance.gate) if allowed > 0 else NOTHING
+        idea = state.propose(context, depth)
+        if not idea.tokens:
+            return NOTHING
+        self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
+        allowance = self.policy.allow(kind)
+        kept = min(depth, allowance.depth, len(idea.tokens))
+        if allowance.gate is not None:
+            own_gate = allowance.gate
+            sure = (idea.confidences or (_UNSURE,) * len(idea.tokens))[:kept]
+            kept = next((index for index, own in enumerate(sure) if not own_gate.admits(own, None)), kept)
+        return idea.cut(kept) if kept > 0 else NOTHING
+
+    def _judge_watched(self, context: Context) -> None:
+        """Tell the policy about watched proposals that the text has caught up with."""
+        for _ in range(len(self._watched)):
+            watched = self._watched.popleft()
+            start, tokens = watched.length, context.tokens
+            if tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
+                continue  # another conversation, or an answer taken back
+            hits: list[bool] = []
+            for place, token in enumerate(watched.proposal.tokens):
+                if start + place >= len(tokens) or (hits and not hits[-1]):
+                    break
+                hits.append(tokens[start + place] == token)
+            if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):
+                sure = watched.proposal.confidences or (_UNSURE,) * len(hits)
+                self.policy.learn(watched.kind, sure[: len(hits)], hits)
+            else:
+                self._watched.append(watched)
+
     def observe(self, outcome: Outcome) -> None:
+        proposal = outcome.proposal
         for kind, state in self._parts:
-            if kind == outcome.proposal.drafted_by and kind not in self.failures:
-                try:
-                    state.observe(outcome)
-                except EdgespecError as error:
-                    self.failures[kind] = error.message
+            if kind != proposal.drafted_by or kind in self.failures:
+                continue
+            if not state.free:  # what a free drafter got right is seen when the text has caught up with it
+                hits = [index < outcome.accepted for index in range(outcome.evaluated)]
+                self.policy.learn(kind, proposal.confidences[: len(hits)], hits)
+            try:
+                state.observe(outcome)
+            except EdgespecError as error:
+                self.failures[kind] = error.message
 
     def cancel(self) -> None:
         for _, state in self._parts:

@@ -5,7 +5,7 @@ Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025
 
 from __future__ import annotations
 
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
+from edgespec.decoding.contracts import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 
 KIND = "lookup"
 
@@ -19,6 +19,15 @@ _CANDIDATES = 64
 
 # Beyond this many matching tokens a longer match says nothing more about what follows.
 _LONGEST_MATCH_TOKENS = 32
+
+
+def match_confidence(matched_tokens: int) -> float:
+    """A number from 0 to 1 that grows with the length of the match.
+
+    Only its order matters: what share of such copies is right is counted as the text goes on
+    (planning/acceptance.py). 1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
+    """
+    return 1.0 - 2.0 / (matched_tokens + 1)
 
 
 class LookupDrafter:
@@ -39,18 +48,24 @@ class LookupDrafter:
 class LookupDraftState:
     """An index from every run of ``minimum_match_tokens`` tokens to where it ended, grown as the text grows."""
 
+    free = True
+
     def __init__(self, request: DraftRequest, minimum_match_tokens: int) -> None:
         self._stop_ids = request.stop_ids
         self._minimum = minimum_match_tokens
         self._indexed: list[int] = []
         self._ends: dict[tuple[int, ...], list[int]] = {}
 
-    def propose(self, context: Context, depth: int) -> Proposal:
+    def lag(self, context: Context) -> int:
+        """Indexing takes a microsecond a token."""
+        return 0
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         tokens = context.tokens
         self._sync(context)
         if depth < 1 or len(tokens) <= self._minimum:
             return NOTHING
-        source = self._longest_match(tokens)
+        source, matched = self._longest_match(tokens)
         if source is None:
             return NOTHING
         copied = tokens[source : source + depth]
@@ -58,7 +73,17 @@ class LookupDraftState:
             if token in self._stop_ids:
                 copied = copied[: index + 1]
                 break
-        return Proposal(tokens=tuple(copied), sources=(KIND,) * len(copied), drafted_by=KIND)
+        # Once a copied token turns out right, the match before the next one is that much longer.
+        sure = [match_confidence(matched + index) for index in range(len(copied))]
+        kept = len(copied)
+        if gate is not None:
+            kept = next((index for index, own in enumerate(sure) if not gate.admits(own, None)), kept)
+        return Proposal(
+            tokens=tuple(copied[:kept]),
+            sources=(KIND,) * kept,
+            drafted_by=KIND,
+            confidences=tuple(sure[:kept]),
+        )
 
     def _sync(self, context: Context) -> None:
         """Index every run that some token follows; start over if earlier tokens changed."""
@@ -72,8 +97,8 @@ class LookupDraftState:
             self._ends.setdefault(tuple(tokens[end - size : end]), []).append(end)
         self._indexed.extend(tokens[shared:])
 
-    def _longest_match(self, tokens: list[int]) -> int | None:
-        """Where the text after the best match begins, or None."""
+    def _longest_match(self, tokens: list[int]) -> tuple[int | None, int]:
+        """Where the text after the best match begins, or None, and how many tokens match."""
         best_end, best_length = None, 0
         for end in reversed(self._ends.get(tuple(tokens[-self._minimum :]), [])[-_CANDIDATES:]):
             length = self._minimum
@@ -82,7 +107,7 @@ class LookupDraftState:
                 length += 1
             if length > best_length:
                 best_end, best_length = end, length
-        return best_end
+        return best_end, best_length
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: committed tokens are indexed at the next proposal."""

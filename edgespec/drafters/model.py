@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from edgespec.decoding.contracts import (
     NOTHING,
+    ChainGate,
     Context,
     Distribution,
     DraftRequest,
@@ -20,11 +21,6 @@ from edgespec.errors import ClosedError
 
 KIND = "model"
 
-# A draft token likelier to be rejected than accepted lengthens the verification for nothing, so by default a
-# chain ends where the drafter's best token has less than even odds. (Measured times replace this once the machine
-# is calibrated.)
-MINIMUM_CONFIDENCE = 0.5
-
 # Tokens of lag that an ordinary round leaves: the last draft token and the token that followed it. Feeding more
 # than this is catching up, which is timed apart so that it does not count as the price of a round.
 _ORDINARY_LAG_TOKENS = 2
@@ -35,12 +31,11 @@ class ModelDrafter:
 
     kind = KIND
 
-    def __init__(self, open_model: Callable[[], Model], *, minimum_confidence: float = MINIMUM_CONFIDENCE) -> None:
+    def __init__(self, open_model: Callable[[], Model]) -> None:
         self._open_model = open_model
-        self._minimum_confidence = minimum_confidence
 
     def start(self, request: DraftRequest) -> ModelDraftState:
-        return ModelDraftState(self._open_model, request, self._minimum_confidence)
+        return ModelDraftState(self._open_model, request)
 
     def close(self) -> None:
         """The model belongs to whoever ``open_model`` got it from."""
@@ -49,16 +44,20 @@ class ModelDrafter:
 class ModelDraftState:
     """One session's cache of the drafter."""
 
-    def __init__(self, open_model: Callable[[], Model], request: DraftRequest, minimum_confidence: float) -> None:
+    free = False
+
+    def __init__(self, open_model: Callable[[], Model], request: DraftRequest) -> None:
         self._open_model = open_model
         self._request = request
-        self._minimum_confidence = minimum_confidence
         self._sequence: Sequence | None = None
         self._known: list[int] = []  # the tokens in the cache, one for one
         self._cancelled = False
         self._closed = False
 
-    def propose(self, context: Context, depth: int) -> Proposal:
+    def lag(self, context: Context) -> int:
+        return max(0, len(context) - 1 - context.common_prefix(self._known))
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:
             raise ClosedError("this drafter's state is closed")
         if depth < 1 or not len(context):
@@ -69,15 +68,15 @@ class ModelDraftState:
                 self._sequence.cancel()
         sequence = self._sequence
         # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
-        return sequence.run(lambda: self._chain(sequence, context, depth))
+        return sequence.run(lambda: self._chain(sequence, context, depth, gate))
 
-    def _chain(self, sequence: Sequence, context: Context, depth: int) -> Proposal:
+    def _chain(self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
         depth = min(depth, sequence.context_length - len(context) + 1)
         if depth < 1:
             return NOTHING
         try:
             rows, sync_s = self._sync(sequence, context)
-            return self._draft(sequence, context, rows, depth, sync_s)
+            return self._draft(sequence, context, rows, depth, sync_s, gate)
         finally:
             del self._known[sequence.length :]
 
@@ -93,21 +92,30 @@ class ModelDraftState:
         self._known.extend(lag)
         return rows, sync_s
 
-    def _draft(self, sequence: Sequence, context: Context, rows: Rows, depth: int, sync_s: float) -> Proposal:
+    def _draft(
+        self, sequence: Sequence, context: Context, rows: Rows, depth: int, sync_s: float, gate: ChainGate | None
+    ) -> Proposal:
         tokens: list[int] = []
         probs: list[Distribution | None] = []
+        confidences: list[float] = []
         so_far = list(context.tokens)
+        forwards = 1
         while True:
-            draft = self._request.chooser.draft(rows, 0, so_far, self._minimum_confidence)
+            draft = self._request.chooser.draft(rows, 0, so_far, gate)
             if draft is None:
                 break
             tokens.append(draft.token)
             probs.append(draft.distribution)
+            if draft.confidence is not None:
+                confidences.append(draft.confidence)
             so_far.append(draft.token)
             if len(tokens) == depth or draft.token in self._request.stop_ids:
                 break
+            if gate is not None and not gate.goes_on():
+                break
             rows = self._known_ids(sequence.forward([draft.token], 1))
             self._known.append(draft.token)
+            forwards += 1
         drawn = any(own is not None for own in probs)
         return Proposal(
             tokens=tuple(tokens),
@@ -115,6 +123,8 @@ class ModelDraftState:
             draft_probs=tuple(probs) if drawn else None,
             drafted_by=KIND,
             sync_s=sync_s,
+            forwards=forwards,
+            confidences=tuple(confidences),
         )
 
     def _known_ids(self, rows: Rows) -> Rows:

@@ -1,156 +1,129 @@
-"""How far to draft, round by round."""
+"""How far to draft, round by round: policies that can be exchanged, named as in the literature.
+
+``fixed`` the same depth always; ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al., 2024);
+``confidence`` stops it when some token is likely to be rejected (the rule of SpecDec++, Huang et al., 2024);
+``cost`` (the default) drafts what earns the most tokens a second by measured times (planning/depth_cost.py);
+``bandit`` chooses among the others (planning/depth_bandit.py). Only ``cost`` and ``bandit`` may find that drafting
+does not pay.
+"""
 
 from __future__ import annotations
 
-import statistics
+import math
 import threading
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Literal, get_args
 
-from edgespec.decoding.contracts import RoundRecord
+from edgespec.decoding.contracts import Allowance, RoundRecord
+from edgespec.planning.pace import Pace
 
-# Until a machine is calibrated: time this many plain rounds, then this many speculative ones, keep the faster,
-# and try again after so many tokens, each time so many times later. Eight plain rounds give a median that one
-# stall cannot move; four speculative ones cost at most about four plain rounds if drafting turns out useless.
-PLAIN_ROUNDS = 8
-TRIAL_ROUNDS = 4
-FIRST_RETRY_TOKENS = 64
-RETRY_FACTOR = 4
+PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-# Rounds remembered while a source is on; long enough to average over a paragraph, short enough to notice that
-# the text has changed its kind.
-_WINDOW_ROUNDS = 16
+OFF = Allowance(0)
 
-# A round this many times longer than the median of its kind was interrupted (a stall, a suspend) and counts as
-# no more than that. A single one counts as the median, so that one bad sample cannot flip a decision.
-_STALL_FACTOR = 3.0
+# SVIP stops where the root of the drafter's entropy exceeds a threshold, a stand-in for a bound on the acceptance
+# probability. The paper's constant is not known to us; a root of 1.0 (an entropy of 1 nat, as of 2.7 equally likely
+# tokens) is where a draft token is about as likely to be rejected as accepted.
+ENTROPY_ROOT_LIMIT = 1.0
+
+# SpecDec++ stops when some token of the chain is rejected with more than this probability; the paper tunes it for its
+# models. At even odds a further token is more likely wasted than not.
+REJECTION_LIMIT = 0.5
 
 
-# Why nothing is drafted while plain decoding is being timed.
-TIMING_PLAIN = "plain speed is being timed first"
+class TimedPolicy:
+    """What every policy knows: how fast plain decoding is. Subclasses say how far to draft."""
 
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._pace = Pace()
 
-class FixedDepth:
-    """The same depth in every round, because someone asked for it."""
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        raise NotImplementedError
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-
-    def depth(self, source: str) -> int:
-        return self._depth
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        """Learns nothing about acceptance."""
 
     def record(self, record: RoundRecord) -> None:
-        """Learns nothing."""
+        with self._lock:
+            self._pace.record(record.width, record.context_length, record.verify_s)
 
     def why_off(self, source: str) -> str | None:
-        return "depth 0 was asked for" if self._depth == 0 else None
-
-
-@dataclass(slots=True)
-class _Samples:
-    """Recent (emitted tokens, seconds) of rounds of one kind."""
-
-    rounds: deque[tuple[int, float]]
-
-    def add(self, emitted: int, seconds: float) -> None:
-        if seconds > 0:
-            self.rounds.append((emitted, seconds))
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        if not self.rounds:
-            return None
-        times = sorted(seconds for _, seconds in self.rounds)
-        typical = statistics.median(times)
-        ceiling = _STALL_FACTOR * typical
-        if times[-1] > ceiling:
-            times[-1] = typical
-        return sum(n for n, _ in self.rounds) / sum(min(seconds, ceiling) for seconds in times)
-
-
-@dataclass(slots=True)
-class _Trial:
-    """What is known of one source: ``resting_tokens`` are left until it may be tried again."""
-
-    samples: _Samples = field(default_factory=lambda: _Samples(deque(maxlen=_WINDOW_ROUNDS)))
-    kept: bool = False
-    resting_tokens: int = 0
-    rest_tokens: int = FIRST_RETRY_TOKENS
-    measured_ratio: float | None = None
-
-
-class TrialPolicy:
-    """Tries each source against plain decoding and keeps it only while it is measured to be faster.
-
-    Safe to share between sessions: what one answer learned spares the next one the trial.
-    """
-
-    def __init__(self, depth_cap: int, sources: Iterable[str]) -> None:
-        self._depth_cap = depth_cap
-        self._lock = threading.Lock()
-        self._plain = _Samples(deque(maxlen=_WINDOW_ROUNDS))
-        self._plain_before: float | None = None  # what was measured before the timing under way
-        self._trials = {source: _Trial() for source in sources}
-        # While a source is kept there are no plain rounds, and the machine may have changed its speed: so plain
-        # decoding is timed again after so many tokens, each time so many times later.
-        self._retime_tokens = FIRST_RETRY_TOKENS
-        self._tokens_since_timed = 0
+        return None
 
     @property
     def plain_tokens_per_s(self) -> float | None:
-        """Measured over the latest plain rounds; None before any."""
         with self._lock:
-            return self._plain.tokens_per_s or self._plain_before
+            seconds = self._pace.plain_s
+        return None if seconds is None else 1.0 / seconds
 
-    def depth(self, source: str) -> int:
-        with self._lock:
-            trial = self._trials.get(source)
-            if trial is None or len(self._plain.rounds) < PLAIN_ROUNDS or trial.resting_tokens > 0:
-                return 0
-            return self._depth_cap
 
-    def record(self, record: RoundRecord) -> None:
-        with self._lock:
-            for trial in self._trials.values():
-                trial.resting_tokens = max(0, trial.resting_tokens - record.emitted)
-            self._retime_plain(record)
-            if record.source is None:
-                self._plain.add(record.emitted, record.round_s)
-            elif (trial_of := self._trials.get(record.source)) is not None:
-                # Catching up with the text is paid once, not every round: it says nothing about the steady state.
-                trial_of.samples.add(record.emitted, record.round_s - record.sync_s)
-                self._judge(trial_of)
+class FixedDepth(TimedPolicy):
+    """The same depth in every round, because someone asked for it."""
 
-    def _retime_plain(self, record: RoundRecord) -> None:
-        if record.source is None or not any(trial.kept for trial in self._trials.values()):
-            return
-        self._tokens_since_timed += record.emitted
-        if self._tokens_since_timed >= self._retime_tokens:
-            self._plain_before = self._plain.tokens_per_s or self._plain_before
-            self._plain.rounds.clear()
-            self._tokens_since_timed = 0
-            self._retime_tokens *= RETRY_FACTOR
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self._allowance = Allowance(depth)
 
-    def _judge(self, trial: _Trial) -> None:
-        speculative, plain = trial.samples.tokens_per_s, self._plain.tokens_per_s
-        if len(trial.samples.rounds) < TRIAL_ROUNDS or speculative is None or plain is None:
-            return
-        trial.measured_ratio = speculative / plain
-        if trial.measured_ratio >= 1:
-            if not trial.kept:
-                trial.kept, trial.rest_tokens = True, FIRST_RETRY_TOKENS
-            return
-        trial.kept = False
-        trial.samples.rounds.clear()
-        trial.resting_tokens = trial.rest_tokens
-        trial.rest_tokens *= RETRY_FACTOR
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return self._allowance
 
     def why_off(self, source: str) -> str | None:
-        with self._lock:
-            trial = self._trials.get(source)
-            if trial is None:
-                return None
-            if trial.resting_tokens > 0:
-                return f"{source} drafting measured {trial.measured_ratio:.2f}x plain"
-            return TIMING_PLAIN if len(self._plain.rounds) < PLAIN_ROUNDS else None
+        return "depth 0 was asked for" if self._allowance.depth == 0 else None
+
+
+class EntropyGate:
+    """SVIP's stop: on the entropy of the drafter's distribution, before the token is chosen."""
+
+    needs_entropy = True
+
+    def __init__(self, limit: float = ENTROPY_ROOT_LIMIT) -> None:
+        self._limit = limit
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        if entropy is None:  # a drafter without a distribution: a copy as sure as its confidence says
+            return confidence >= math.exp(-self._limit)
+        return math.sqrt(max(0.0, entropy)) <= self._limit
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class ConfidenceGate:
+    """The rule of SpecDec++: stop once P(at least one token of the chain is rejected) exceeds a limit."""
+
+    needs_entropy = False
+
+    def __init__(self, limit: float = REJECTION_LIMIT) -> None:
+        self._limit = limit
+        self._survives = 1.0
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        self._survives *= confidence
+        return 1.0 - self._survives <= self._limit
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class EntropyDepth(TimedPolicy):
+    """Up to ``depth_cap`` tokens, ended by SVIP's entropy rule."""
+
+    def __init__(self, depth_cap: int, limit: float = ENTROPY_ROOT_LIMIT) -> None:
+        super().__init__()
+        self._depth_cap, self._limit = depth_cap, limit
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return Allowance(self._depth_cap, EntropyGate(self._limit))
+
+
+class ConfidenceDepth(TimedPolicy):
+    """Up to ``depth_cap`` tokens, ended by the rule of SpecDec++ on the drafter's own confidence."""
+
+    def __init__(self, depth_cap: int, limit: float = REJECTION_LIMIT) -> None:
+        super().__init__()
+        self._depth_cap, self._limit = depth_cap, limit
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return Allowance(self._depth_cap, ConfidenceGate(self._limit))

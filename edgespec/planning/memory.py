@@ -50,5 +50,10 @@ def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> N
     )
 
 
+def too_large_words(name: str, needed_bytes: int, left_bytes: int) -> str:
+    """Why a drafter is left out: it would push the target out."""
+    return f"{name} needs about {_gib(needed_bytes)} and {_gib(max(0, left_bytes))} may be used beside the target"
+
+
 def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"

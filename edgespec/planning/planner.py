@@ -7,19 +7,32 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgespec.decoding.contracts import ModelFacts, NumericClass
+from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth, round_seconds
+from edgespec.planning.depth_cost import MARGIN, Costs
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.plan import Exactness, Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.widths import WIDEST, WidthProbe, probe_widths
+from edgespec.planning.widths import WIDEST, WidthProbe
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings
 
 # A class that costs plain decoding more than this has to be repaid by a predicted gain (DESIGN.md), and nothing
 # predicts one before the machine is calibrated.
 SLOWER_ALLOWED = 1.03
 
+# Why a plan is plain in another setting than the one whose widths are bit-equal.
+CLASS_TOO_DEAR = (
+    "the setting that keeps drafted text exact slows plain decoding by more than 3 %, and no drafter is expected to "
+    "win that back"
+)
+
+NOT_CALIBRATED = "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference."""
+    """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
+
+    ``plain_because``: a reason that was found to decode plainly, whatever could draft.
+    """
 
     depth: int | Literal["auto"]
     exactness: Literal["stable", "near"]
@@ -28,6 +41,7 @@ class Wish:
     drafter_model: str | None = None
     drafter_device: str = "cpu"
     drafter_off: str | None = None
+    plain_because: str | None = None
 
 
 def stable_settings(preferred: LlamaSettings) -> tuple[LlamaSettings, ...]:
@@ -43,17 +57,16 @@ def find_stable_model(
     preferred: LlamaSettings,
     measurements: Measurements,
     *,
-    measure: bool,
+    measure: Callable[[LlamaModel], WidthProbe] | None,
     complete: bool,
     context_length: int,
-    progress: Callable[[float], None] | None = None,
     slower_allowed: float = SLOWER_ALLOWED,
 ) -> tuple[LlamaModel, WidthProbe | None]:
     """The model in the first setting that has a stable width beyond 1, and its probe.
 
-    Stored probes are used silently; new ones are made only if ``measure``. If no setting is stable the preferred
+    Stored probes are used silently; new ones are made by ``measure``, if given. If no setting is stable the preferred
     one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
-    slower: it decodes plainly. ``complete`` also bounds the differences of unstable widths.
+    slower: it decodes plainly. ``complete`` asks for probes that also bound the differences of unstable widths.
     """
     fallback: WidthProbe | None = None
     for settings in stable_settings(preferred):
@@ -64,8 +77,8 @@ def find_stable_model(
             probe = measurements.load_widths(model.facts)
             if probe is not None and not probe.covers(context_length):
                 probe = None  # made for a shorter context: says nothing about the rest of this one
-            if (probe is None or (complete and not probe.complete)) and measure:
-                probe = probe_widths(model, context_length=context_length, complete=complete, progress=progress)
+            if (probe is None or (complete and not probe.complete)) and measure is not None:
+                probe = measure(model)
                 measurements.save_widths(model.facts, probe)
         except BaseException:
             model.close()
@@ -86,8 +99,14 @@ def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed:
     return probe.plain_forward_s <= slower_allowed * preferred.plain_forward_s
 
 
-def make_plan(wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons: Sequence[str]) -> Plan:
-    """Decide mode, depth cap and exactness. Pure."""
+def make_plan(
+    wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons: Sequence[str], costs: Costs | None = None
+) -> Plan:
+    """Decide mode, depth cap, exactness and who drafts. Pure.
+
+    With a depth of "auto" nothing is drafted before ``costs`` are known, and only by sources that can pay.
+    """
+    costs = costs or Costs()
     why = list(reasons)
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
@@ -96,22 +115,24 @@ def make_plan(wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons:
     else:
         cap, level = 0, "W"
         why.append("plain: the cache of this model cannot drop rejected tokens")
-    speculative = cap > 0 and bool(wish.sources)
+    sources = wish.sources
+    plain_s = costs.plain_s if costs.curves is None else costs.curves.curves[0].plain_s
+    predicted = None if plain_s is None else 1.0 / plain_s
+    if cap > 0 and wish.depth != "auto" and sources:
+        predicted = None  # what a fixed depth comes to depends on the text, and nobody weighed it
+    if cap > 0 and wish.depth == "auto":
+        sources, predicted = _paying_sources(wish, costs, cap, why)
+    speculative = cap > 0 and bool(sources)
     if not wish.sources and wish.depth != 0:
         why.append("plain: there is no drafter")
     if wish.drafter_off is not None:
         why.append(f"no model drafter: {wish.drafter_off}")
-    if speculative and wish.depth == "auto":
-        why.append(
-            f"depth up to {cap}, each drafter kept only while it measures faster than plain: this machine is not "
-            "calibrated yet"
-        )
     drafter = None
     if speculative:
-        with_model = wish.drafter_model is not None
+        with_model = wish.drafter_model is not None and "model" in sources
         drafter = PlannedDrafter(
-            kind="+".join(wish.sources),
-            model=wish.drafter_model,
+            kind="+".join(sources),
+            model=wish.drafter_model if with_model else None,
             runtime=target.runtime if with_model else None,
             device=wish.drafter_device if with_model else None,
         )
@@ -131,20 +152,76 @@ def make_plan(wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons:
         drafter=drafter,
         depth_cap=cap if speculative else 0,
         context_length=wish.context_length,
-        predicted_tokens_per_s=None,
+        predicted_tokens_per_s=predicted,
         reasons=tuple(why),
         drafter_off=wish.drafter_off,
     )
 
 
+def _paying_sources(wish: Wish, costs: Costs, cap: int, why: list[str]) -> tuple[tuple[str, ...], float | None]:
+    """The sources that can be faster than plain decoding by the measured times, and the predicted tokens a second.
+
+    What a source will really bring depends on the text, and is followed round by round. So the prediction counts only
+    what its acceptance so far promises, and copies of the text nothing.
+    """
+    if costs.curves is None:
+        if wish.sources:
+            why.append(NOT_CALIBRATED)
+        return (), None
+    curve = costs.curves.curves[0]
+    predicted = 1.0 / curve.plain_s
+    ratios = ", ".join(f"{curve.ratio(depth + 1):.2f} with {depth}" for depth in _telling_depths(cap))
+    why.append(f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}")
+    paying = []
+    for source in wish.sources:
+        cost = costs.drafts.get(source)
+        if cost is None:
+            why.append(f"no {source} drafter: what it costs has not been measured")
+            continue
+        best = best_possible(curve, cost, cap)
+        if best.speedup <= MARGIN:
+            why.append(f"no {source} drafter: {hopeless_words(curve_speedup(curve, cost, cap))}")
+            continue
+        paying.append(source)
+        rates = costs.acceptance.get(source)
+        if rates is not None and cost != FREE:
+            predicted = max(predicted, choose_depth(curve, cost, rates, cap).tokens_per_s)
+        why.append(
+            f"{source} drafter: up to {best.speedup:.2f}x plain, at depth {best.depth}, where it is always right"
+        )
+    if not paying:
+        why.append("plain: no drafter can be faster here")
+    else:
+        why.append("each round drafts as far as that is expected to pay, down to nothing")
+    return tuple(paying), predicted
+
+
+def curve_speedup(curve: Curve, cost: DraftCost, cap: int) -> float:
+    """The best a drafter could do at depths from 1 on if it were always right, also where that is below plain."""
+    return max((depth + 1) * curve.plain_s / round_seconds(curve, cost, depth) for depth in range(1, cap + 1))
+
+
+def hopeless_words(speedup: float) -> str:
+    return f"even if it were always right it would reach {speedup:.2f}x plain"
+
+
+def _telling_depths(cap: int) -> list[int]:
+    """1, 2, 4, ... and the cap itself."""
+    return sorted({cap, *(2**power for power in range(cap.bit_length()))})
+
+
 def _cap_and_level(wish: Wish, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:
     """How deep, and how exact that is."""
+    if wish.plain_because is not None:
+        why.append(f"plain: {wish.plain_because}")
+        return 0, "W"
     if wish.depth == 0:
         why.append("plain: depth 0 was asked for")
         return 0, "W"
     if not probed:
         if wish.sources:
-            why.append("plain: which widths are bit-equal here has not been measured")
+            unprobed = "plain: which widths are bit-equal here has not been measured"
+            why.append(NOT_CALIBRATED if wish.depth == "auto" else unprobed)
         return 0, "W"
     wanted = WIDEST - 1 if wish.depth == "auto" else wish.depth
     if wish.exactness == "near" and wanted > class_cap:

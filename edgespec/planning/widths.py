@@ -7,12 +7,15 @@ through the cache those widths themselves wrote.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +30,9 @@ _FIRST_START = 96
 # No wider than a probe is long, so that every row of every width is compared. Deeper drafts than these 11 tokens have
 # paid on a consumer CPU in no published measurement.
 WIDEST = POSITIONS
+
+# Tokens read at a time on the way to a probe: under a second on a machine that reads a prompt at 77 tokens a second.
+STEP_TOKENS = 64
 
 # A mixture of widths must agree as well: kernels could each be stable and yet leave different caches. As in decoding,
 # each forward keeps only its first few rows, so that every width's cache is read by another.
@@ -106,41 +112,72 @@ def probe_widths(
     """
     starts = probe_starts(context_length)
     end = starts[-1] + POSITIONS
-    tokens = probe_tokens(end, model.facts.vocabulary_size)
-    equal = list(range(2, widest + 1))
-    differing: list[int] = []
-    contexts: list[ContextProbe] = []
-    plain_forward_s: float | None = None
     with closing(model.open(end + widest)) as sequence:
+        prober = WidthProber(sequence, end, model.facts.vocabulary_size, widest=widest, complete=complete)
         for start in starts:
-            sequence.rewind(min(sequence.length, start))
-            if sequence.length < start:
-                sequence.forward(tokens[sequence.length : start], 0)
-            span = tokens[start : start + POSITIONS]
-            reference, seconds = _plain_rows(sequence, start, span)
-            plain_forward_s = plain_forward_s or statistics.median(seconds)
-            diffs: dict[int, float] = {}
-            for width in [*equal, *(differing if complete else ())]:
-                diff = _difference(sequence, start, span, _constant(width), reference, stop_early=not complete)
-                if diff > 0:
-                    diffs[width] = diff
-            mixture = random.Random(_MIXTURE_SEED + start)
-            equal, lost = [w for w in equal if w not in diffs], [w for w in equal if w in diffs]
-            differing.extend(lost)
-            if equal:
-                widths = [mixture.choice([1, *equal]) for _ in span]
-                mixed = [(width, mixture.randint(1, min(width, _MIXTURE_KEEPS))) for width in widths]
-                diff = _difference(sequence, start, span, mixed, reference, stop_early=False)
-                if diff > 0:  # stable one by one but not together: only width 1 is safe
-                    diffs[0] = diff
-                    differing.extend(equal)
-                    equal = []
-            contexts.append(ContextProbe(start=start, positions=POSITIONS, max_abs_diff=diffs))
+            for _ in prober.steps_at(start):
+                pass
             if progress is not None:
                 progress((start + POSITIONS) / end)
-    return WidthProbe(
-        widths=(1, *equal), contexts=tuple(contexts), complete=complete, plain_forward_s=plain_forward_s
-    )
+    return prober.result()
+
+
+class WidthProber:
+    """Probes one sequence at one context after the other, in steps short enough to stop between any two.
+
+    ``end`` is where the last probe ends, in tokens.
+    """
+
+    def __init__(
+        self, sequence: Sequence, end: int, vocabulary_size: int, *, widest: int = WIDEST, complete: bool = False
+    ) -> None:
+        self._sequence = sequence
+        self._complete = complete
+        self._equal = list(range(2, widest + 1))
+        self._differing: list[int] = []
+        self._contexts: list[ContextProbe] = []
+        self._plain_forward_s: float | None = None
+        self.tokens = probe_tokens(end, vocabulary_size)
+
+    def steps_at(self, start: int) -> Iterator[None]:
+        """Probe at ``start``, which ascends from call to call; the prompt before it is read first."""
+        sequence, tokens = self._sequence, self.tokens
+        sequence.rewind(min(sequence.length, start))
+        while sequence.length < start:
+            sequence.forward(tokens[sequence.length : min(start, sequence.length + STEP_TOKENS)], 0)
+            yield
+        span = tokens[start : start + POSITIONS]
+        reference, seconds = _plain_rows(sequence, start, span)
+        self._plain_forward_s = self._plain_forward_s or statistics.median(seconds)
+        yield
+        diffs: dict[int, float] = {}
+        for width in [*self._equal, *(self._differing if self._complete else ())]:
+            diff = _difference(sequence, start, span, _constant(width), reference, stop_early=not self._complete)
+            if diff > 0:
+                diffs[width] = diff
+            yield
+        mixture = random.Random(_MIXTURE_SEED + start)
+        self._differing.extend(width for width in self._equal if width in diffs)
+        self._equal = [width for width in self._equal if width not in diffs]
+        if self._equal:
+            widths = [mixture.choice([1, *self._equal]) for _ in span]
+            mixed = [(width, mixture.randint(1, min(width, _MIXTURE_KEEPS))) for width in widths]
+            diff = _difference(sequence, start, span, mixed, reference, stop_early=False)
+            if diff > 0:  # stable one by one but not together: only width 1 is safe
+                diffs[0] = diff
+                self._differing.extend(self._equal)
+                self._equal = []
+        self._contexts.append(ContextProbe(start=start, positions=POSITIONS, max_abs_diff=diffs))
+        yield
+
+    def result(self) -> WidthProbe:
+        """What the contexts probed so far have shown."""
+        return WidthProbe(
+            widths=(1, *self._equal),
+            contexts=tuple(self._contexts),
+            complete=self._complete,
+            plain_forward_s=self._plain_forward_s,
+        )
 
 
 def _plain_rows(sequence: Sequence, start: int, span: list[int]) -> tuple[list[LogitsArray], list[float]]:
@@ -197,3 +234,75 @@ def _difference(
             if stop_early:
                 break
     return largest
+
+
+def width_classes(
+    model: str, runtime: str, settings: Mapping[str, Any], probe: WidthProbe | None
+) -> list[dict[str, Any]]:
+    """A probe in the shape of CLI.md: the class of width 1 first, every other width by itself."""
+    if probe is None:
+        return []
+    others = sorted({width for context in probe.contexts for width in context.max_abs_diff if width > 0})
+    return [
+        {
+            "model": model,
+            "runtime": runtime,
+            "settings": dict(settings),
+            "context": list(probe.context_range),
+            "widths": [list(probe.widths), *([width] for width in others)],
+            "max_abs_diff": probe.max_abs_diff,
+        }
+    ]
+
+
+def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
+    """A probe as JSON holds it."""
+    return {
+        "widths": list(probe.widths),
+        "complete": probe.complete,
+        "plain_forward_s": probe.plain_forward_s,
+        "contexts": [
+            {
+                "start": context.start,
+                "positions": context.positions,
+                # JSON has no infinity: null stands for a difference without a bound.
+                "max_abs_diff": {
+                    str(width): diff if math.isfinite(diff) else None for width, diff in context.max_abs_diff.items()
+                },
+            }
+            for context in probe.contexts
+        ],
+    }
+
+
+def widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
+    """The probe again. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    widths = tuple(int(width) for width in stored["widths"])
+    if widths[:1] != (1,) or any(left >= right for left, right in itertools.pairwise(widths)):
+        raise ValueError("a width class starts with 1 and ascends")
+    contexts = tuple(
+        ContextProbe(
+            start=int(context["start"]),
+            positions=int(context["positions"]),
+            max_abs_diff={int(width): _difference_from_json(diff) for width, diff in context["max_abs_diff"].items()},
+        )
+        for context in stored["contexts"]
+    )
+    if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
+        raise ValueError("a width cannot be bit-equal and differ")
+    seconds = stored["plain_forward_s"]
+    if seconds is not None and not 0 < float(seconds) < math.inf:
+        raise ValueError("a forward takes some time")
+    return WidthProbe(
+        widths=widths,
+        complete=bool(stored["complete"]),
+        contexts=contexts,
+        plain_forward_s=None if seconds is None else float(seconds),
+    )
+
+
+def _difference_from_json(stored: float | None) -> float:
+    difference = math.inf if stored is None else float(stored)
+    if not difference > 0:
+        raise ValueError("a difference is positive")
+    return difference

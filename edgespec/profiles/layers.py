@@ -134,6 +134,7 @@ KEYS: Mapping[str, _Key] = {
     "context": _integer(128, 1_048_576, auto=False, what="a number of tokens"),
     # Longer chains are hardly ever accepted whole, and every width up to the cap has to be probed for exactness.
     "depth": _integer(0, 16, auto=True),
+    "depth_policy": _choice("cost", "fixed", "entropy", "confidence", "bandit"),
     "rule": _choice("keyed", "rejection"),
     "exactness": _choice("stable", "near"),
     "threads": _integer(1, 1024, auto=True),

@@ -38,6 +38,7 @@ class Profile:
     draft: str
     context: int
     depth: int | Auto
+    depth_policy: Literal["cost", "fixed", "entropy", "confidence", "bandit"]
     rule: Literal["keyed", "rejection"]
     exactness: Literal["stable", "near"]
     threads: int | Auto

@@ -69,7 +69,32 @@ def load_model(
     library = load()
     device = _find_device(library, settings.device)
     pointer = _load_weights(library.api, path, settings, device)
-    return LlamaModel(library, pointer, header, settings, name=name or path.stem, sha256=sha256)
+    weights = _Weights(library.api, pointer)
+    return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256)
+
+
+def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
+    """The facts of a model as ``load_model`` would report them, from its header alone.
+
+    Raises RuntimeUnavailableError without llama.cpp.
+    """
+    settings = usable_settings(settings, header)
+    return ModelFacts(
+        name=name,
+        sha256=sha256,
+        architecture=header.architecture,
+        runtime="llama",
+        build=load().build,
+        device=settings.device,
+        threads=settings.threads,
+        vocabulary_size=header.vocabulary_size,
+        trained_context_length=header.context_length,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
+        kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
+        kv_type=settings.kv_type,
+        settings=settings.as_json(),
+    )
 
 
 def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
@@ -137,7 +162,7 @@ class LlamaModel:
     def __init__(
         self,
         library: LlamaLibrary,
-        pointer: Any,
+        weights: _Weights,
         header: GgufHeader,
         settings: LlamaSettings,
         *,
@@ -149,30 +174,58 @@ class LlamaModel:
         self._library = library
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[LlamaSequence] = weakref.WeakSet()
-        api = library.api
-        self._weights: _Weights | None = _Weights(api, pointer)
-        self._facts = ModelFacts(
-            name=name,
-            sha256=sha256,
-            architecture=header.architecture,
-            runtime="llama",
-            build=library.build,
-            device=settings.device,
-            threads=settings.threads,
+        api, pointer = library.api, weights.pointer
+        self._weights: _Weights | None = weights
+        self._facts = replace(
+            describe_model(header, settings, name=name, sha256=sha256),
             vocabulary_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(pointer))),
             trained_context_length=int(api.llama_model_n_ctx_train(pointer)),
-            weight_bytes=header.tensor_bytes,
-            bytes_per_forward=header.bytes_per_forward,
-            kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
-            kv_type=settings.kv_type,
             # A recurrent state holds all of the past in one place: no part of it can be dropped.
             can_rewind=not (api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)),
-            settings=settings.as_json(),
         )
 
     @property
     def facts(self) -> ModelFacts:
         return self._facts
+
+    def _settings_with(self, threads: int | None, kv_type: str | None, flash_attention: bool | None) -> LlamaSettings:
+        if kv_type is not None and kv_type not in KV_TYPES:
+            raise InvalidRequestError(f"unknown cache type {kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}")
+        own = self.settings
+        settings = replace(
+            own,
+            threads=own.threads if threads is None else threads,
+            kv_type=own.kv_type if kv_type is None else kv_type,
+            flash_attention=own.flash_attention if flash_attention is None else flash_attention,
+        )
+        return usable_settings(settings, self.header)
+
+    def facts_with(
+        self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
+    ) -> ModelFacts:
+        """The facts ``with_caches`` would have. Raises InvalidRequestError."""
+        settings = self._settings_with(threads, kv_type, flash_attention)
+        return describe_model(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+
+    def with_caches(
+        self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
+    ) -> LlamaModel:
+        """The same weights, shared, with caches of another kind; to be closed like any other model.
+
+        Raises ClosedError, InvalidRequestError.
+        """
+        settings = self._settings_with(threads, kv_type, flash_attention)
+        with self._lock:
+            if self._weights is None:
+                raise ClosedError(f"model {self._facts.name} is closed")
+            return LlamaModel(
+                self._library,
+                self._weights,
+                self.header,
+                settings,
+                name=self._facts.name,
+                sha256=self._facts.sha256,
+            )
 
     def open(self, context_length: int) -> LlamaSequence:
         """A fresh Sequence with room for ``context_length`` tokens. Raises MemoryLimitError, ClosedError."""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
+import re
+from collections import Counter
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
 from edgespec.bench import suite
-from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite, suite_sha256
+from edgespec.bench.suite import (
+    BUILTIN_SUITES,
+    Prompt,
+    builtin_suite,
+    load_humaneval,
+    load_suite,
+    missing_prompts,
+    suite_sha256,
+)
+from edgespec.bench.suites.standard_library import function_source
 from edgespec.errors import InvalidRequestError
 
 OURS = '{"id": "a", "category": "chat", "prompt": "Hello"}\n'
@@ -135,10 +147,110 @@ def test_the_verify_suite_does_not_fill_its_prompts_with_repetition() -> None:
         assert len(paragraphs) == len(set(paragraphs)), prompt.id
 
 
+SUITES = Path(suite.__file__).parent / "suites"
+
+# As written in the files, the requests of prompts that quote the standard library included. A change makes results
+# incomparable with earlier ones, so it has to be meant.
+FROZEN = {
+    "ours": "3df61e00f4b31e86076e8d254bca83dedd5f3db73fa03923b500e70d5e72dcab",
+    "long-prompts": "8244db2aa5976e120dae0dce358f04b265f925aea2b17f277c87553bc571ba44",
+    "verify": "5a0d259f8f7d98a7b97215d21bd0439adc88f6e58bd48c4094d0d316a3cf3696",
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_what_is_written_in_the_files_is_frozen(name: str) -> None:
+    assert suite_sha256(load_suite(SUITES / f"{name}.jsonl")) == FROZEN[name]
+
+
+@pytest.mark.parametrize("name", BUILTIN_SUITES)
+def test_a_suite_is_the_same_each_time_and_complete(name: str) -> None:
+    assert builtin_suite(name) == builtin_suite(name)
+    assert missing_prompts(name) == ()
+
+
+def quotes_source(prompt: Prompt) -> bool:
+    recipes = [json.loads(line) for file in SUITES.glob("*.jsonl") for line in file.read_bytes().splitlines()]
+    return prompt.id in {recipe["id"] for recipe in recipes if "source" in recipe}
+
+
+def test_ours_has_four_own_prompts_in_every_category_and_copies_code() -> None:
+    prompts = builtin_suite("ours")
+    own = Counter(prompt.category for prompt in prompts if not quotes_source(prompt))
+    assert set(own) == CATEGORIES
+    assert min(own.values()) >= 4
+    assert Counter(prompt.category for prompt in prompts if quotes_source(prompt)) == {"code-edit": 4}
+    assert all(200 <= len(prompt.prompt) <= 3000 for prompt in prompts)  # some 50 to 750 tokens
+
+
+def test_ours_and_verify_share_nothing() -> None:
+    ours, verify = builtin_suite("ours") + builtin_suite("long-prompts"), builtin_suite("verify")
+    assert not {prompt.id for prompt in ours} & {prompt.id for prompt in verify}
+    paragraphs = {paragraph for prompt in verify for paragraph in prompt.prompt.split("\n\n") if len(paragraph) > 40}
+    assert not [prompt.id for prompt in ours if paragraphs & set(prompt.prompt.split("\n\n"))]
+
+
+def test_quick_is_three_of_ours_in_every_category_in_the_same_order() -> None:
+    ours, quick = builtin_suite("ours"), builtin_suite("quick")
+    assert Counter(prompt.category for prompt in quick) == dict.fromkeys(CATEGORIES, 3)
+    assert [prompt for prompt in ours if prompt in quick] == list(quick)
+    assert all(
+        "```" in prompt.prompt and "rint" in prompt.prompt for prompt in quick if prompt.category == "code-edit"
+    )
+
+
+def test_long_prompts_are_long() -> None:
+    prompts = builtin_suite("long-prompts")
+    assert len(prompts) >= 4
+    assert all(2200 <= len(prompt.prompt) <= 3200 for prompt in prompts)  # some 550 to 800 tokens
+
+
+def test_quoted_code_is_whole_and_the_request_fits_it() -> None:
+    prompts = {prompt.id: prompt.prompt for prompt in builtin_suite("ours") + builtin_suite("long-prompts")}
+    quoting = [prompt for prompt in prompts if quotes_source(Prompt(id=prompt, category="", prompt=""))]
+    assert len(quoting) == 6
+    for prompt in quoting:
+        request, code, rest = prompts[prompt].split("```")
+        (function,) = ast.parse(code.removeprefix("python\n")).body
+        assert isinstance(function, ast.FunctionDef)
+        assert rest == ""
+        assert all(word in code for word in re.findall(r"`(\w+)`", request) if word not in NEW_NAMES), prompt
+
+
+NEW_NAMES = {"items", "max_width", "total_width", "low", "high"}  # what the requests rename things to
+
+
+def test_prompts_whose_source_is_not_there_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = builtin_suite("ours")
+    monkeypatch.setattr(suite, "function_source", lambda place: None)
+    left = builtin_suite("ours")
+    assert set(missing_prompts("ours")) == {prompt.id for prompt in whole} - {prompt.id for prompt in left}
+    assert len(missing_prompts("ours")) == 4
+    assert len(missing_prompts("quick")) == 2
+    assert missing_prompts("verify") == ()
+    # A function without what the request is about makes no prompt either.
+    monkeypatch.setattr(suite, "function_source", lambda place: "def nlargest(n, iterable): ...")
+    assert "code-edit-nlargest" not in missing_prompts("ours")
+    assert len(missing_prompts("ours")) == 3
+
+
+def test_a_source_is_read_without_importing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "raise RuntimeError\n\nclass A:\n    @property\n    def f(self):\n        return 1\n\n    x = 2\n"
+    (tmp_path / "explosive_module.py").write_text(code)
+    (tmp_path / "broken_module.py").write_text("def f(:")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert function_source("explosive_module:A.f") == "@property\ndef f(self):\n    return 1"
+    for place in ("explosive_module:A", "explosive_module:A.x", "explosive_module:g", "explosive_module", "sys:exit"):
+        assert function_source(place) is None, place
+    for place in ("no_such_module:f", "broken_module:f", "__main__:f", "os.path:join"):
+        assert function_source(place) is None, place
+
+
 def test_an_unknown_suite_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        builtin_suite("verfy")
-    assert "verify" in str(caught.value.hint)
+    for request in (builtin_suite, missing_prompts):
+        with pytest.raises(InvalidRequestError) as caught:
+            request("verfy")
+        assert all(name in str(caught.value.hint) for name in BUILTIN_SUITES)
 
 
 # ---------------------------------------------------------------------------------------------- HumanEval

@@ -143,6 +143,7 @@ def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
 
 def test_a_drafter_with_another_vocabulary(tiny: TinyModels, here: InProcess) -> None:
     options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
+    assert here("calibrate", "--quick", *options[:4]).code == 0
     spoken = here("generate", "hello", *options)
     assert spoken.code == 0
     (status,) = status_lines(spoken.err)
@@ -270,6 +271,8 @@ def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) 
     result = run_cli("generate", "hi", "--target", target, "--json", "--max-tokens", "3", home=home)
     assert result.code == 0, result.err
     assert result.json["plan"]["target"]["model"] == "ein Modell (1)"
+    calibrated = run_cli("calibrate", "--quick", "--target", target, "--json", home=home)
+    assert calibrated.code == 0, calibrated.err
     assert list((home / "measurements").glob("widths-*.json"))
     relative = run_cli(
         "chat", "--target", f"./{target.name}", "--max-tokens", "3", home=home, cwd=folder, stdin="hi\n"

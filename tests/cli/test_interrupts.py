@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,71 +15,10 @@ import pytest
 from edgespec.files.locations import Home
 from tests.support.command_line import command, environment
 from tests.support.hub_server import HubServer, running
+from tests.support.terminal import WAIT_S, Terminal
 from tests.support.tiny_models import TinyModels
 
-pty = pytest.importorskip("pty", reason="terminals are a matter of POSIX")
-
-WAIT_S = 40.0
 CTRL_C, CTRL_D = b"\x03", b"\x04"
-
-
-class Terminal:
-    """A program in a terminal of its own, and everything it wrote there."""
-
-    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
-        self.screen = ""
-        self._seen = 0
-        self._controller, terminal = pty.openpty()
-        # A session of its own, so that the terminal becomes its controlling one and Ctrl-C a SIGINT.
-        take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        take += "os.execv(sys.argv[1], sys.argv[1:])"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", take, *arguments],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            env={**env, "TERM": "dumb"},
-            start_new_session=True,
-        )
-        os.close(terminal)
-        os.set_blocking(self._controller, False)
-
-    def type(self, keys: str | bytes) -> None:
-        os.write(self._controller, keys.encode() if isinstance(keys, str) else keys)
-
-    def wait_for(self, pattern: str) -> str:
-        """Wait until ``pattern`` shows up after what was waited for last; returns what it matched."""
-        until = time.monotonic() + WAIT_S
-        while True:
-            self._read()
-            found = re.compile(pattern).search(self.screen, self._seen)
-            if found:
-                self._seen = found.end()
-                return found.group()
-            assert time.monotonic() < until, f"no {pattern!r} after {self.screen[self._seen :]!r}"
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.screen!r}"
-            time.sleep(0.01)
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := os.read(self._controller, 65536):
-                self.screen += data.decode("utf-8", "replace")
-
-    def exit_code(self) -> int:
-        until = time.monotonic() + WAIT_S
-        while self.process.poll() is None:
-            self._read()
-            assert time.monotonic() < until, self.screen
-            time.sleep(0.01)
-        self._read()
-        assert "Traceback" not in self.screen
-        return self.process.returncode
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._controller)
 
 
 @pytest.fixture

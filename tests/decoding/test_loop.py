@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftRequest, DraftState, Proposal, RoundRecord
+from edgespec.decoding.contracts import DraftRequest, DraftState, RoundRecord
 from edgespec.decoding.loop import DecodeLoop, LoopLimits, Step
-from edgespec.decoding.sampling import Chooser, Sampling, distribution
+from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import (
@@ -24,7 +24,6 @@ from edgespec.errors import (
     RewindError,
 )
 from edgespec.planning.depth import FixedDepth
-from tests.decoding.chi_square import chi_square, threshold
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
@@ -491,89 +490,3 @@ def test_a_cached_prefix_is_not_fed_again() -> None:
     whole.take(loop(whole).steps())
     assert whole.sequence.log.fed[1] == (PROMPT[-1],), "its scores are needed"
     assert whole.tokens == PLAIN["greedy"][:TOKENS]
-
-
-# -------------------------------------------------------------------------------- the rejection rule's law
-
-
-class Dropping(scripted.Stochastic):
-    """Drops a drawn token because of its own probability: biased (what a drafter must never do)."""
-
-    def propose(self, context: Context, depth: int) -> Proposal:
-        proposal = super().propose(context, depth)
-        assert proposal.draft_probs is not None
-        for place, (token, own) in enumerate(zip(proposal.tokens, proposal.draft_probs, strict=True)):
-            assert own is not None
-            if own.probs[own.ids.tolist().index(token)] < 0.35:
-                return proposal.cut(place)
-        return proposal
-
-
-SMALL = 3
-ANSWERS = 4000
-LAW_TOKENS = 4
-
-
-def joint_law(target: FakeModel, sampling: Sampling) -> dict[tuple[int, ...], float]:
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(LAW_TOKENS):
-        longer = {}
-        for tokens, mass in law.items():
-            context = [0, *tokens]
-            own = distribution(target.scores(context), sampling, context)
-            for token, prob in zip(own.ids.tolist(), own.probs.tolist(), strict=True):
-                longer[(*tokens, token)] = mass * prob
-        law = longer
-    return law
-
-
-def statistic(make: Callable[[Sampling], DraftState], options: dict[str, object]) -> tuple[float, float, int]:
-    """Pearson's statistic of the loop's joint law, its threshold, and how many draft tokens were accepted."""
-    target = FakeModel(SMALL, seed=1, spread=2.0)
-    law = joint_law(target, Sampling(**options))  # type: ignore[arg-type]
-    counts = dict.fromkeys(law, 0)
-    accepted = 0
-    for seed in range(ANSWERS):
-        sampling = Sampling(**options, seed=seed)  # type: ignore[arg-type]
-        history = [0]
-        limits = LoopLimits(max_tokens=LAW_TOKENS, depth_cap=2, vocabulary_size=SMALL)
-        decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), Chooser(sampling), history, limits)
-        for step in decoding.steps():
-            accepted += step.record.accepted if step.record else 0
-        counts[tuple(history[1:])] += 1  # a KeyError here is a token outside the target's support
-        target.sequences.clear()
-    # Outcomes too rare for the approximation are counted together.
-    rare = [tokens for tokens, mass in law.items() if mass * ANSWERS < 8]
-    common = [tokens for tokens in law if tokens not in rare]
-    pooled = [(sum(counts[t] for t in rare), sum(law[t] for t in rare))] if rare else []
-    pairs = [*((counts[t], law[t]) for t in common), *pooled]
-    value = chi_square([count for count, _ in pairs], [mass for _, mass in pairs])
-    return value, threshold(len(pairs) - 1), accepted
-
-
-def drafting_model() -> FakeModel:
-    return FakeModel(SMALL, seed=2, spread=2.0)
-
-
-WHOLE: dict[str, object] = {"temperature": 1.0, "rule": "rejection"}
-CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
-
-
-@pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
-def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object]) -> None:
-    model = drafting_model()
-    value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)
-    assert value < limit
-    assert accepted > ANSWERS / 2
-
-
-def test_copied_drafts_leave_the_joint_law() -> None:
-    value, limit, accepted = statistic(lambda sampling: scripted.random_tokens(SMALL), WHOLE)
-    assert value < limit
-    assert accepted > ANSWERS / 4
-
-
-def test_a_biased_drafter_is_noticed() -> None:
-    model = drafting_model()
-    value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)
-    assert value > limit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -143,6 +145,35 @@ def test_the_wrong_law_of_a_dropped_token_is_seen() -> None:
                 biased[tokens[0]] += prob * length * mass
     assert sum(biased) == 1
     assert biased != target
+
+
+@given(st.integers(0, 2**32), st.sampled_from([(2, 2), (3, 2), (2, 3)]), st.integers(2, 8))
+@settings(max_examples=25, deadline=None)
+def test_a_chain_ended_by_a_gate_leaves_the_joint_law(seed: int, shape: tuple[int, int], eighths: int) -> None:
+    """A gate sees the distributions up to the next token, whose value it never sees: then nothing is biased."""
+    depth, vocabulary_size = shape
+    target, draft = law.random_conditional(seed, vocabulary_size), law.random_conditional(seed + 1, vocabulary_size)
+    limit = Fraction(eighths, 8)
+    emitted: dict[tuple[int, ...], Fraction] = {}
+
+    def follow(chain: tuple[int, ...], weight: Fraction) -> None:
+        """Every chain that the gate lets become this long, and its weight."""
+        if len(chain) < depth and max(draft(chain)) >= limit:
+            for token, prob in enumerate(draft(chain)):
+                if prob > 0:
+                    follow((*chain, token), weight * prob)
+            return
+        own = [draft(chain[:i]) for i in range(len(chain))]
+        places = [law.cells(own[i][chain[i]], target(chain[:i])[chain[i]], grid=False) for i in range(len(chain))]
+        for choice in itertools.product(*places):
+            share = math.prod((length for _, length in choice), start=weight)
+            _, some = law.round_law(verify, chain, own, target, [middle for middle, _ in choice])
+            for tokens, mass in some.items():
+                for full, rest in law.plain_law(target, depth + 1, tokens).items():
+                    emitted[full] = emitted.get(full, Fraction(0)) + share * mass * rest
+
+    follow((), Fraction(1))
+    assert {tokens: mass for tokens, mass in emitted.items() if mass} == law.plain_law(target, depth + 1)
 
 
 def test_keyed_draws_follow_the_distribution() -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, DraftState, Outcome, Proposal, RoundRecord
+from edgespec.decoding.contracts import (
+    NOTHING,
+    Allowance,
+    ChainGate,
+    Context,
+    DraftRequest,
+    DraftState,
+    Outcome,
+    Proposal,
+    RoundRecord,
+)
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.errors import CancelledError, ForwardError
@@ -29,13 +41,22 @@ class Part(Scripted):
 
 
 class Depths:
-    """A policy with a depth for each source."""
+    """A policy with a depth for each source, that remembers what it was asked and taught."""
 
-    def __init__(self, **depths: int) -> None:
+    plain_tokens_per_s = None
+
+    def __init__(self, gate: ChainGate | None = None, **depths: int) -> None:
         self.depths = depths
+        self.gate = gate
+        self.asked: list[tuple[str, int]] = []
+        self.learned: list[tuple[str, tuple[float, ...], list[bool]]] = []
 
-    def depth(self, source: str) -> int:
-        return self.depths[source]
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        self.asked.append((source, lag))
+        return Allowance(self.depths[source], self.gate)
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        self.learned.append((source, tuple(confidences), list(hits)))
 
     def record(self, record: RoundRecord) -> None:
         raise AssertionError("the loop records, not the combination")
@@ -45,7 +66,7 @@ class Depths:
 
 
 def combined(*parts: tuple[str, DraftState], **depths: int) -> CombinationState:
-    return CombinationState(parts, Depths(**depths))
+    return CombinationState(parts, Depths(None, **depths))
 
 
 def test_the_first_that_has_something_to_say_is_heard() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters import lookup
-from edgespec.drafters.lookup import LookupDrafter, LookupDraftState
+from edgespec.drafters.lookup import LookupDrafter, LookupDraftState, match_confidence
+from tests.support.gates import at_least
 
 
 def started(minimum: int = 3, stop_ids: frozenset[int] = frozenset()) -> LookupDraftState:
@@ -99,6 +100,51 @@ def test_a_copy_ends_after_a_stop_id() -> None:
     assert started().propose(Context(tokens), 6).tokens == (9, 5, 6, 1, 2, 3)
     assert started(stop_ids=frozenset({5})).propose(Context(tokens), 6).tokens == (9, 5)
     assert started(stop_ids=frozenset({9, 5})).propose(Context(tokens), 6).tokens == (9,)
+
+
+@given(st.lists(st.integers(0, 2), min_size=8, max_size=60), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_confidences_grow_with_the_match_and_along_the_copy(tokens: list[int], minimum: int) -> None:
+    proposal = started(minimum).propose(Context(tokens), 6)
+    assert len(proposal.confidences) == len(proposal.tokens)
+    assert all(0 <= sure < 1 for sure in proposal.confidences)
+    assert list(proposal.confidences) == sorted(set(proposal.confidences)), "strictly ascending"
+    if proposal.tokens:
+        longest = max(
+            next((n for n in range(end, 0, -1) if tokens[end - n : end] == tokens[len(tokens) - n :]), 0)
+            for end in range(minimum, len(tokens))
+        )
+        assert proposal.confidences[0] == match_confidence(min(longest, 32))
+
+
+def test_a_longer_match_is_surer() -> None:
+    sure = [match_confidence(matched) for matched in range(1, 33)]
+    assert sure == sorted(set(sure))
+    assert (sure[0], sure[2]) == (0.0, 0.5)
+    short = started().propose(Context([9, 1, 2, 3, 4, 8, 1, 2, 3]), 1)
+    longer = started().propose(Context([9, 1, 2, 3, 4, 9, 1, 2, 3]), 1)
+    assert (short.tokens, longer.tokens) == ((4,), (4,))
+    assert (short.confidences, longer.confidences) == ((0.5,), (pytest.approx(0.6),))
+
+
+def test_a_gate_cuts_the_copy() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    whole = started().propose(Context(tokens), 6)
+    assert whole.confidences == pytest.approx((1 / 2, 3 / 5, 2 / 3, 5 / 7, 3 / 4, 7 / 9))
+    state = started()
+    gate = at_least(0.1)
+    gate.rule = lambda confidence, entropy: confidence < 0.7
+    cut = state.propose(Context(tokens), 6, gate)
+    assert (cut.tokens, cut.sources, cut.drafted_by) == ((4, 5, 6), ("lookup",) * 3, "lookup")
+    assert cut.confidences == whole.confidences[:3]
+    assert [entropy for _, entropy in gate.asked] == [None] * 4, "a copy has no distribution"
+
+
+def test_it_is_free_and_never_behind() -> None:
+    state = started()
+    assert state.free
+    assert state.lag(Context(list(range(1000)))) == 0
+    assert state.propose(Context([1, 2, 3, 4, 1, 2, 3]), 1).forwards == 0
 
 
 def test_the_rest_of_the_contract() -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.drafters import model as module
-from edgespec.drafters.model import MINIMUM_CONFIDENCE, ModelDrafter, ModelDraftState
+from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+from tests.support.gates import Gate, at_least, at_most_nats
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = Sampling()
@@ -23,7 +24,6 @@ def started(
     model: FakeModel,
     sampling: Sampling = GREEDY,
     *,
-    confidence: float = 0.0,
     context_length: int = 64,
     stop_ids: frozenset[int] = frozenset(),
 ) -> ModelDraftState:
@@ -33,7 +33,7 @@ def started(
         context_length=context_length,
         stop_ids=stop_ids,
     )
-    return ModelDrafter(lambda: model, minimum_confidence=confidence).start(request)
+    return ModelDrafter(lambda: model).start(request)
 
 
 def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = GREEDY) -> list[int]:
@@ -101,9 +101,13 @@ def peaked(peaks: list[float]) -> FakeModel:
 def test_low_confidence_ends_a_chain_whatever_would_have_been_drawn(sampling: Sampling) -> None:
     peaks = [0.9, 0.9, 0.8, 0.7, 0.55, 0.9, 0.9]
     for confidence, length in [(0.0, 5), (0.5, 5), (0.6, 2), (0.75, 1), (0.85, 0)]:
-        state = started(peaked(peaks), sampling, confidence=confidence)
-        proposal = state.propose(Context([0, 1]), 5 if length == 5 else 4)
+        state = started(peaked(peaks), sampling)
+        gate = at_least(confidence)
+        proposal = state.propose(Context([0, 1]), 5 if length == 5 else 4, gate)
         assert len(proposal.tokens) == min(length, 5)
+        assert proposal.confidences == pytest.approx(peaks[2 : 2 + length])
+        assert [sure for sure, _ in gate.asked] == pytest.approx(peaks[2 : 3 + min(length, 4)])
+        assert proposal.forwards == len(gate.asked), "the forward that told a token's confidence was made"
         assert proposal.drafted_by == "model", "also when it proposes nothing: its time was spent"
         assert len(proposal.sources) == len(proposal.tokens)
 
@@ -118,16 +122,44 @@ def test_confidence_is_asked_before_a_token_is_drawn(monkeypatch: pytest.MonkeyP
         return original(own, seed, position, purpose)  # type: ignore[arg-type]
 
     monkeypatch.setattr("edgespec.decoding.sampling.draw", spy)
-    state = started(peaked([0.9, 0.9, 0.8, 0.55, 0.9]), Sampling(temperature=1.0, rule="rejection"), confidence=0.6)
-    assert len(state.propose(Context([0, 1]), 3).tokens) == 1
+    state = started(peaked([0.9, 0.9, 0.8, 0.55, 0.9]), Sampling(temperature=1.0, rule="rejection"))
+    assert len(state.propose(Context([0, 1]), 3, at_least(0.6)).tokens) == 1
     assert drawn == [2]
 
 
-def test_the_default_confidence_is_even_odds() -> None:
-    assert MINIMUM_CONFIDENCE == 0.5
-    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=3, context_length=64)
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=1)])
+def test_high_entropy_ends_a_chain(sampling: Sampling) -> None:
+    def nats(peak: float) -> float:
+        return -peak * math.log(peak) - (1 - peak) * math.log(1 - peak)
+
+    peaks = [0.9, 0.9, 0.95, 0.8, 0.6, 0.9]
+    gate = at_most_nats(nats(0.7))
+    proposal = started(peaked(peaks), sampling).propose(Context([0, 1]), 4, gate)
+    assert len(proposal.tokens) == 2
+    assert [entropy for _, entropy in gate.asked] == pytest.approx([nats(peak) for peak in peaks[2:5]], rel=1e-5)
+
+
+@pytest.mark.parametrize("forwards", range(4))
+def test_a_gate_may_end_a_chain_before_the_next_forward(forwards: int) -> None:
+    model = FakeModel(seed=1)
+    proposal = started(model).propose(Context(PROMPT), 5, Gate(forwards=forwards))
+    assert list(proposal.tokens) == chain(model, PROMPT, forwards + 1)
+    assert proposal.forwards == len(model.sequences[0].log.widths) == forwards + 1
+
+
+def test_without_a_gate_it_drafts_as_far_as_it_may() -> None:
     model = FakeModel(3, table=lambda prefix: [0.0, math.log(0.9), math.log(0.2)])  # the peak is 1 / 2.1
-    assert ModelDrafter(lambda: model).start(request).propose(Context([0]), 2).tokens == ()
+    proposal = started(model).propose(Context([0]), 2)
+    assert (proposal.tokens, proposal.forwards, proposal.confidences) == ((0, 0), 2, ())
+
+
+def test_a_gate_is_not_asked_after_the_last_token_or_a_stop() -> None:
+    model = FakeModel(seed=1)
+    gate = Gate(forwards=0)
+    assert len(started(model).propose(Context(PROMPT), 1, gate).tokens) == 1
+    (first,) = chain(model, PROMPT, 1)
+    assert started(model, stop_ids=frozenset({first})).propose(Context(PROMPT), 5, gate).tokens == (first,)
+    assert gate.forwards == 0
 
 
 # ------------------------------------------------------------------------------------------------- the sync
@@ -171,6 +203,19 @@ def test_what_is_known_is_not_fed_again() -> None:
     state.propose(Context([*PROMPT, 0, 0]), 1)
     assert log.fed[8][-1] == 0
     assert check_synced(state).tokens == [*PROMPT, 0, 0]
+
+
+def test_the_lag_is_what_would_have_to_be_read_but_for_the_last_token() -> None:
+    state = started(FakeModel(seed=1))
+    assert not state.free
+    assert state.lag(Context([])) == 0
+    assert state.lag(Context(PROMPT)) == len(PROMPT) - 1
+    first = list(state.propose(Context(PROMPT), 3).tokens)
+    assert state.lag(Context(PROMPT)) == 0
+    assert state.lag(Context([*PROMPT, *first, 2])) == 1, "the last draft token was not fed"
+    assert state.lag(Context([*PROMPT, (first[0] + 1) % 12])) == 0
+    assert state.lag(Context([*PROMPT, *first, 2, 2, 2, 2])) == 4
+    assert state.lag(Context([7, *PROMPT])) == len(PROMPT)
 
 
 def test_only_catching_up_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +304,7 @@ def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
         return model
 
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
-    state = ModelDrafter(open_model, minimum_confidence=0.0).start(request)
+    state = ModelDrafter(open_model).start(request)
     for _ in range(2):
         with pytest.raises(MemoryLimitError):
             state.propose(Context(PROMPT), 2)
@@ -283,7 +328,7 @@ def test_close_is_idempotent_and_leaves_the_model_open() -> None:
 
 def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
     model = FakeModel(seed=1)
-    drafter = ModelDrafter(lambda: model, minimum_confidence=0.0)
+    drafter = ModelDrafter(lambda: model)
     assert drafter.kind == "model"
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
     first, second = drafter.start(request), drafter.start(request)

@@ -11,6 +11,6 @@ from edgespec import Engine
 
 @pytest.fixture(scope="session")
 def pair() -> Iterator[Engine]:
-    """The default target and its drafter, as ``edgespec chat --profile laptop`` loads them."""
-    with Engine.load(profile="laptop", download=True) as engine:
+    """The default target and its drafter, calibrated: what ``edgespec chat --profile laptop`` has after a while."""
+    with Engine.load(profile="laptop", download=True, calibrate=True) as engine:
         yield engine

@@ -20,6 +20,15 @@ def test_the_plan_speculates_within_a_probed_class(pair: Engine) -> None:
     # Measured on x86 with this class of build: at least widths 1 to 3.
     assert plan.numeric_class.widths[:2] == (1, 2)
     assert plan.depth_cap == len(plan.numeric_class.widths) - 1
+    assert plan.predicted_tokens_per_s is not None
+    assert any("drafter: up to" in reason for reason in plan.reasons)
+
+
+def test_what_was_measured_is_there_at_the_next_load(pair: Engine) -> None:
+    assert not pair.unmeasured
+    with Engine.load("qwen2.5-coder-1.5b") as again:
+        assert not again.unmeasured
+        assert again.plan == pair.plan
 
 
 def test_speculation_emits_plain_decodings_tokens(pair: Engine) -> None:

@@ -41,6 +41,7 @@ class NoisySequence:
         self.context_length = context_length
         self.closed = False
         self.widths: list[int] = []
+        self.rows: list[int] = []
         self._model = model
         self._tokens: list[int] = []
         self._written: list[int] = []
@@ -54,6 +55,7 @@ class NoisySequence:
             raise ClosedError("closed")
         assert self.length + len(tokens) <= self.context_length
         self.widths.append(len(tokens))
+        self.rows.append(rows)
         self._tokens.extend(tokens)
         self._written.extend([len(tokens)] * len(tokens))
         first = self.length - rows

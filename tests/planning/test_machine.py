@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,8 +15,9 @@ import psutil
 import pytest
 
 import edgespec
+from edgespec.planning import control_groups
 from edgespec.planning import machine as module
-from edgespec.planning.machine import Machine, describe_machine, memory_bytes
+from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
 
 GIB = 2**30
 
@@ -90,28 +93,14 @@ def test_an_unknown_number_of_cores_is_the_logical_one(monkeypatch: pytest.Monke
     assert machine.physical_cores == machine.logical_cores
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [
-        ("max 100000", None),
-        ("200000 100000", 2),
-        ("150000 100000", 1),
-        ("50000 100000", 1),
-        ("9900000 100000", None),
-        ("", None),
-        ("100000", None),
-        ("x y", None),
-        ("100000 0", None),
-    ],
-)
-def test_a_processor_quota_limits_the_cores(
-    group: Path, monkeypatch: pytest.MonkeyPatch, text: str, cores: int | None
-) -> None:
+def test_a_processor_quota_limits_the_cores(group: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)), raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8)
-    (group / "cpu.max").write_text(text + "\n", encoding="ascii")
-    machine = describe_machine()
-    assert (machine.logical_cores, machine.physical_cores) == ((8, 8) if cores is None else (cores, cores))
+    assert (describe_machine().logical_cores, describe_machine().physical_cores) == (8, 8)
+    (group / "cpu.max").write_text("200000 100000\n", encoding="ascii")
+    assert (describe_machine().logical_cores, describe_machine().physical_cores) == (2, 2)
+    (group / "cpu.max").write_text("9900000 100000\n", encoding="ascii")
+    assert describe_machine().logical_cores == 8
 
 
 CPUINFO_X86 = """processor\t: 0
@@ -160,69 +149,191 @@ def test_without_that_file_there_is_still_a_name(monkeypatch: pytest.MonkeyPatch
     assert machine.isa == ()
 
 
+class _Key:
+    def __enter__(self) -> str:
+        return "the key"
+
+    def __exit__(self, *_exception: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [(" A Chip 4 Pro\n", "A Chip 4 Pro"), ("\n", "generic"), (FileNotFoundError(), "generic")],
+    ids=["named", "empty", "missing"],
+)
+def test_macos_names_its_processor(monkeypatch: pytest.MonkeyPatch, answer: str | Exception, name: str) -> None:
+    def run(command: tuple[str, ...], **_how: object) -> SimpleNamespace:
+        assert command[-1] == "machdep.cpu.brand_string"
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(stdout=answer)
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "processor", lambda: "generic")
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert describe_machine().processor == name
+
+
+@pytest.mark.parametrize(
+    "error", [subprocess.TimeoutExpired("sysctl", 2), subprocess.CalledProcessError(1, "sysctl")]
+)
+def test_macos_not_answering_is_no_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def run(*_command: object, **_how: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "processor", lambda: "generic")
+    monkeypatch.setattr(module.subprocess, "run", run)
+    assert describe_machine().processor == "generic"
+
+
+@pytest.mark.parametrize(("answer", "name"), [("A Chip 9 ", "A Chip 9"), ("", "generic"), (None, "generic")])
+def test_windows_names_its_processor(monkeypatch: pytest.MonkeyPatch, answer: str | None, name: str) -> None:
+    def query(_key: str, value: str) -> tuple[str, int]:
+        assert value == "ProcessorNameString"
+        if answer is None:
+            raise OSError("no such value")
+        return answer, 1
+
+    registry = SimpleNamespace(
+        HKEY_LOCAL_MACHINE=0, OpenKey=lambda _root, path: _Key() if path.endswith("\\0") else None, QueryValueEx=query
+    )
+    monkeypatch.setitem(sys.modules, "winreg", registry)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(platform, "processor", lambda: "generic")
+    assert describe_machine().processor == name
+
+
+# -------------------------------------------------------------------------------------------- power and sensors
+
+
+@pytest.mark.parametrize(
+    ("battery", "source"),
+    [
+        (None, None),
+        (SimpleNamespace(power_plugged=None), None),
+        (SimpleNamespace(power_plugged=True), "mains"),
+        (SimpleNamespace(power_plugged=False), "battery"),
+    ],
+)
+def test_the_power_source_is_what_the_battery_says(
+    monkeypatch: pytest.MonkeyPatch, battery: object, source: str | None
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    assert describe_machine().power_source == source
+
+
+def test_the_power_source_is_no_part_of_the_identity() -> None:
+    assert MACHINE.power_source is None
+    assert replace(MACHINE, power_source="battery").fingerprint == MACHINE.fingerprint
+
+
+def sensors(**readings: list[float | None]) -> dict[str, list[SimpleNamespace]]:
+    return {name: [SimpleNamespace(current=value) for value in values] for name, values in readings.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "hottest"),
+    [
+        ({}, None),
+        (sensors(coretemp=[41.0, 63.5, 62.0], nvme=[80.0]), 63.5),
+        (sensors(k10temp=[55.25]), 55.25),
+        (sensors(cpu_thermal=[48]), 48.0),
+        (sensors(acpitz=[27.8], iwlwifi=[50.0]), None),
+        (sensors(coretemp=[0.0, -273.15, 65535.0, None, math.nan]), None),
+    ],
+    ids=["none", "intel", "amd", "board", "others", "broken"],
+)
+def test_the_temperature_is_the_processors_hottest(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, list[SimpleNamespace]], hottest: float | None
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
+    assert describe_conditions().temperature_c == hottest
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, RuntimeError, NotImplementedError, AttributeError])
+def test_sensors_that_fail_are_not_known(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fail() -> None:
+        raise error("an odd file")
+
+    monkeypatch.setattr(psutil, "sensors_battery", fail, raising=False)
+    monkeypatch.setattr(psutil, "sensors_temperatures", fail, raising=False)
+    assert describe_machine().power_source is None
+    assert describe_conditions().temperature_c is None
+
+
+def test_a_system_without_sensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(psutil, "sensors_battery", raising=False)
+    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+    monkeypatch.delattr(os, "getloadavg", raising=False)
+    assert describe_machine().power_source is None
+    assert describe_conditions() == Conditions() == Conditions(temperature_c=None, load_average=None)
+
+
+def test_the_load_is_the_last_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 9.0, 9.0), raising=False)
+    assert describe_conditions().load_average == 1.5
+
+
+# ------------------------------------------------------------------------------------------------ as a report
+
+
+def test_a_machine_in_a_report() -> None:
+    assert replace(MACHINE, power_source="mains").as_json() == {
+        "system": "Linux x86_64",
+        "processor": "A processor",
+        "isa": ["avx", "avx2"],
+        "physical_cores": 4,
+        "logical_cores": 8,
+        "total_memory_bytes": 16 * GIB,
+        "available_memory_bytes": 8 * GIB,
+        "power_source": "mains",
+        "fingerprint": MACHINE.fingerprint,
+    }
+    assert MACHINE.as_json()["power_source"] is None
+
+
+def test_conditions_in_a_report() -> None:
+    conditions = Conditions(temperature_c=61.0, load_average=0.5)
+    assert conditions.as_json() == {"temperature_c": 61.0, "load_average": 0.5}
+
+
 # ----------------------------------------------------------------------------------------------------- memory
 
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A control group's folder, on a machine with 16 GiB of which 8 are free."""
-    monkeypatch.setattr(module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(control_groups, "_MOUNT", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, available=8 * GIB))
     return tmp_path
 
 
-def limits(group: Path, **files: object) -> None:
-    for name, content in files.items():
-        (group / f"memory.{name}").write_text(f"{content}\n", encoding="ascii")
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        (None, None, (16 * GIB, 8 * GIB)),
+        ("max", GIB, (16 * GIB, 8 * GIB)),
+        (32 * GIB, GIB, (16 * GIB, 8 * GIB)),  # a limit above the machine is none
+        (4 * GIB, GIB, (4 * GIB, 3 * GIB)),
+        (12 * GIB, GIB, (12 * GIB, 8 * GIB)),  # the machine may have less than the group allows
+        (2 * GIB, None, (2 * GIB, 2 * GIB)),
+        (GIB, 3 * GIB, (GIB, 0)),
+    ],
+)
+def test_memory_under_a_limit(group: Path, limit: object, used: object, expected: tuple[int, int]) -> None:
+    for name, content in (("max", limit), ("current", used)):
+        if content is not None:
+            (group / f"memory.{name}").write_text(f"{content}\n", encoding="ascii")
+    assert memory_bytes() == expected
 
 
-def test_without_a_group_the_machine_counts(group: Path) -> None:
-    assert memory_bytes() == (16 * GIB, 8 * GIB)
-
-
-def test_no_limit_is_no_limit(group: Path) -> None:
-    limits(group, max="max", current=GIB)
-    assert memory_bytes() == (16 * GIB, 8 * GIB)
-
-
-def test_a_limit_above_the_machine_is_no_limit(group: Path) -> None:
-    limits(group, max=32 * GIB, current=GIB)
-    assert memory_bytes() == (16 * GIB, 8 * GIB)
-
-
-def test_a_limit_below_the_machine_counts(group: Path) -> None:
-    limits(group, max=4 * GIB, current=GIB)
-    assert memory_bytes() == (4 * GIB, 3 * GIB)
-
-
-def test_page_cache_is_given_back_on_demand(group: Path) -> None:
-    limits(group, max=4 * GIB, current=3 * GIB, stat=f"anon 7\nfile 9\ninactive_file {2 * GIB}\nactive_file 3")
-    assert memory_bytes() == (4 * GIB, 3 * GIB)
-
-
-def test_the_machine_may_have_less_than_the_group_allows(group: Path) -> None:
-    limits(group, max=12 * GIB, current=GIB)
-    assert memory_bytes() == (12 * GIB, 8 * GIB)
-
-
-def test_an_unknown_use_never_promises_more_than_the_limit(group: Path) -> None:
-    limits(group, max=2 * GIB)
-    assert memory_bytes() == (2 * GIB, 2 * GIB)
-
-
-def test_odd_statistics_never_promise_more_than_the_limit(group: Path) -> None:
-    limits(group, max=2 * GIB, current=0, stat=f"inactive_file {100 * GIB}")
-    assert memory_bytes() == (2 * GIB, 2 * GIB)
-
-
-def test_a_group_over_its_limit_has_nothing_left(group: Path) -> None:
-    limits(group, max=GIB, current=3 * GIB)
-    assert memory_bytes() == (GIB, 0)
-
-
-@pytest.mark.parametrize("content", ["", "-1", "1e9", "²", "12 34", "0x10"])
-def test_garbage_in_a_group_is_ignored(group: Path, content: str) -> None:
-    (group / "memory.max").write_text(content, encoding="utf-8")
-    (group / "memory.current").write_bytes(b"\xff")
-    (group / "memory.stat").write_text("inactive_file\ninactive_file x\n", encoding="ascii")
-    assert memory_bytes() == (16 * GIB, 8 * GIB)
+def test_the_tightest_of_several_limits_counts(group: Path) -> None:
+    version_1 = group / "memory"
+    version_1.mkdir()
+    (version_1 / "memory.limit_in_bytes").write_text(str(4 * GIB), encoding="ascii")
+    (version_1 / "memory.usage_in_bytes").write_text(str(3 * GIB), encoding="ascii")
+    (group / "memory.max").write_text(str(6 * GIB), encoding="ascii")
+    (group / "memory.current").write_text(str(4 * GIB), encoding="ascii")
+    assert memory_bytes() == (4 * GIB, GIB)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decoding.contracts import ModelFacts
+from edgespec.planning.calibration import ModelTimes
 from edgespec.planning.measurements import SCHEMA_VERSION, Measurements
 from edgespec.planning.widths import ContextProbe, WidthProbe
 
@@ -44,6 +45,15 @@ PROBE = WidthProbe(
     ),
     complete=True,
     plain_forward_s=0.01,
+)
+
+
+TIMES = ModelTimes(
+    contexts=(96, 1018),
+    widths=(1, 2, 4),
+    forward_s=((0.1, 0.11, 0.12), (0.2, 0.1 + 0.2, 0.4)),
+    prompt_token_s=0.003,
+    repetitions=5,
 )
 
 
@@ -120,6 +130,9 @@ def test_whatever_it_depends_on_makes_it_unknown(kept: Measurements, change: dic
     kept.save_widths(FACTS, PROBE)
     assert kept.load_widths(replace(FACTS, **change)) is None
     assert kept.load_widths(FACTS) == PROBE
+    kept.save_times(FACTS, TIMES)
+    assert kept.load_times(replace(FACTS, **change)) is None
+    assert kept.notes == []  # not there is not damaged
 
 
 def test_another_machine_measures_for_itself(kept: Measurements) -> None:
@@ -190,6 +203,11 @@ def test_a_damaged_document_is_measured_again(kept: Measurements, name: str) -> 
     path = stored_file(kept)
     path.write_text(json.dumps(DAMAGES[name](json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
     assert kept.load_widths(FACTS) is None
+    assert kept.load_widths(FACTS) is None
+    (note,) = kept.notes  # once, however often it is looked for
+    assert note.startswith(f"the measurement {path.name} is ignored and made again: ")
+    words = {"older version": "another version", "newer version": "another version", "another key": "another machine"}
+    assert words.get(name, "") in note
     kept.save_widths(FACTS, PROBE)  # and replaced
     assert kept.load_widths(FACTS) == PROBE
 
@@ -211,6 +229,8 @@ def test_a_damaged_file_is_measured_again(kept: Measurements, data: bytes) -> No
     kept.save_widths(FACTS, PROBE)
     stored_file(kept).write_bytes(data)
     assert kept.load_widths(FACTS) is None
+    assert len(kept.notes) == 1
+    assert "is ignored and made again" in kept.notes[0]
 
 
 def test_a_truncated_file_at_any_byte_is_measured_again(kept: Measurements) -> None:
@@ -228,6 +248,9 @@ def test_a_huge_file_is_not_read(kept: Measurements) -> None:
     data = path.read_bytes()
     path.write_bytes(data + b" " * 2**21)  # still valid JSON
     assert kept.load_widths(FACTS) is None
+    assert kept.notes[0].endswith("it is too large to be one of ours")
+    path.write_bytes(data + b" " * (2**20 - len(data)))
+    assert kept.load_widths(FACTS) == PROBE
 
 
 def test_a_folder_in_the_files_place_is_no_error(kept: Measurements) -> None:
@@ -236,14 +259,18 @@ def test_a_folder_in_the_files_place_is_no_error(kept: Measurements) -> None:
     path.unlink()
     path.mkdir()
     assert kept.load_widths(FACTS) is None
+    assert "it cannot be read" in kept.notes[0]
     kept.save_widths(FACTS, PROBE)
+    assert kept.load_widths(FACTS) == PROBE  # in this process
+    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     kept = Measurements(tmp_path / "file" / "measurements", "machine-1")
     kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) is None
+    assert kept.load_widths(FACTS) == PROBE  # what was measured serves as long as this process lives
+    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folder permissions do not forbid writing on Windows")
@@ -254,7 +281,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
         pytest.skip("this user may write everywhere")
     kept = Measurements(folder, "machine-1")
     kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) is None
+    assert Measurements(folder, "machine-1").load_widths(FACTS) is None
 
 
 def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +290,9 @@ def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("edgespec.files.atomic.os.fsync", full)
     kept.save_widths(FACTS, PROBE)
-    assert kept.load_widths(FACTS) is None
     assert list(kept.folder.iterdir()) == []
+    assert kept.load_widths(FACTS) == PROBE
+    monkeypatch.undo()
+    kept.save_widths(FACTS, replace(PROBE, complete=False))  # there is room again
+    assert kept.load_widths(FACTS) == replace(PROBE, complete=False)
+    assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == replace(PROBE, complete=False)

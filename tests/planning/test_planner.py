@@ -1,21 +1,23 @@
-"""The planner: which setting a model is kept in, and what is decided from what was measured."""
+"""The planner's first half: which setting a model is kept in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.plan import Plan
-from edgespec.planning.planner import SLOWER_ALLOWED, Wish, find_stable_model, make_plan, stable_settings
-from edgespec.planning.widths import WIDEST, ContextProbe, WidthProbe, probe_widths
+from edgespec.planning.planner import (
+    SLOWER_ALLOWED,
+    find_stable_model,
+    stable_settings,
+)
+from edgespec.planning.widths import WIDEST, WidthProbe, probe_widths
 from edgespec.runtimes.llama import LlamaSettings
 from tests.planning.noisy_model import NoisyModel, Rule, no_noise
 
@@ -79,14 +81,16 @@ def find(
     progress: Callable[[float], None] | None = None,
     slower_allowed: float = math.inf,  # fakes take microseconds, whose ratios mean nothing
 ) -> tuple[Any, WidthProbe | None]:
+    def probe_now(model: Any) -> WidthProbe:
+        return probe_widths(model, context_length=context_length, complete=complete, progress=progress)
+
     model, probe = find_stable_model(
         shelf,
         preferred,
         kept,
-        measure=measure,
+        measure=probe_now if measure else None,
         complete=complete,
         context_length=context_length,
-        progress=progress,
         slower_allowed=slower_allowed,
     )
     assert shelf.left_open == [model]  # exactly the one that is handed out
@@ -253,7 +257,7 @@ def test_a_model_that_does_not_open_is_raised(kept: Measurements) -> None:
         raise ModelFileError("x.gguf", "broken")
 
     with pytest.raises(ModelFileError):
-        find_stable_model(refuse, PREFERRED, kept, measure=True, complete=False, context_length=300)
+        find_stable_model(refuse, PREFERRED, kept, measure=probe_widths, complete=False, context_length=300)
 
 
 def test_measurements_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
@@ -269,192 +273,3 @@ def test_a_difference_without_a_bound_is_no_error(kept: Measurements) -> None:
 
     _, probe = find(Shelf(garbage), kept)
     assert find(Shelf(no_noise), kept, measure=False)[1] == probe
-
-
-# ------------------------------------------------------------------------------------------------ the decision
-
-FACTS = ModelFacts(
-    name="big",
-    sha256="sha256:ab",
-    architecture="llama",
-    runtime="llama",
-    build="0.3.36+abc",
-    device="gpu0",
-    threads=4,
-    vocabulary_size=1000,
-    trained_context_length=2048,
-    weight_bytes=1,
-    bytes_per_forward=1,
-    kv_bytes_per_token=1,
-    kv_type="q8_0",
-    settings={"repack": True},
-)
-
-WISH = Wish(depth="auto", exactness="stable", context_length=2048, sources=("lookup",))
-
-
-def stable_to(width: int) -> WidthProbe:
-    others = dict.fromkeys(range(width + 1, WIDEST + 1), 0.5)
-    return WidthProbe(
-        widths=tuple(range(1, width + 1)),
-        contexts=(ContextProbe(start=96, positions=12, max_abs_diff=others),),
-        complete=True,
-    )
-
-
-def plan(probe: WidthProbe | None, *, facts: ModelFacts = FACTS, reasons: Sequence[str] = (), **wish: Any) -> Plan:
-    return make_plan(replace(WISH, **wish), facts, probe, reasons)
-
-
-def test_speculation_within_the_class() -> None:
-    made = plan(stable_to(4))
-    assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", 3)
-    assert made.numeric_class.widths == (1, 2, 3, 4)
-    assert made.drafter is not None
-    assert (made.drafter.kind, made.drafter.model, made.drafter.runtime, made.drafter.device) == ("lookup",) + (
-        None,
-    ) * 3
-    assert any("widths 1 to 4 are bit-equal" in reason and "depths to 3" in reason for reason in made.reasons)
-    assert any("not calibrated" in reason and "depth up to 3" in reason for reason in made.reasons)
-
-
-def test_only_consecutive_widths_count() -> None:
-    made = plan(WidthProbe(widths=(1, 2, 3, 7, 8)))
-    assert made.depth_cap == 2
-    assert made.numeric_class.widths == (1, 2, 3, 7, 8)
-
-
-@pytest.mark.parametrize(("asked", "cap"), [(1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
-def test_a_depth_that_was_asked_for_stays_within_the_class(asked: int, cap: int) -> None:
-    made = plan(stable_to(4), depth=asked)
-    assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", cap)
-    assert any(f"depth {asked} was asked for" in reason for reason in made.reasons) is (asked > 3)
-    assert not any("calibrated" in reason for reason in made.reasons)  # nobody tries what was decreed
-
-
-@pytest.mark.parametrize("exactness", ["stable", "near"])
-@pytest.mark.parametrize("probe", [None, stable_to(4)], ids=["unprobed", "probed"])
-def test_depth_zero_is_plain(probe: WidthProbe | None, exactness: str) -> None:
-    made = plan(probe, depth=0, exactness=exactness)
-    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-    assert made.reasons == ("plain: depth 0 was asked for",)
-
-
-@pytest.mark.parametrize("exactness", ["stable", "near"])
-@pytest.mark.parametrize("depth", ["auto", 3])
-def test_without_a_probe_it_is_plain(exactness: str, depth: int | str) -> None:
-    made = plan(None, exactness=exactness, depth=depth)
-    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-    assert made.numeric_class.widths == (1,)
-    assert made.reasons == ("plain: which widths are bit-equal here has not been measured",)
-
-
-@pytest.mark.parametrize("depth", ["auto", 3])
-def test_without_a_stable_width_it_is_plain(depth: int | str) -> None:
-    made = plan(stable_to(1), depth=depth)
-    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-    assert any(reason.startswith("plain: no width beyond 1") for reason in made.reasons)
-
-
-@pytest.mark.parametrize("probe", [None, stable_to(1), stable_to(4)], ids=["unprobed", "unstable", "stable"])
-@pytest.mark.parametrize("exactness", ["stable", "near"])
-def test_without_a_drafter_it_is_plain(probe: WidthProbe | None, exactness: str) -> None:
-    made = plan(probe, sources=(), exactness=exactness)
-    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-    assert "plain: there is no drafter" in made.reasons
-
-
-def test_a_cache_that_cannot_rewind_makes_it_plain() -> None:
-    for exactness in ("stable", "near"):
-        made = plan(stable_to(8), facts=replace(FACTS, can_rewind=False), exactness=exactness)
-        assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-        assert any("cannot drop" in reason for reason in made.reasons)
-
-
-@pytest.mark.parametrize(
-    ("asked", "stable", "cap", "level"),
-    [
-        ("auto", 1, WIDEST - 1, "N"),
-        ("auto", 4, WIDEST - 1, "N"),
-        ("auto", WIDEST, WIDEST - 1, "W"),
-        (2, 4, 2, "W"),
-        (3, 4, 3, "W"),
-        (4, 4, 4, "N"),
-        (99, 4, WIDEST - 1, "N"),
-        (5, 1, 5, "N"),
-    ],
-)
-def test_near_exactness_goes_beyond_the_class_and_says_so(
-    asked: int | str, stable: int, cap: int, level: str
-) -> None:
-    made = plan(stable_to(stable), exactness="near", depth=asked)
-    assert (made.mode, made.exactness, made.depth_cap) == ("serial", level, cap)
-    says = [reason for reason in made.reasons if "near exactness was asked for" in reason]
-    assert len(says) == (level == "N")
-    if says:
-        assert f"depth up to {cap}" in says[0]
-        assert f"depths to {stable - 1} are bit-equal" in says[0]
-
-
-def test_near_is_never_chosen_unasked() -> None:
-    for stable in range(1, WIDEST + 1):
-        for depth in ("auto", *range(WIDEST + 2)):
-            assert plan(stable_to(stable), depth=depth).exactness == "W"
-            assert plan(stable_to(stable), depth=depth).depth_cap <= stable - 1
-
-
-def test_a_model_drafter_is_named() -> None:
-    made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", drafter_device="gpu1")
-    assert made.drafter is not None
-    drafter = made.drafter
-    assert (drafter.kind, drafter.model, drafter.runtime, drafter.device) == (
-        "lookup+model",
-        "small",
-        "llama",
-        "gpu1",
-    )
-
-
-def test_why_there_is_no_model_drafter_is_said_in_every_mode() -> None:
-    for probe in (None, stable_to(1), stable_to(4)):
-        made = plan(probe, drafter_off="another vocabulary")
-        assert made.drafter_off == "another vocabulary"
-        assert "no model drafter: another vocabulary" in made.reasons
-
-
-def test_the_plan_repeats_what_it_stands_on() -> None:
-    given = ["big on gpu0, 4 threads"]
-    made = plan(stable_to(3), reasons=given, context_length=777)
-    assert made.reasons[0] == given[0]
-    assert given == ["big on gpu0, 4 threads"]  # pure
-    assert made == plan(stable_to(3), reasons=given, context_length=777)
-    assert made.context_length == 777
-    assert (made.target.model, made.target.runtime, made.target.device, made.target.threads) == (
-        "big",
-        "llama",
-        "gpu0",
-        4,
-    )
-    kind = made.numeric_class
-    assert (kind.runtime, kind.build, kind.device, kind.threads, kind.kv_type) == (
-        "llama",
-        "0.3.36+abc",
-        "gpu0",
-        4,
-        "q8_0",
-    )
-    assert kind.settings == {"repack": True}
-    assert made.predicted_tokens_per_s is None  # not measured
-    with pytest.raises(FrozenInstanceError):
-        made.depth_cap = 9  # type: ignore[misc]
-
-
-def test_a_plan_as_json() -> None:
-    made = plan(stable_to(3), drafter_model="small", sources=("model",), reasons=["why"]).as_json()
-    assert made["drafter"] == {"kind": "model", "model": "small", "runtime": "llama", "device": "cpu"}
-    assert made["target"] == {"model": "big", "runtime": "llama", "device": "gpu0", "threads": 4}
-    assert made["numeric_class"]["widths"] == [1, 2, 3]
-    assert (made["mode"], made["exactness"], made["depth_cap"]) == ("serial", "W", 2)
-    assert made["predicted_tokens_per_s"] is None
-    assert made["reasons"][0] == "why"
-    assert plan(None).as_json()["drafter"] is None

@@ -16,6 +16,7 @@ from edgespec.errors import ForwardError
 from edgespec.planning.widths import (
     BORDERS,
     POSITIONS,
+    STEP_TOKENS,
     WIDEST,
     ContextProbe,
     WidthProbe,
@@ -175,9 +176,10 @@ def test_every_forward_has_the_width_it_stands_for() -> None:
     model = NoisyModel()
     probe_widths(model, widest=5, context_length=200)
     widths = model.opened[0].widths
-    assert widths[0] == FIRST  # the way to the first probe
-    assert widths[1 : 1 + POSITIONS] == [1] * POSITIONS
-    rest = widths[1 + POSITIONS :]
+    way = [STEP_TOKENS, FIRST - STEP_TOKENS]  # to the first probe
+    assert widths[:2] == way
+    assert widths[2 : 2 + POSITIONS] == [1] * POSITIONS
+    rest = widths[2 + POSITIONS :]
     for width in (2, 3, 4, 5):
         count = math.ceil(POSITIONS / width)  # the last one filled up to the full width
         assert rest[:count] == [width] * count
@@ -189,7 +191,9 @@ def test_only_widths_up_to_the_widest_are_measured() -> None:
     model = NoisyModel()
     assert probe_widths(model, widest=4).widths == (1, 2, 3, 4)
     assert probe_widths(model, widest=1).widths == (1,)
-    assert {width for width in model.opened[0].widths if width < 50} <= {1, 2, 3, 4}
+    sequence = model.opened[0]
+    compared = [width for width, scored in zip(sequence.widths, sequence.rows, strict=True) if scored]
+    assert set(compared) == {1, 2, 3, 4}
 
 
 def test_progress_grows_to_one() -> None:

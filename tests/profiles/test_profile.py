@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import ProfileError
+from edgespec.planning.depth import POLICY_NAMES
 from edgespec.profiles.layers import KEYS
 from edgespec.profiles.profile import Profile, list_profiles, load_profile
 
 Load = Callable[..., Profile]
+
+BUILT_IN = ("default", "desktop", "desktop-gpu", "laptop", "laptop-battery", "npu", "server")
 
 
 @pytest.fixture
@@ -56,6 +59,7 @@ def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
         ("draft", "auto"),
         ("context", 4096),
         ("depth", "auto"),
+        ("depth_policy", "cost"),
         ("rule", "keyed"),
         ("exactness", "stable"),
         ("threads", "auto"),
@@ -79,6 +83,55 @@ def test_every_value_has_an_origin(load: Load) -> None:
     assert profile.origins["target"] == "built-in laptop.toml"
     assert profile.origins["threads"] == "built-in default.toml"
     assert load().origins["name"] == "built-in"
+
+
+# What each built-in profile inherits from, and what it wants otherwise than the default.
+DIFFERENCES: dict[str, tuple[str, dict[str, object]]] = {
+    "default": ("default", {}),
+    "laptop": ("default", {}),
+    "laptop-battery": ("laptop", {"draft": "none", "context": 2048}),
+    "desktop": ("default", {"device": "cpu", "draft_device": "cpu", "context": 8192}),
+    "desktop-gpu": ("desktop", {"context": 8192}),
+    "npu": ("laptop", {"context": 2048, "max_memory_fraction": 0.6}),
+    "server": ("default", {"context": 8192, "max_memory_fraction": 0.9}),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_profile_loads_and_says_where_its_values_are_from(load: Load, name: str) -> None:
+    parent, differences = DIFFERENCES[name]
+    profile, default = load(name), load("default")
+    assert {key: getattr(profile, key) for key in KEYS} == {key: getattr(default, key) for key in KEYS} | differences
+    assert set(profile.origins) == {"name", "description", *KEYS}
+    assert profile.origins["description"] == f"built-in {name}.toml"
+    origins = {profile.origins[key] for key in KEYS}
+    assert origins <= {f"built-in {file}.toml" for file in (name, parent, "default")}
+    assert f"built-in {parent}.toml" in origins
+    for key in differences:
+        if name != "desktop-gpu":
+            assert profile.origins[key] == f"built-in {name}.toml"
+
+
+def test_a_desktop_for_models_takes_back_the_devices_and_inherits_the_rest(load: Load) -> None:
+    profile = load("desktop-gpu")
+    assert (profile.device, profile.origins["device"]) == ("auto", "built-in desktop-gpu.toml")
+    assert (profile.draft_device, profile.origins["draft_device"]) == ("auto", "built-in desktop-gpu.toml")
+    assert (profile.context, profile.origins["context"]) == (8192, "built-in desktop.toml")
+
+
+def test_a_built_in_profile_names_no_device_but_the_processor(load: Load) -> None:
+    for name in BUILT_IN:  # other names depend on the build
+        assert {load(name).device, load(name).draft_device} <= {"auto", "cpu"}
+
+
+def test_the_npu_profile_does_not_promise_an_npu(load: Load) -> None:
+    assert "no runtime here can use NPUs yet" in load("npu").description
+
+
+def test_each_built_in_profile_has_a_description_of_its_own_that_fits_a_line(user: Path) -> None:
+    descriptions = [summary.description for summary in list_profiles(user)]
+    assert len(set(descriptions)) == len(BUILT_IN)
+    assert all(10 < len(description) <= 100 for description in descriptions)
 
 
 def test_a_profile_cannot_be_changed(load: Load) -> None:
@@ -135,6 +188,7 @@ def test_the_nearest_project_file_of_the_parents_counts(load: Load, project: Pat
         ("depth", "0", 0),
         ("depth", "auto", "auto"),
         ("rule", "rejection", "rejection"),
+        *[("depth_policy", name, name) for name in POLICY_NAMES],
         ("exactness", "near", "near"),
         ("threads", "6", 6),
         ("device", "Vulkan0", "Vulkan0"),
@@ -227,13 +281,13 @@ def test_listing_shows_all_and_survives_a_broken_file(user: Path) -> None:
     (user / "profiles" / "heir.toml").write_text('inherits = "mine"\n')
     (user / "profiles" / "broken.toml").write_text("context = \n")
     listed = {summary.name: summary for summary in list_profiles(user)}
-    assert list(listed) == ["broken", "default", "heir", "laptop", "mine"]
+    assert list(listed) == sorted([*BUILT_IN, "broken", "heir", "mine"])
     assert listed["laptop"].origin == "built-in laptop.toml"
     assert listed["laptop"].description
     assert listed["mine"].description == listed["heir"].description == "Mine"
     assert listed["broken"].problem is not None
     assert "line 1" in listed["broken"].problem
-    assert [summary.name for summary in list_profiles(user / "nowhere")] == ["default", "laptop"]
+    assert tuple(summary.name for summary in list_profiles(user / "nowhere")) == BUILT_IN
 
 
 # --------------------------------------------------------------------------------------------------- errors
@@ -264,6 +318,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(load: Load, user: Path, pr
         ("depth = 17", 'depth must be "auto" or an integer from 0 to 16, got 17'),
         ("depth = -1", "got -1"),
         ('rule = "exact"', 'rule must be "keyed" or "rejection", got "exact"'),
+        ('depth_policy = "deep"', "depth_policy must be "),
         ('exactness = "Near"', 'exactness must be "stable" or "near", got "Near"'),
         ("threads = 0", 'threads must be "auto" or an integer from 1 to 1024, got 0'),
         ("threads = true", "got true"),
@@ -324,7 +379,8 @@ def test_an_unknown_profile_lists_the_known_ones_and_the_nearest(load: Load, use
     (user / "profiles" / "desk.toml").touch()
     error = failure(load, "latop")
     assert error.message == 'there is no profile "latop"'
-    assert error.hint == "Did you mean laptop? Known profiles: default, desk, laptop."
+    known = ", ".join(sorted([*BUILT_IN, "desk"]))
+    assert error.hint == f"Did you mean laptop? Known profiles: {known}."
     assert "no profile file" in failure(load, "./nowhere.toml").message
     assert "no profile file" in failure(load, "../profiles/desk").message
     (user / "profiles" / "desk.toml").write_text('inherits = "gone"\n')

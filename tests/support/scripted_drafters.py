@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.decoding.contracts import NOTHING, Context, Distribution, Outcome, Proposal
+from edgespec.decoding.contracts import NOTHING, ChainGate, Context, Distribution, Outcome, Proposal
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, draw
 from edgespec.errors import EdgespecError
 from tests.support.fake_runtime import FakeModel, noise_words
@@ -15,17 +15,29 @@ KIND = "scripted"
 
 
 class Scripted:
-    """A DraftState that asks ``script(tokens, depth)`` and remembers what it was asked and told."""
+    """A DraftState that asks ``script(tokens, depth)`` and remembers what it was asked and told.
 
-    def __init__(self, script: Callable[[list[int], int], Sequence[int]]) -> None:
+    It has no confidences, so gates are only written down. ``behind`` is the lag it claims.
+    """
+
+    def __init__(
+        self, script: Callable[[list[int], int], Sequence[int]], *, free: bool = False, behind: int = 0
+    ) -> None:
         self._script = script
+        self.free = free
+        self.behind = behind
+        self.gates: list[ChainGate | None] = []
         self.asked: list[tuple[int, int]] = []
         self.outcomes: list[Outcome] = []
         self.cancelled = False
         self.closed = 0
 
-    def propose(self, context: Context, depth: int) -> Proposal:
+    def lag(self, context: Context) -> int:
+        return self.behind
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self.asked.append((len(context), depth))
+        self.gates.append(gate)
         return self._proposal(list(context.tokens), depth)
 
     def _proposal(self, tokens: list[int], depth: int) -> Proposal:
@@ -114,8 +126,8 @@ class Raising(Scripted):
         self.at = at
         self.when_observing = when_observing
 
-    def propose(self, context: Context, depth: int) -> Proposal:
-        proposal = super().propose(context, depth)
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        proposal = super().propose(context, depth, gate)
         if not self.when_observing and len(self.asked) >= self.at:
             raise self.error
         return proposal

@@ -14,6 +14,8 @@ from edgespec.files.gguf import read_header
 from edgespec.files.locations import Home
 from edgespec.files.manifest import Manifest, write_manifest
 from edgespec.generation import Generation
+from edgespec.planning.calibration import ModelTimes
+from edgespec.planning.widths import probe_widths
 from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
 
 # Narrow heads force an F16 cache, whose attention is not bit-equal across widths; these shapes keep every width.
@@ -83,6 +85,40 @@ class TinyModels:
         """An engine on one thread, with the pair of ``target`` and ``drafter`` unless told otherwise."""
         chosen = {"draft": str(self.drafter), "threads": 1, "store_home": self.home, **overrides}
         return Engine.load(str(target or self.target), **chosen)  # type: ignore[arg-type]
+
+    def load_speculating(self, target: Path | None = None, **overrides: object) -> Engine:
+        """``load`` on a machine where drafting pays, whatever forwards of tiny models really take."""
+        engine = self.load(target, **overrides)
+        invent_measurements(engine)
+        return engine
+
+
+# Invented: a target whose forwards take the same at every width, and a drafter ten times as fast.
+FORWARD_S, DRAFT_S = 0.01, 0.001
+
+
+def invented_times(forward_s: float, widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> ModelTimes:
+    """A flat curve, as a calibration would have found it."""
+    return ModelTimes(
+        contexts=(2048,),
+        widths=widths,
+        forward_s=((forward_s,) * len(widths),),
+        prompt_token_s=forward_s / 10,
+        repetitions=5,
+    )
+
+
+def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: float = DRAFT_S) -> None:
+    """Store invented times (the width classes are really probed, if need be), and let the engine plan by them."""
+    knowledge = engine.knowledge
+    store = knowledge.store
+    if knowledge.widths() is None and engine.can_rewind:
+        probe = probe_widths(engine.target_model, context_length=engine.plan.context_length)
+        store.save_widths(knowledge.target, probe)
+    store.save_times(knowledge.target, invented_times(forward_s))
+    if knowledge.drafter is not None:
+        store.save_times(knowledge.drafter, invented_times(draft_s))
+    engine.replan()
 
 
 def put_into_store(home: Home, name: str, content: bytes) -> Path:

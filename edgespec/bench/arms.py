@@ -1,0 +1,104 @@
+"""The arms of a benchmark: plain decoding, the plan, and the controls they are judged by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.bench.controls import ReplayDrafter, Script
+from edgespec.engine import Engine
+from edgespec.errors import InvalidRequestError
+from edgespec.planning.cost import FREE
+from edgespec.planning.depth import POLICY_NAMES, FixedDepth
+from edgespec.planning.depth_cost import CostDepth, Costs
+from edgespec.planning.policies import make_policy
+from edgespec.session import Session, Speculation
+
+PLAIN, AGAIN, PLANNED = "plain", "again", "planned"
+DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)
+
+# What can be asked for beside "depth-N".
+ARM_NAMES = (PLAIN, AGAIN, PLANNED, "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
+
+_DEPTH = re.compile(r"(?:(oracle|lookup|model)-)?depth-(\d{1,2})")
+
+ARMS_HELP = (
+    "plain, again (plain once more: the noise), planned, oracle (always right), worst (always wrong), lookup, "
+    "loaded (plain with the drafter in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, or a depth "
+    "policy: " + ", ".join(POLICY_NAMES)
+)
+
+
+@dataclass(slots=True)
+class Arm:
+    """One way to decode, with a session of its own. ``script`` is what its replay drafter knows."""
+
+    name: str
+    session: Session
+    script: Script
+
+
+def parse_arms(names: str | None) -> tuple[str, ...]:
+    """Arms from a list with commas; plain decoding always comes first. Raises InvalidRequestError."""
+    wanted = [name.strip() for name in (names or ",".join(DEFAULT_ARMS)).split(",") if name.strip()]
+    for name in wanted:
+        if name not in ARM_NAMES and not _DEPTH.fullmatch(name):
+            raise InvalidRequestError(f'there is no arm "{name}"', hint=f"arms: {ARMS_HELP}")
+    return tuple(dict.fromkeys((PLAIN, *wanted)))
+
+
+def open_arm(engine: Engine, name: str, depth_cap: int) -> Arm:
+    """A session that decodes the way the arm says, up to ``depth_cap`` tokens deep.
+
+    Raises InvalidRequestError for a drafter that is not there, and what opening a session raises.
+    """
+    script = Script()
+    return Arm(
+        name=name, session=engine.session(speculation=_speculation(engine, name, depth_cap, script)), script=script
+    )
+
+
+def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Speculation | None:
+    if name == PLANNED:
+        return None
+    if name in (PLAIN, AGAIN, "loaded"):
+        if name == "loaded" and engine.knowledge.drafter is not None:
+            engine.drafter_model()
+        return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0)
+    costs = engine.knowledge.costs()
+    if name in ("oracle", "worst"):
+        drafter = ReplayDrafter(script, wrong=name == "worst")
+        free = Costs(curves=costs.curves, drafts={drafter.kind: FREE})
+        return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], free), depth_cap=cap)
+    if name == "lookup":
+        free = Costs(curves=costs.curves, drafts={"lookup": FREE})
+        own = tuple(d for d in engine.drafters if d.kind == "lookup")
+        if not own:
+            raise InvalidRequestError("the arm lookup needs lookup = true in the profile")
+        return Speculation(drafters=own, policy=CostDepth(cap, ["lookup"], free), depth_cap=cap)
+    forced = _DEPTH.fullmatch(name)
+    if forced is not None:
+        who, depth = forced.group(1), min(cap, int(forced.group(2)))
+        if who == "oracle":
+            return Speculation(drafters=(ReplayDrafter(script),), policy=FixedDepth(depth), depth_cap=depth)
+        drafters = tuple(d for d in engine.drafters if who is None or d.kind == who)
+        if depth and not drafters:
+            raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
+        return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
+    sources = [d.kind for d in engine.drafters]
+    policy = make_policy(next(p for p in POLICY_NAMES if p == name), cap, sources, costs, engine.knowledge.priors)
+    return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap)
+
+
+def open_arms(engine: Engine, names: Sequence[str], depth_cap: int) -> list[Arm]:
+    """All of them. Raises what ``open_arm`` raises, with those already open closed again."""
+    arms: list[Arm] = []
+    try:
+        for name in names:
+            arms.append(open_arm(engine, name, depth_cap))
+    except BaseException:
+        for arm in arms:
+            arm.session.close()
+        raise
+    return arms

@@ -1,0 +1,66 @@
+"""Drafters that know the answer: the oracle says it, the worst never does. They bound what any drafter can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.decoding.contracts import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+
+
+class Script:
+    """The tokens of a prompt and its plain answer, exchanged from prompt to prompt."""
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[int] = ()
+
+
+class ReplayDrafter:
+    """Proposes what the script says next; with ``wrong``, always something else. It costs nothing to ask."""
+
+    def __init__(self, script: Script, *, wrong: bool = False) -> None:
+        self._script = script
+        self._wrong = wrong
+
+    @property
+    def kind(self) -> str:
+        return "worst" if self._wrong else "oracle"
+
+    def start(self, request: DraftRequest) -> ReplayState:
+        return ReplayState(self._script, request.vocabulary_size, self.kind, wrong=self._wrong)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class ReplayState:
+    """One session's replay."""
+
+    free = True
+
+    def __init__(self, script: Script, vocabulary_size: int, kind: str, *, wrong: bool) -> None:
+        self._script, self._vocabulary_size, self._kind, self._wrong = script, vocabulary_size, kind, wrong
+
+    def lag(self, context: Context) -> int:
+        return 0
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        tokens = list(self._script.tokens[len(context) : len(context) + depth])
+        if self._wrong:
+            # Past the end of the answer there is something wrong to say as well.
+            tokens += [0] * (depth - len(tokens))
+            tokens = [(token + 1) % self._vocabulary_size for token in tokens]
+        if not tokens:
+            return NOTHING
+        return Proposal(tokens=tuple(tokens), sources=(self._kind,) * len(tokens), drafted_by=self._kind)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns nothing."""
+
+    def cancel(self) -> None:
+        """A proposal takes microseconds."""
+
+    def reset_cancel(self) -> None:
+        """See ``cancel``."""
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,165 @@
+"""What a figure needs, read from the objects that ``bench --json`` and ``calibrate --json`` print.
+
+A reader returns None where the report holds nothing to draw, and raises AttributeError, KeyError, TypeError,
+ValueError or IndexError for what is not shaped like a report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Report = Mapping[str, Any]
+
+# A report over somebody's own suite may have any number of categories; a page holds this many.
+MAX_ROWS = 30
+MAX_LABEL_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A speed-up; ``ci95`` is None where no interval was measured."""
+
+    value: float
+    ci95: tuple[float, float] | None
+    identical: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speedups:
+    """``arms``: name -> category ("" for all of them) -> dot. ``hidden`` categories did not fit."""
+
+    arms: dict[str, dict[str, Dot]]
+    categories: tuple[str, ...]
+    hidden: int
+    aa_ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """``lines``: label -> ((width, T(w) / T(1)), ...). ``common``: what all the lines share."""
+
+    lines: dict[str, tuple[tuple[float, float], ...]]
+    common: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes per second: of each arm, and what the memory delivers."""
+
+    arms: dict[str, float]
+    measured: float
+
+
+def read_speedups(report: Report) -> Speedups | None:
+    different = {
+        (pair["arm"], pair["category"])
+        for pair in report.get("pairs") or ()
+        if pair.get("identical_to_plain") is False
+    }
+    arms: dict[str, dict[str, Dot]] = {}
+    for name, arm in (report.get("arms") or {}).items():
+        speedup = arm.get("speedup")
+        fraction = arm.get("identical_fraction")
+        whole = _dot(speedup, fraction is None or fraction >= 1)
+        if whole is None or (whole.value == 1 and whole.ci95 in (None, (1, 1))):  # the baseline itself
+            continue
+        arms[name] = {"": whole}
+        for category, value in (speedup.get("by_category") or {}).items():
+            dot = _dot(value, (name, category) not in different)
+            if dot is not None:
+                arms[name][str(category)] = dot
+    if not arms:
+        return None
+    categories = list(dict.fromkeys(category for dots in arms.values() for category in dots if category))
+    aa = (report.get("noise") or {}).get("aa_ci95")
+    return Speedups(
+        arms=arms,
+        categories=tuple(categories[:MAX_ROWS]),
+        hidden=max(0, len(categories) - MAX_ROWS),
+        aa_ci95=None if aa is None else (_positive(aa[0]), _positive(aa[1])),
+    )
+
+
+def _dot(value: Any, identical: bool) -> Dot | None:
+    """From {"geomean", "ci95"} or a number alone; None where nothing was measured."""
+    speedup = value if isinstance(value, Mapping) else {"geomean": value}
+    if speedup.get("geomean") is None:
+        return None
+    ends = speedup.get("ci95")
+    return Dot(
+        value=_positive(speedup["geomean"]),
+        ci95=None if ends is None else (_positive(ends[0]), _positive(ends[1])),
+        identical=identical,
+    )
+
+
+def read_curves(calibration: Report) -> Curves | None:
+    found: list[tuple[dict[str, str], tuple[tuple[float, float], ...]]] = []
+    for curve in calibration.get("curves") or ():
+        times = {
+            _positive(width): _positive(seconds)
+            for width, seconds in zip(curve["width"], curve["forward_s"], strict=True)
+            if seconds is not None
+        }
+        if 1 in times and len(times) > 1:  # without T(1) there is nothing to compare with
+            points = tuple((width, times[width] / times[1]) for width in sorted(times))
+            found.append((_described(curve), points))
+    if not found:
+        return None
+    shared = {
+        key: text
+        for key, text in found[0][0].items()
+        if key != "model" and all(facts.get(key) == text for facts, _ in found)
+    }
+    lines: dict[str, tuple[tuple[float, float], ...]] = {}
+    for facts, points in found:
+        label = ", ".join(text for key, text in facts.items() if key not in shared)
+        while label in lines:  # measured twice: both are shown
+            label += " (again)"
+        lines[label] = points
+    return Curves(lines=lines, common=", ".join(shared.values()))
+
+
+def _described(curve: Report) -> dict[str, str]:
+    facts = {key: short(curve[key]) for key in ("model", "runtime", "device") if curve.get(key) is not None}
+    if curve.get("threads") is not None:
+        facts["threads"] = f"{curve['threads']} thread{'' if curve['threads'] == 1 else 's'}"
+    if curve.get("context") is not None:
+        facts["context"] = f"{curve['context']} tokens of context"
+    return facts
+
+
+def read_traffic(report: Report, calibration: Report | None) -> Traffic | None:
+    measured = (calibration or {}).get("read_bytes_per_s") or (report.get("machine") or {}).get("read_bytes_per_s")
+    arms = {
+        name: _positive(arm["bytes_per_token"]) * _positive(arm["decode_tokens_per_s_geomean"])
+        for name, arm in (report.get("arms") or {}).items()
+        if arm.get("bytes_per_token") is not None and arm.get("decode_tokens_per_s_geomean") is not None
+    }
+    return Traffic(arms=arms, measured=_positive(measured)) if arms and measured else None
+
+
+def read_headline(report: Report) -> str:
+    suite, machine = report.get("suite") or {}, report.get("machine") or {}
+    prompts = len({pair["id"] for pair in report.get("pairs") or ()})
+    parts = [
+        short(machine["processor"], 60) if machine.get("processor") else "",
+        f"suite {short(suite['name'])}" if suite.get("name") else "",
+        f"{prompts} prompt{'' if prompts == 1 else 's'}" if prompts else "",
+    ]
+    return "  ·  ".join(part for part in parts if part)
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"not a measurement: {value}")
+    return number
+
+
+def short(value: object, limit: int = MAX_LABEL_CHARACTERS) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,326 @@
+"""Figures from reports: speed-ups by category, the cost of width, and how much of the memory's speed is used.
+
+They take the objects that ``bench --json`` and ``calibrate --json`` print, so that an old report can be drawn again,
+and draw nothing that was not measured. Shape tells the lines and dots apart as well as colour does, for the
+colour-blind and for paper. Matplotlib is an optional dependency and is imported only when a figure is made; neither
+its global settings nor pyplot's state are changed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec.bench.plot_data import (
+    Curves,
+    Report,
+    Speedups,
+    Traffic,
+    read_curves,
+    read_headline,
+    read_speedups,
+    read_traffic,
+    short,
+)
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+
+__all__ = [
+    "SUFFIXES",
+    "forward_curves",
+    "plot_report",
+    "require_matplotlib",
+    "require_suffix",
+    "roofline",
+    "speedup_by_category",
+]
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+# Okabe and Ito's palette (2008) for all kinds of colour vision, without its yellow, which is too light on white, and
+# its vermilion, which is too close to the red below.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+RED, INK, GREY, PALE = "#C1121F", "#222222", "#767676", "#E6E6E6"
+
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # names may hold dollar signs
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": PALE,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "savefig.dpi": 160,
+    "svg.fonttype": "none",  # text stays text: to be searched, read aloud and translated
+    "svg.hashsalt": "edgespec",  # with the dates left out: the same report gives the same file
+}
+
+T = TypeVar("T")
+
+
+def speedup_by_category(report: Report, path: Path) -> None:
+    """A dot with its interval for each arm and category, on a logarithmic scale with a line at 1.
+
+    Hollow and red where an arm's tokens were not plain decoding's. The band at 1 is the A/A arm's interval. Raises
+    InvalidRequestError for a report without speed-ups, another suffix than ``SUFFIXES`` and a path that cannot be
+    written, and RuntimeUnavailableError without matplotlib; so do the other functions.
+    """
+    _draw([_read(read_speedups, report)], path, "speed-ups")
+
+
+def forward_curves(calibration: Report, path: Path) -> None:
+    """T(w) / T(1) against the width w: a line for each model, runtime, device, threads and context that was measured.
+
+    Between the guides: y = 1, where verifying drafts is free, and y = w, where nothing is gained by it.
+    """
+    _draw([_read(read_curves, calibration)], path, "curves of forward times")
+
+
+def roofline(report: Report, calibration: Report | None, path: Path) -> None:
+    """Each arm's memory traffic (``bytes_per_token`` x tokens per second) as a part of what the memory was measured
+    to deliver: ``read_bytes_per_s`` of the calibration or else of the report's machine.
+    """
+    _draw([_read(read_traffic, report, calibration)], path, "memory traffic")
+
+
+def plot_report(report: Report, calibration: Report | None, path: Path) -> None:
+    """One figure with those of the three panels that there is data for; InvalidRequestError if there is none."""
+    panels = [
+        _read(read_speedups, report),
+        _read(read_curves, calibration or {}),
+        _read(read_traffic, report, calibration),
+    ]
+    _draw(panels, path, "measurements", title=_read(read_headline, report))
+
+
+# ------------------------------------------------------------------------------------------------- drawing
+
+
+_Data = Speedups | Curves | Traffic
+
+
+def require_suffix(path: Path) -> None:
+    """Raise InvalidRequestError if a figure cannot be written under that name."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidRequestError(
+            f"a plot cannot be written as {path.name}", hint=f"Use one of the suffixes {', '.join(SUFFIXES)}."
+        )
+
+
+def require_matplotlib() -> None:
+    """Raise RuntimeUnavailableError without matplotlib: to be asked before something long is measured."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"plots need matplotlib, which cannot be imported: {error}", hint="pip install 'edgespec[plot]'"
+        ) from error
+
+
+def _read(reader: Callable[..., T], *reports: Report | None) -> T:
+    """Reports are files that somebody kept: what is not shaped like one is a sentence, not a traceback."""
+    try:
+        return reader(*reports)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidRequestError(
+            "the report does not have the shape of one, and cannot be drawn",
+            hint="Give the object printed by `edgespec bench --json` or `edgespec calibrate --json`.",
+        ) from error
+
+
+def _draw(panels: Iterable[_Data | None], path: Path, what: str, *, title: str = "") -> None:
+    """Lay out the panels that have data, draw them, and write the file once it is complete."""
+    require_suffix(path)
+    present = [panel for panel in panels if panel is not None]
+    if not present:
+        raise InvalidRequestError(f"the report holds no {what} to draw")
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    content = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        matplotlib.rcdefaults()  # a figure looks the same whatever style its maker prefers
+        matplotlib.rcParams.update(STYLE)
+        heights = [_inches(panel) for panel in present]
+        side_by_side = len(present) > 1 and isinstance(present[0], Speedups)
+        height = max(heights[0], sum(heights[1:])) if side_by_side else sum(heights)
+        figure: Any = Figure(
+            figsize=(11.5 if side_by_side else 6.6, height + (0.35 if title else 0)), layout="constrained"
+        )
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.03)
+        if side_by_side:
+            left, right = figure.subfigures(1, 2, width_ratios=(1.15, 1))
+            axes = [left.subplots(), *_column(right, heights[1:])]
+        else:
+            axes = _column(figure, heights)
+        for panel, place in zip(present, axes, strict=True):
+            match panel:
+                case Speedups():
+                    _draw_speedups(panel, place)
+                case Curves():
+                    _draw_curves(panel, place)
+                case Traffic():
+                    _draw_traffic(panel, place)
+        if title:
+            figure.suptitle(title, x=0.012, ha="left", fontsize=9, color=GREY)
+        kind = path.suffix.lower().removeprefix(".")
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+        figure.savefig(content, format=kind, metadata=dates[kind])
+    try:
+        path.write_bytes(content.getvalue())
+    except OSError as error:
+        raise InvalidRequestError(f"the plot {path} cannot be written: {error.strerror or error}") from error
+
+
+def _inches(panel: _Data) -> float:
+    """The height that a panel needs, its title, axis and legend included."""
+    match panel:
+        case Speedups():
+            row = max(0.3, 0.13 * (len(panel.arms) + 1))
+            return 1.6 + (1 + len(panel.categories)) * row + 0.1 * len(panel.arms)
+        case Curves():
+            return 3.5 + 0.2 * len(panel.lines)
+        case Traffic():
+            return 1.2 + 0.34 * len(panel.arms)
+
+
+def _column(figure: Any, heights: Sequence[float]) -> list[Any]:
+    return list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+
+
+def _draw_speedups(data: Speedups, axes: Any) -> None:
+    rows = ("", *data.categories)
+    step = min(0.2, 0.72 / len(data.arms))
+    ends = [1.0]
+    if data.aa_ci95 is not None:
+        axes.axvspan(*data.aa_ci95, color=PALE, linewidth=0, label="plain against itself")
+        ends += data.aa_ci95
+    for number, (name, dots) in enumerate(data.arms.items()):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        label = f"{short(name)}: {dots[''].value:.2f}×"
+        axes.plot([], [], color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
+        for row, category in enumerate(rows):
+            dot = dots.get(category)
+            if dot is None:
+                continue
+            y = row + (number - (len(data.arms) - 1) / 2) * step
+            low, high = dot.ci95 or (dot.value, dot.value)
+            ends += (low, high, dot.value)
+            paint = colour if dot.identical else RED
+            axes.plot([low, high], [y, y], color=paint, linewidth=1.6, solid_capstyle="butt")
+            face = paint if dot.identical else "white"
+            axes.plot(dot.value, y, marker, color=paint, markerfacecolor=face, markeredgewidth=1.4, markersize=6)
+    if any(not dot.identical for dots in data.arms.values() for dot in dots.values()):
+        axes.plot(
+            [], [], "o", color=RED, markerfacecolor="white", markeredgewidth=1.4, label="not identical to plain"
+        )
+    axes.axvline(1, color=INK, linewidth=1, zorder=1)
+    axes.hlines([row + 0.5 for row in range(1, len(data.categories))], 0, 1, colors=PALE, linewidth=0.6,
+                transform=axes.get_yaxis_transform())  # fmt: skip
+    axes.axhline(0.5, color=GREY, linewidth=0.6)
+    low, high = min(ends) / 1.06, max(ends) * 1.06
+    ticks = [tick for tick in _ratio_ticks(low, high) if low <= tick <= high]
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.grid(axis="x")
+    axes.set_yticks(range(len(rows)), ["all prompts", *(short(category, 20) for category in data.categories)])
+    axes.get_yticklabels()[0].set_fontweight("bold")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    more = f"\n{data.hidden} more categories are not shown" if data.hidden else ""
+    axes.set_xlabel(f"decode speed as a multiple of plain decoding's, with 95 % interval (log scale){more}")
+    axes.set_title("Speed-up by category")
+    _legend_below(axes, lines=2 if data.hidden else 1, columns=2)
+
+
+def _ratio_ticks(low: float, high: float) -> Sequence[float]:
+    if high / low < 1.8:
+        return [tenth / 10 for tenth in range(1, 100)]
+    if high / low < 6:
+        return (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+    return [2.0**power for power in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
+
+
+def _draw_curves(data: Curves, axes: Any) -> None:
+    widest = max(width for points in data.lines.values() for width, _ in points)
+    top = max(2.0, 1.08 * max(ratio for points in data.lines.values() for _, ratio in points))
+    axes.plot([1, widest], [1, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
+    axes.plot([1, widest], [1, widest], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate("y = 1: rows are free", (widest, 1), (0, -3), textcoords="offset points", ha="right", va="top",
+                  color=GREY, fontsize=8)  # fmt: skip
+    end = 0.94 * min(top, widest)
+    axes.annotate("y = w", (end, end), (5, -2), textcoords="offset points", ha="left", va="top",
+                  color=GREY, fontsize=8)  # fmt: skip
+    for number, (label, points) in enumerate(data.lines.items()):
+        axes.plot(
+            *zip(*points, strict=True),
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle=DASHES[number % len(DASHES)],
+            linewidth=1.6,
+            markersize=4.5,
+            label=label,
+        )
+    widths = sorted({int(width) for points in data.lines.values() for width, _ in points})
+    # Labels that would touch are left out: a sixteenth of the axis is room for two digits.
+    shown = [widths[0]]
+    for width in widths[1:]:
+        if width - shown[-1] >= widest / 16:
+            shown.append(width)
+    axes.set_xticks(shown)
+    axes.set_xlim(min(0.8, 1 - widest / 60), widest * 1.02)
+    axes.set_ylim(0, top)
+    axes.grid(axis="y")
+    axes.set_xlabel("width w: rows scored in one forward")
+    axes.set_ylabel("T(w) / T(1)")
+    axes.set_title("What a wider forward costs")
+    _legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
+
+
+def _draw_traffic(data: Traffic, axes: Any) -> None:
+    giga = 1e9
+    for row, used in enumerate(data.arms.values()):
+        axes.barh(row, data.measured / giga, height=0.62, color=PALE, edgecolor=GREY, linewidth=0.6)
+        axes.barh(row, used / giga, height=0.34, color=COLOURS[0])
+        text = f"{used / giga:.1f} GB/s, {100 * used / data.measured:.0f} %"
+        axes.annotate(text, (max(used, data.measured) / giga, row), (5, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(data.arms)), [short(name, 20) for name in data.arms])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(data.arms) - 0.5, -0.5)
+    axes.set_xlim(0, 1.36 * max(data.measured, *data.arms.values()) / giga)
+    axes.set_xlabel(f"GB/s read: used (dark) of {data.measured / giga:.1f} measured (light)")
+    axes.set_title("Memory bandwidth used")
+
+
+def _legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> None:
+    """``lines``: of text between the axis and the legend."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below = ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
+    place = axes.transAxes + below
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, ncols=columns, borderaxespad=0,
+                handlelength=2.6, title=title or None, title_fontsize=8.5, alignment="left")  # fmt: skip

@@ -1,0 +1,243 @@
+"""From answers to figures: paired speed-ups, what the cost model predicted, what the memory was asked for."""
+
+from __future__ import annotations
+
+import statistics as stdlib_statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.bench.arms import AGAIN, PLAIN, PLANNED
+from edgespec.bench.run import Answer
+from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
+from edgespec.decoding.contracts import RoundRecord
+from edgespec.engine import Engine
+from edgespec.planning.cost import DraftCost
+from edgespec.planning.pace import ContextCurves
+
+
+def arm_report(
+    engine: Engine, name: str, answers: Sequence[Answer], read_bytes_per_s: float | None, pace: float | None
+) -> dict[str, Any]:
+    """CLI.md's entry of one arm; ``pace`` is how many times longer forwards took than when they were calibrated."""
+    own = [answer for answer in answers if answer.arm == name]
+    timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
+    pairs = paired(answers, name, PLAIN)
+    report: dict[str, Any] = {
+        "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
+        "speedup": None if name == PLAIN or not pairs else speedup_json(answers, name, PLAIN),
+        "identical_fraction": _fraction([answer.identical for answer in own]),
+        "predicted_vs_measured": _predicted_vs_measured(engine, own, None if name == PLAIN else pace),
+        **_work(engine, own, read_bytes_per_s),
+        **_requests(answers, name),
+    }
+    return report
+
+
+def speedup_json(answers: Sequence[Answer], name: str, baseline: str) -> dict[str, Any]:
+    """Paired speed-up of one arm over another, overall and by category."""
+    pairs = paired(answers, name, baseline)
+    categories = {answer.prompt_id: answer.category for answer in answers}
+    return {
+        **speedup(pairs).as_json(),
+        "by_category": {category: own.as_json() for category, own in by_category(pairs, categories).items()},
+    }
+
+
+def paired(answers: Sequence[Answer], name: str, baseline: str) -> dict[str, list[tuple[float, float]]]:
+    """Tokens a second of both arms by prompt, the n-th answer of one with the n-th of the other."""
+    speeds = {(a.arm, a.prompt_id, a.turn): a.tokens_per_s for a in answers}
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for (arm, prompt_id, turn), own in speeds.items():
+        other = speeds.get((baseline, prompt_id, turn))
+        if arm == name and own is not None and other is not None:
+            pairs.setdefault(prompt_id, []).append((own, other))
+    return pairs
+
+
+def noise_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The A/A arm: plain decoding against itself. ``noisy`` is None without that arm."""
+    pairs = paired(answers, AGAIN, PLAIN)
+    if not pairs:
+        return {"aa_ci95": None, "noisy": None}
+    both: Speedup = speedup(pairs)
+    return {"aa_ci95": list(both.ci95), "aa_geomean": both.geomean, "noisy": noise(both)}
+
+
+def is_noisy(answers: Sequence[Answer]) -> bool:
+    """Whether plain decoding could not be told to be as fast as itself; False without an A/A arm."""
+    pairs = paired(answers, AGAIN, PLAIN)
+    return bool(pairs) and noise(speedup(pairs))
+
+
+def bench_report(
+    engine: Engine,
+    suite: Mapping[str, Any],
+    answers: Sequence[Answer],
+    *,
+    read_bytes_per_s: float | None,
+    repeated: bool = False,
+) -> dict[str, Any]:
+    """CLI.md's ``bench`` object."""
+    names = list(dict.fromkeys(answer.arm for answer in answers))
+    pace = _pace(engine, [answer for answer in answers if answer.arm == PLAIN])
+    arms = {name: arm_report(engine, name, answers, read_bytes_per_s, pace) for name in names}
+    planned = arms.get(PLANNED)
+    report: dict[str, Any] = {
+        "machine": {**engine.machine.as_json(), "read_bytes_per_s": read_bytes_per_s},
+        "suite": dict(suite),
+        "arms": arms,
+        "speedup": None if planned is None else planned["speedup"],
+        "identical_fraction": _fraction([answer.identical for answer in answers if answer.arm != PLAIN]),
+        "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
+        "noise": {**noise_json(answers), "repeated": repeated},
+        "regret": _regret(answers),
+        "plan": engine.plan.as_json(),
+        "pairs": [_pair_json(answer) for answer in answers],
+    }
+    return report
+
+
+def _pair_json(answer: Answer) -> dict[str, Any]:
+    return {
+        "id": answer.prompt_id,
+        "category": answer.category,
+        "arm": answer.arm,
+        "turn": answer.turn,
+        "prompt_tokens": answer.prompt_tokens,
+        "tokens": answer.tokens,
+        "decode_s": answer.decode_s,
+        "ttft_s": answer.ttft_s,
+        "tokens_per_round": answer.stats.tokens_per_round,
+        "proposed": answer.stats.proposed,
+        "accepted": answer.stats.accepted,
+        "identical_to_plain": answer.identical,
+    }
+
+
+def _fraction(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+# ----------------------------------------------------------------------------------------- predictions
+
+
+def _predicted_s(curves: ContextCurves, draft: DraftCost | None, rounds: Sequence[RoundRecord]) -> float | None:
+    """What the cost model says these rounds take; None if they drafted with something that was not measured."""
+    total = 0.0
+    for record in rounds:
+        total += curves.at(record.context_length).seconds(record.width)
+        if record.draft_forwards:
+            if draft is None:
+                return None
+            # Catching up takes the first forward with it, and is measured apart.
+            total += draft.seconds(record.draft_forwards - (record.sync_s > 0))
+    return total
+
+
+def _pace(engine: Engine, plain: Sequence[Answer]) -> float | None:
+    """How many times longer plain decoding took in this run than it was calibrated to take."""
+    curves = engine.knowledge.costs().curves
+    if curves is None:
+        return None
+    ratios = [
+        answer.decode_s / predicted
+        for answer in plain
+        if answer.decode_s > 0 and (predicted := _predicted_s(curves, None, answer.rounds))
+    ]
+    return stdlib_statistics.median(ratios) if ratios else None
+
+
+def _predicted_vs_measured(engine: Engine, own: Sequence[Answer], pace: float | None) -> float | None:
+    """Predicted tokens a second over measured ones: median over answers, from the rounds that were run.
+
+    Plain decoding is held against what was calibrated; every other arm against the calibrated curve at the pace of
+    this run's plain arm, so that a machine that is busier than when it was calibrated does not count twice.
+    """
+    costs = engine.knowledge.costs()
+    if costs.curves is None:
+        return None
+    ratios = []
+    for answer in own:
+        predicted = _predicted_s(costs.curves, costs.drafts.get("model"), answer.rounds)
+        synced = sum(record.sync_s for record in answer.rounds)
+        if predicted and answer.decode_s > synced:
+            ratios.append((answer.decode_s - synced) / (predicted * (pace or 1.0)))
+    return stdlib_statistics.median(ratios) if ratios else None
+
+
+# ------------------------------------------------------------------------------- the memory-bound profile
+
+
+def _work(engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None) -> dict[str, Any]:
+    """What the arm asked of memory and where its time went, over all of its answers."""
+    target, drafter = engine.knowledge.target, engine.knowledge.drafter
+    rounds = [record for answer in own for record in answer.rounds]
+    tokens = sum(answer.tokens - 1 for answer in own if answer.tokens > 1)
+    seconds = sum(answer.decode_s for answer in own)
+    forwards = sum(record.draft_forwards for record in rounds)
+    proposed = sum(record.proposed for record in rounds)
+    work: dict[str, Any] = {
+        "tokens_per_round": None,
+        "accepted_per_proposed": sum(r.accepted for r in rounds) / proposed if proposed else None,
+        "mean_depth": proposed / len(rounds) if rounds else None,
+        "mbsu": None,
+        "bytes_per_token": None,
+        "bandwidth_used": None,
+        "share_draft": None,
+        "share_verify": None,
+        "share_idle": None,
+    }
+    if not rounds or not tokens or not seconds:
+        return work
+    drafter_bytes = 0 if drafter is None else drafter.bytes_per_forward
+    read = sum(target.bytes_per_forward + target.kv_bytes_per_token * record.context_length for record in rounds)
+    per_token = (read + forwards * drafter_bytes) / tokens
+    drafted_s = sum(record.draft_s for record in rounds)
+    verified_s = sum(record.verify_s for record in rounds)
+    work |= {
+        "tokens_per_round": tokens / len(rounds),
+        "mbsu": mbsu(tokens / len(rounds), forwards / len(rounds), drafter_bytes, target.bytes_per_forward),
+        "bytes_per_token": per_token,
+        "bandwidth_used": None if not read_bytes_per_s else per_token * tokens / seconds / read_bytes_per_s,
+        "share_draft": drafted_s / seconds,
+        "share_verify": verified_s / seconds,
+        "share_idle": max(0.0, 1.0 - (drafted_s + verified_s) / seconds),
+    }
+    return work
+
+
+def _requests(answers: Sequence[Answer], name: str) -> dict[str, Any]:
+    """Time to first token and whole requests against plain decoding; None where prompts were in the cache."""
+    by_key = {(a.arm, a.prompt_id, a.turn): a for a in answers}
+    ttft, request = [], []
+    for answer in answers:
+        plain = by_key.get((PLAIN, answer.prompt_id, answer.turn))
+        if answer.arm != name or plain is None:
+            continue
+        if answer.ttft_s is not None and plain.ttft_s:
+            ttft.append(answer.ttft_s / plain.ttft_s)
+        if answer.request_s and plain.request_s:
+            request.append(plain.request_s / answer.request_s)
+    return {
+        "ttft_vs_plain_p50": stdlib_statistics.median(ttft) if ttft else None,
+        "request_speedup_p50": stdlib_statistics.median(request) if request else None,
+    }
+
+
+def _regret(answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """What the planned arm gives away to the best fixed depth of each category; None without such arms."""
+    names = [n for n in dict.fromkeys(a.arm for a in answers) if n == PLAIN or n.startswith("depth-")]
+    if len(names) < 2 or not paired(answers, PLANNED, PLAIN):
+        return None
+    categories = {answer.prompt_id: answer.category for answer in answers}
+    fixed = {name: by_category(paired(answers, name, PLAIN), categories) for name in names}
+    planned = by_category(paired(answers, PLANNED, PLAIN), categories)
+    return {
+        category: {
+            "best": own.best,
+            "best_speedup": own.best_speedup,
+            "planned_speedup": own.planned_speedup,
+            "loss": own.loss,
+        }
+        for category, own in regret(fixed, planned).items()
+    }

@@ -1,0 +1,138 @@
+"""Running a suite: every arm answers every prompt, in turns, and each answer is checked against plain decoding's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.bench.arms import PLAIN, Arm
+from edgespec.bench.statistics import abba, shuffled
+from edgespec.bench.suite import Prompt
+from edgespec.decoding.contracts import RoundRecord
+from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.stats import DecodeStats
+from edgespec.engine import Engine
+from edgespec.errors import CancelledError, PromptTooLongError
+from edgespec.events import Done, Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer of one arm. ``ttft_s`` is None if the prompt was in the cache already; ``turn`` pairs the arms.
+
+    ``rounds`` are those of the answer, in order.
+    """
+
+    prompt_id: str
+    category: str
+    arm: str
+    turn: int
+    prompt_tokens: int
+    tokens: int
+    decode_s: float
+    ttft_s: float | None
+    identical: bool
+    rounds: tuple[RoundRecord, ...]
+    stats: DecodeStats
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else None
+
+    @property
+    def request_s(self) -> float | None:
+        """From the request to the last token, None if the prompt was in the cache."""
+        return None if self.ttft_s is None else self.ttft_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """``passes`` ABBA passes of ``max_tokens`` each; ``cold``: the prompt is read for every answer."""
+
+    passes: int = 2
+    max_tokens: int = 96
+    cold: bool = False
+    seed: int = 0
+
+
+Progress = Callable[[Answer, int, int], None]
+
+
+def run_passes(
+    engine: Engine,
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    settings: RunSettings,
+    *,
+    first_turn: int = 0,
+    on_answer: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> list[Answer]:
+    """Decode everything greedily.
+
+    Raises PromptTooLongError before anything is decoded, CancelledError once ``stop`` is set, else what generating
+    raises.
+
+    Within a pass the arms take turns A B B A on each prompt. Before its turns a prompt is answered plainly once
+    without counting: that warms the machine up and tells the replay drafters what to say.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    names = list(by_name)
+    encoded = {prompt.id: _encoded(engine, prompt) for prompt in prompts}
+    answers: list[Answer] = []
+    total = settings.passes * len(prompts) * 2 * len(names)
+    for number in range(settings.passes):
+        for place, prompt in enumerate(shuffled(prompts, settings.seed + number)):
+            reference, _ = _answer(by_name[PLAIN], prompt, settings, cold=False)
+            known = [*encoded[prompt.id], *reference.token_ids]
+            seen = dict.fromkeys(names, 0)
+            for name in abba(names, 1, settings.seed + number + place):
+                if stop is not None and stop.is_set():
+                    raise CancelledError("the benchmark was interrupted")
+                arm = by_name[name]
+                arm.script.tokens = known
+                done, rounds = _answer(arm, prompt, settings, cold=settings.cold)
+                answer = Answer(
+                    prompt_id=prompt.id,
+                    category=prompt.category,
+                    arm=name,
+                    turn=first_turn + 2 * number + seen[name],
+                    prompt_tokens=done.stats.prompt_tokens,
+                    tokens=done.stats.emitted_tokens,
+                    decode_s=done.stats.decode_s or 0.0,
+                    ttft_s=done.stats.ttft_s if settings.cold else None,
+                    identical=done.token_ids == reference.token_ids,
+                    rounds=rounds,
+                    stats=done.stats,
+                )
+                seen[name] += 1
+                answers.append(answer)
+                if on_answer is not None:
+                    on_answer(answer, len(answers), total)
+    return answers
+
+
+def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
+    tokens = engine.encode_prompt(engine.render([{"role": "user", "content": prompt.prompt}]))
+    if len(tokens) >= engine.plan.context_length:
+        raise PromptTooLongError(
+            f"the prompt {prompt.id} has {len(tokens)} tokens and the context holds {engine.plan.context_length}",
+            hint="leave it out or use a larger --context",
+        )
+    return tokens
+
+
+def _answer(arm: Arm, prompt: Prompt, settings: RunSettings, *, cold: bool) -> tuple[Done, tuple[RoundRecord, ...]]:
+    session = arm.session
+    session.clear(keep_cache=not cold)
+    rounds: list[RoundRecord] = []
+    done: Done | None = None
+    with session.generate(prompt.prompt, max_tokens=settings.max_tokens, sampling=Sampling()) as generation:
+        for event in generation:
+            if isinstance(event, Round):
+                rounds.append(event.record)
+            elif isinstance(event, Done):
+                done = event
+    assert done is not None  # a generation that does not raise ends with Done
+    return done, tuple(rounds)

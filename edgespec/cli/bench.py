@@ -1,0 +1,224 @@
+"""``edgespec bench``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite, missing_prompts, suite_sha256
+from edgespec.cli.opening import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import note, print_error, print_json
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.locations import home
+
+if TYPE_CHECKING:
+    from edgespec.bench.run import Answer
+
+
+def bench(
+    context: typer.Context,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="NAME|FILE.jsonl", help=f"One of {', '.join(BUILTIN_SUITES)}, or yours.")
+    ] = "quick",
+    arms: Annotated[
+        str | None,
+        typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always one. See README.md."),
+    ] = None,
+    passes: Annotated[int, typer.Option("--passes", min=1, help="ABBA passes: each arm runs twice in one.")] = 2,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of each answer.")] = 96,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each category.")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
+    ] = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Read the prompt for every answer: times to first token, whole requests.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the report (.png, .svg, .pdf).")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Plain against planned decoding on this machine: paired, interleaved, with token equality."""
+    from edgespec.bench.arms import open_arms, parse_arms
+    from edgespec.bench.report import bench_report, is_noisy
+    from edgespec.bench.run import RunSettings, run_passes
+    from edgespec.calibration_report import calibration_report
+    from edgespec.planning.machine_store import load_bandwidth
+
+    state = state_of(context)
+    names = parse_arms(arms)
+    name, prompts = _prompts(suite, limit, category or [])
+    if plot is not None:
+        _check_plot(plot)
+    chosen = resolve_profile(
+        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+    )
+    with open_engine(chosen, state, calibrate=True) as engine:
+        cap = engine.depth_cap_allowed
+        opened = open_arms(engine, names, cap)
+        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold)
+        note(f"{len(prompts)} prompts; {', '.join(names)}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
+        answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress())
+        repeated = is_noisy(answers)
+        if repeated:
+            note("plain decoding differed from itself by more than 3 %: noisy, so everything is run once more")
+            answers += run_passes(engine, opened, prompts, settings, first_turn=2 * passes, on_answer=_Progress())
+        bandwidth = load_bandwidth(home().measurements, engine.machine)
+        report = bench_report(
+            engine,
+            {"name": name, "sha256": suite_sha256(prompts), "prompts": len(prompts)},
+            answers,
+            read_bytes_per_s=None if bandwidth is None else bandwidth.read_bytes_per_s,
+            repeated=repeated,
+        )
+        report |= {"max_tokens": max_tokens, "passes": passes, "cold": cold}
+        calibration = calibration_report(engine, bandwidth).as_json()
+    if json:
+        print_json(report)
+        state.answered = True
+    else:
+        _print(report)
+    # What was measured is out by now: nothing below may take it back, nor print a second JSON object.
+    failures = []
+    if report["identical_fraction"] not in (None, 1.0) and chosen.exactness == "stable":
+        failures.append(
+            EdgespecError(
+                "an answer differed from plain decoding's", hint="`edgespec verify` shows where; please report it"
+            )
+        )
+    if plot is not None:
+        from edgespec.bench.plots import plot_report
+
+        try:
+            plot_report(report, calibration, plot)
+            note(f"drawn into {plot}")
+        except EdgespecError as error:
+            failures.append(error)
+    for failure in failures:
+        print_error(failure, as_json=False)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str, list[Prompt]]:
+    if suite in BUILTIN_SUITES:
+        name, prompts = suite, list(builtin_suite(suite))
+        missing = missing_prompts(suite)
+        if missing:
+            note(f"without {', '.join(missing)}: this Python comes without the source of its library")
+    else:
+        name, prompts = Path(suite).name, list(load_suite(Path(suite)))
+    for category in categories:
+        if not any(prompt.category == category for prompt in prompts):
+            known = ", ".join(sorted({prompt.category for prompt in prompts}))
+            raise InvalidRequestError(f'the suite {name} has no category "{category}"', hint=f"it has {known}")
+    if categories:
+        prompts = [prompt for prompt in prompts if prompt.category in categories]
+    if limit is None:
+        return name, prompts
+    taken: dict[str, int] = defaultdict(int)
+    kept = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= limit:
+            kept.append(prompt)
+    return name, kept
+
+
+def _check_plot(path: Path) -> None:
+    """Before hours of measuring, not after."""
+    from edgespec.bench.plots import require_matplotlib, require_suffix
+
+    require_suffix(path)
+    if not path.parent.is_dir():
+        raise InvalidRequestError(f"there is no folder {path.parent} to draw {path.name} into")
+    require_matplotlib()
+
+
+class _Progress:
+    """A line now and then: after every tenth of the answers."""
+
+    def __init__(self) -> None:
+        self._next = 0.1
+
+    def __call__(self, answer: Answer, done: int, total: int) -> None:
+        if done / total >= self._next or done == total:
+            self._next = done / total + 0.1
+            note(f"{done} of {total} answers", dim=True)
+        if not answer.identical:
+            note(f"{answer.prompt_id} differs from plain decoding in arm {answer.arm}")
+
+
+def _print(report: dict[str, Any]) -> None:
+    arms: dict[str, Any] = report["arms"]
+    width = max(len(name) for name in arms)
+    print(f"{'':{width}}  tok/s   x plain   95 %           identical  tok/round  predicted/measured")
+    for name, arm in arms.items():
+        speed, gain = arm["decode_tokens_per_s_geomean"], arm["speedup"]
+        row = f"{name:{width}}  {_number(speed, '5.1f')}   "
+        row += f"{1.0 if gain is None else gain['geomean']:7.3f}   "
+        low, high = (None, None) if gain is None else gain["ci95"]
+        row += f"{_number(low, '5.3f')}-{_number(high, '5.3f')}    " if gain is not None else f"{'':11}    "
+        row += f"{_percent(arm['identical_fraction']):>9}  {_number(arm['tokens_per_round'], '9.2f')}  "
+        row += _number(arm["predicted_vs_measured"], "18.2f")
+        print(row.rstrip())
+    planned = arms.get("planned")
+    if planned is not None and planned["speedup"] is not None:
+        print("\nplanned against plain, by category")
+        for category, gain in planned["speedup"]["by_category"].items():
+            line = f"  {category:14} {gain['geomean']:6.3f}"
+            own = (report["regret"] or {}).get(category)
+            if own is not None:
+                line += f"   best fixed {own['best']} {own['best_speedup']:.3f}, regret {100 * own['loss']:.1f} %"
+            print(line)
+    for name, arm in arms.items():
+        if arm["ttft_vs_plain_p50"] is not None and name != "plain":
+            print(
+                f"{name}: time to first token {arm['ttft_vs_plain_p50']:.3f}x plain's, "
+                f"whole requests {arm['request_speedup_p50']:.3f}x as fast (medians)"
+            )
+    noise = report["noise"]
+    if noise["aa_ci95"] is not None:
+        low, high = noise["aa_ci95"]
+        verdict = "noisy: do not trust small differences" if noise["noisy"] else "quiet enough"
+        print(f"\nplain against itself: {low:.3f}-{high:.3f} ({verdict})")
+    asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
+    if asked:
+        print("memory: " + "; ".join(asked))
+    for reason in report["plan"]["reasons"]:
+        print(f"- {reason}")
+
+
+def _memory(name: str, arm: dict[str, Any]) -> str:
+    words = f"{name} {arm['bytes_per_token'] / 1e6:.0f} MB a token"
+    if arm["bandwidth_used"] is not None:
+        words += f" ({100 * arm['bandwidth_used']:.0f} % of the bandwidth)"
+    return words
+
+
+def _number(value: float | None, form: str) -> str:
+    return format("-", f">{form.split('.')[0]}") if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,70 @@
+"""``edgespec calibrate``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.cli.opening import (
+    ContextOption,
+    DraftOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import ProgressPrinter, note, print_json
+from edgespec.files.locations import home
+
+if TYPE_CHECKING:
+    from edgespec.calibration_report import CalibrationReport
+
+
+def calibrate(
+    context: typer.Context,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Under a minute for a 1.5B model: fewer contexts and repetitions.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure this machine with these models: forwards by width, drafting, contention, width classes; stored."""
+    from edgespec.calibration_report import calibration_report
+    from edgespec.planning.bandwidth import measure_read_bandwidth
+    from edgespec.planning.calibration import FULL, QUICK
+    from edgespec.planning.machine_store import save_bandwidth
+
+    state = state_of(context)
+    chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)
+    with open_engine(chosen, state) as engine:
+        started = time.perf_counter()
+        with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+            engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
+        cores = engine.machine.physical_cores
+        bandwidth = measure_read_bandwidth(sorted({1, cores}))
+        save_bandwidth(home().measurements, engine.machine, bandwidth)
+        report = calibration_report(engine, bandwidth)
+        took_s = time.perf_counter() - started
+    if json:
+        print_json({**report.as_json(), "took_s": took_s})
+        return
+    _print(report)
+    note(f"measured in {took_s:.0f} s and stored", dim=True)
+
+
+def _print(report: CalibrationReport) -> None:
+    for curve in report.curves:
+        ratios = curve["forward_s"]
+        where = f"{curve['model']} on {curve['device']}, {curve['threads']} threads, after {curve['context']} tokens"
+        print(where)
+        for width, seconds in zip(curve["width"], ratios, strict=True):
+            print(f"  width {width:>2}  {1000 * seconds:8.1f} ms  {seconds / ratios[0]:6.2f}x")
+    for line in report.lines:
+        print(line)

@@ -1,0 +1,55 @@
+"""Measuring this machine while a person reads an answer: a first chat starts at once, later ones are fast."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+
+
+class IdleLearning:
+    """``Engine.learn`` on a thread of its own between two answers. Use as a context manager around the chat."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lines: tuple[str, ...] = ()
+        self._given_up = False
+
+    def start(self) -> None:
+        """Begin to measure, if anything is missing."""
+        if self._given_up or not self._engine.unmeasured:
+            return
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._learn, name="edgespec-learn", daemon=True)
+        self._thread.start()
+
+    def _learn(self) -> None:
+        try:
+            reasons = self._engine.learn(stop=self._stop)
+        except EdgespecError as error:
+            self._given_up = True
+            self._lines = (f"measuring this machine failed: {error.message}",)
+            return
+        if reasons:
+            self._lines = ("measured this machine meanwhile:", *(f"- {reason}" for reason in reasons))
+
+    def stop(self) -> tuple[str, ...]:
+        """Leave off within one forward; lines that say what was learned since the last call, once it is complete."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        lines, self._lines = self._lines, ()
+        return lines
+
+    def __enter__(self) -> IdleLearning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

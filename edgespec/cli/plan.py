@@ -1,0 +1,174 @@
+"""``edgespec plan``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli.opening import (
+    ContextOption,
+    DepthOption,
+    DraftOption,
+    ExactnessOption,
+    JsonOption,
+    ProfileOption,
+    TargetOption,
+    open_engine,
+    resolve_profile,
+    state_of,
+)
+from edgespec.cli.output import print_json
+from edgespec.errors import InvalidRequestError
+from edgespec.planning.ranking import explain as explained
+
+if TYPE_CHECKING:
+    from edgespec.planning.options import Ranking
+    from edgespec.planning.plan import Plan
+
+_EXACTNESS = {
+    "W": "W: bit-equal to plain decoding",
+    "N": "N: may differ from plain decoding at near-ties",
+    "D": "D: not probed, so only the law is guaranteed",
+}
+_LABEL_COLUMNS = 12
+_WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
+
+
+def plan(
+    context: typer.Context,
+    profile: ProfileOption = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    context_length: ContextOption = None,
+    depth: DepthOption = None,
+    exactness: ExactnessOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every way that was considered, and why each was kept or dropped.")
+    ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option("--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine instead."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What would run where on this machine, or on a described one, and why."""
+    wishes = {
+        "--profile": profile,
+        "--target": target,
+        "--draft": draft,
+        "--context": context_length,
+        "--depth": depth,
+        "--exactness": exactness,
+    }
+    if simulate is not None:
+        given = [option for option, value in wishes.items() if value is not None]
+        if given:
+            raise InvalidRequestError(
+                f"{given[0]} does not go with --simulate", hint="a described machine names its own models and context"
+            )
+        _simulated(simulate, explain=explain, json=json)
+        return
+    chosen = resolve_profile(
+        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+    )
+    with open_engine(chosen, state_of(context)) as engine:
+        ranking = engine.ranking()
+        if json:
+            considered = {} if ranking is None else _ranking_json(ranking)
+            print_json({"plan": engine.plan.as_json(), **considered})
+            return
+        _print_plan(engine.plan, f"{engine.machine.processor}, {engine.machine.physical_cores} cores", None)
+        _print_list("why", engine.plan.reasons)
+        if explain:
+            _print_list("considered", ["nothing yet: not measured"] if ranking is None else explained(ranking))
+
+
+def _simulated(name: str, *, explain: bool, json: bool) -> None:
+    from edgespec.planning.described import machine_from_table
+    from edgespec.planning.simulate import plan_of
+    from edgespec.planning.simulate import simulate as rank_described
+    from edgespec.profiles.machines import read_machine
+
+    origin, short_name, table = read_machine(name, cwd=Path.cwd())
+    machine = machine_from_table(table, origin, short_name)
+    ranking = rank_described(machine)
+    decided = plan_of(machine, ranking)
+    if json:
+        print_json(
+            {
+                "plan": decided.as_json(),
+                "simulated": {"name": machine.name, "description": machine.description, "origin": origin},
+                **_ranking_json(ranking),
+            }
+        )
+        return
+    _print_plan(decided, f"{machine.name} (described, not measured). {machine.description}", ranking)
+    _print_list("why", decided.reasons)
+    if explain:
+        _print_list("considered", explained(ranking))
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+    return {
+        "candidates": [candidate.as_json() for candidate in ranking.candidates],
+        "rejected": [refusal.as_json() for refusal in ranking.rejected],
+    }
+
+
+def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
+    """The plan in a few labelled lines; what is not known is said to be so."""
+    _print_labelled("machine", machine)
+    _print_labelled("mode", decided.mode)
+    target = decided.target
+    threads = f", {target.threads} threads" if target.threads > 1 else ""
+    _print_labelled("target", f"{target.model} on {target.device} ({target.runtime}{threads})")
+    drafter = decided.drafter
+    if drafter is None:
+        _print_labelled("drafter", "none")
+    elif drafter.model is None:
+        _print_labelled("drafter", drafter.kind)
+    else:
+        _print_labelled("drafter", f"{drafter.model} on {drafter.device} ({drafter.kind}, {drafter.runtime})")
+    if decided.mode != "plain":
+        _print_labelled("depth", f"up to {decided.depth_cap}")
+        _print_labelled("exactness", _EXACTNESS[decided.exactness])
+    if decided.predicted_tokens_per_s is None:
+        _print_labelled("predicted", "not measured")
+    else:
+        speedup = (
+            "" if ranking is None or decided.mode == "plain" else f", {ranking.best.speedup:.2f}x the fastest plain"
+        )
+        _print_labelled("predicted", f"{decided.predicted_tokens_per_s:.1f} tokens/s{speedup}")
+    if ranking is not None:
+        taken = ranking.best.memory_bytes
+        _print_labelled("memory", ", ".join(f"{count / 2**30:.2f} GiB of {place}" for place, count in taken.items()))
+
+
+def _print_list(label: str, sentences: Iterable[str]) -> None:
+    for number, sentence in enumerate(sentences):
+        _print_labelled("" if number else label, sentence, hang=2)
+
+
+def _print_labelled(label: str, text: str, *, hang: int = 0) -> None:
+    """A line under its label, folded to the terminal; whole where something else reads it."""
+    line = f"{label:{_LABEL_COLUMNS}}{text}"
+    columns = _columns()
+    if columns is None:
+        print(line)
+        return
+    indent = " " * (_LABEL_COLUMNS + hang)
+    for part in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False):
+        print(part)
+
+
+def _columns() -> int | None:
+    """Columns to write in; None if stdout is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    return max(40, min(shutil.get_terminal_size().columns, _WIDEST_TEXT))

@@ -1,0 +1,188 @@
+"""What is known of a target and its drafters on this machine: measured times, and what conversations have taught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.decoding.contracts import DepthPolicy, ModelFacts
+from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.calibration import ModelTimes
+from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import MARGIN, CostDepth, Costs
+from edgespec.planning.measurements import Measurements
+from edgespec.planning.options import DrafterOption, Ranking, TargetOption
+from edgespec.planning.ranking import rank
+from edgespec.planning.widths import WidthProbe, probe_starts
+
+# Drafters that need no model cost nothing worth counting.
+_FREE_SOURCES = ("lookup",)
+
+
+class Knowledge:
+    """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
+
+    ``context_length`` is the longest context that its width classes have to hold for.
+    """
+
+    def __init__(
+        self,
+        store: Measurements,
+        target: ModelFacts,
+        drafter: ModelFacts | None,
+        sources: Sequence[str],
+        context_length: int,
+    ) -> None:
+        self.store = store
+        self.target = target
+        self.drafter = drafter
+        self._context_length = context_length
+        self.drafter_failure: str | None = None  # why its model could not be loaded to be measured
+        self._sources = tuple(sources)
+        found = {source: store.load_acceptance(target, self._identity(source)) for source in sources}
+        self.priors: dict[str, AcceptancePrior] = {s: prior for s, prior in found.items() if prior is not None}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said of the target before anything else: where it runs, and measurements that were ignored."""
+        where = f"{self.target.name} on {self.target.device}, {self.target.threads} threads"
+        lost = () if self.drafter_failure is None else (f"the model drafter is lost: {self.drafter_failure}",)
+        return (where, *lost, *self.store.notes)
+
+    def widths(self) -> WidthProbe | None:
+        """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
+        probe = self.store.load_widths(self.target)
+        return probe if probe is not None and probe.covers(self._context_length) else None
+
+    def target_times(self) -> ModelTimes | None:
+        """None also where they were measured for a shorter context: attention over a longer one takes longer."""
+        times = self.store.load_times(self.target)
+        return times if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1] else None
+
+    def drafter_times(self) -> ModelTimes | None:
+        return None if self.drafter is None else self.store.load_times(self.drafter)
+
+    def costs(self) -> Costs:
+        """Curves and prices, as far as they are measured."""
+        times, drafter_times = self.target_times(), self.drafter_times()
+        drafts = {source: FREE for source in self._sources if source in _FREE_SOURCES}
+        if drafter_times is not None:
+            drafts["model"] = drafter_times.draft_cost
+        return Costs(
+            curves=None if times is None else times.curves,
+            plain_s=self.store.plain_s(self.target),
+            drafts=drafts,
+            acceptance={source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()},
+        )
+
+    @property
+    def missing(self) -> bool:
+        """Whether something a plan needs has not been measured, and can be."""
+        if not self._sources:
+            return False
+        costs = self.costs()
+        lost = {"model"} if self.drafter_failure is not None else set()
+        unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
+        return costs.curves is None or unpriced or self.widths() is None
+
+    def ranking(
+        self, others: Sequence[ModelFacts], context_length: int, allowed_bytes: int, *, near: bool
+    ) -> Ranking | None:
+        """Every way to run that was measured, ranked by the speed to expect; None before anything was.
+
+        ``others`` are the target's other settings, of which only plain decoding may have been timed. The drafting
+        model is judged by what earlier conversations taught, or by what is usual.
+        """
+        times, widths = self.target_times(), self.widths()
+        if times is None:
+            return None
+        cap = None if widths is None else widths.depth_cap
+        targets = [_target_option(self.target, times.curves.curves[0], context_length, cap)]
+        for facts in others:
+            seconds = self.store.plain_s(facts)
+            if seconds is not None:
+                targets.append(_target_option(facts, Curve(widths=(1,), forward_s=(seconds,)), context_length, 0))
+        drafters = []
+        costs = self.costs()
+        cost = costs.drafts.get("model")
+        # Copies of the text are not ranked: they cost nothing to have, and what they bring only the text decides.
+        if cost is not None and self.drafter is not None:
+            rates = costs.acceptance.get("model", (UNKNOWN,))
+            drafters.append(_drafter_option(self.drafter, cost, rates, context_length))
+        return rank(
+            targets,
+            drafters,
+            {facts.device: allowed_bytes for facts in (self.target, *others, *filter(None, [self.drafter]))},
+            exactness="near" if near else "stable",
+            modes=("plain", "serial"),
+        )
+
+    def expected_gain(self, depth_cap: int) -> float:
+        """The speed-up over plain decoding to expect of the drafting model; 1.0 without one, or where it loses.
+
+        What copies of the text bring is not known before the text is.
+        """
+        times, costs = self.target_times(), self.costs()
+        cost = costs.drafts.get("model")
+        if times is None or cost is None:
+            return 1.0
+        rates = costs.acceptance.get("model", (UNKNOWN,))
+        return choose_depth(times.curves.curves[0], cost, rates, depth_cap).speedup
+
+    def may_pay(self, source: str) -> bool:
+        """Whether a source could be faster than plain decoding if it were always right."""
+        costs, widths = self.costs(), self.widths()
+        cost = costs.drafts.get(source)
+        if costs.curves is None or cost is None or widths is None:
+            return False
+        return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > MARGIN
+
+    def learn_prior(self, source: str, acceptance: Acceptance) -> None:
+        """Keep what was measured about a source before any conversation."""
+        self.priors[source] = acceptance.as_prior()
+        self.store.save_acceptance(self.target, self._identity(source), self.priors[source])
+
+    def keep(self, policy: DepthPolicy) -> None:
+        """Store what a policy has learned about acceptance, for the next conversation."""
+        if not isinstance(policy, CostDepth | BanditDepth):
+            return
+        for source, prior in policy.priors().items():
+            if prior != self.priors.get(source, NO_PRIOR):
+                self.store.save_acceptance(self.target, self._identity(source), prior)
+
+    def _identity(self, source: str) -> str:
+        """A drafting model is known by its file, so that another model of the same kind starts afresh."""
+        if source == "model" and self.drafter is not None:
+            return f"{source}:{self.drafter.sha256 or self.drafter.name}"
+        return source
+
+
+def _drafter_option(
+    facts: ModelFacts, cost: DraftCost, rates: tuple[float, ...], context_length: int
+) -> DrafterOption:
+    return DrafterOption(
+        kind="model",
+        cost=cost,
+        acceptance=rates,
+        model=facts.name,
+        runtime=facts.runtime,
+        device=facts.device,
+        threads=facts.threads,
+        weights_bytes=facts.weight_bytes,
+        cache_bytes=facts.kv_bytes_per_token * context_length,
+        bytes_per_forward=facts.bytes_per_forward,
+    )
+
+
+def _target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_cap: int | None) -> TargetOption:
+    return TargetOption(
+        model=facts.name,
+        runtime=facts.runtime,
+        device=facts.device,
+        curve=curve,
+        weights_bytes=facts.weight_bytes,
+        cache_bytes=facts.kv_bytes_per_token * context_length,
+        depth_cap_stable=depth_cap,
+        threads=facts.threads,
+        settings={**facts.settings, "kv_type": facts.kv_type},
+    )

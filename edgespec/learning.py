@@ -1,0 +1,194 @@
+"""Measuring what a plan needs and the store does not hold: at once, or a few seconds at a time between answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.errors import EdgespecError
+from edgespec.events import Loading
+from edgespec.planning.calibration import (
+    Scope,
+    measure_agreement,
+    measure_contention,
+    measure_drafter,
+    measure_plain_ratio,
+    measure_target,
+)
+from edgespec.planning.planner import SLOWER_ALLOWED
+from edgespec.selection import fewer_threads, other_settings
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+# Longest time spent between two answers: a person reads an answer for about that long.
+LEARNING_BUDGET_S = 8.0
+
+T = TypeVar("T")
+
+# What drafter and target are compared on: code, which drafters are good at, an explanation, and a list.
+REQUESTS = (
+    "Write a function that returns the n smallest numbers of a list.",
+    "Why do leaves change colour in autumn?",
+    "Name five things to pack for a day in the mountains, and why.",
+)
+
+Steps = Generator[Loading, None, None]
+
+
+class Learning:
+    """One walk through everything that is missing for an engine's plan, in steps of well under a second.
+
+    Each measurement is stored as soon as it is complete, so what an interrupted walk has learned is kept. With
+    ``afresh`` stored measurements are made again; with ``alternatives`` plain decoding is also timed in the other
+    settings the target could run in.
+    """
+
+    def __init__(self, engine: Engine, scope: Scope, *, afresh: bool = False, alternatives: bool = False) -> None:
+        self._engine = engine
+        # Near exactness rests on how far unequal widths differ.
+        self._scope = replace(scope, complete=True) if engine.profile.exactness == "near" else scope
+        self._afresh = afresh
+        self._alternatives = alternatives
+        self._slower_threads: tuple[ModelFacts, float] | None = None
+        self._steps: Steps | None = None
+        self._lock = threading.Lock()  # around a step: a generator cannot be closed while it runs
+        self._closed = False
+        self.complete = False  # whether ``run_for`` has been through everything
+
+    def run(self, progress: Callable[[Loading], None] | None = None) -> None:
+        """Everything, now. Raises what a forward or loading a model raises."""
+        with closing(self._all_steps()) as steps:
+            for step in steps:
+                if progress is not None:
+                    progress(step)
+
+    def run_for(self, seconds: float, stop: threading.Event, clock: Callable[[], float] = time.perf_counter) -> bool:
+        """Go on where the last call stopped, for so long or until ``stop`` is set; True once nothing is missing."""
+        end = clock() + seconds
+        while not (self.complete or self._closed or stop.is_set()) and clock() < end:
+            with self._lock:
+                self._step()
+        return self.complete
+
+    def _step(self) -> None:
+        if self._closed:
+            return
+        self._steps = self._steps or self._all_steps()
+        try:
+            self.complete = next(self._steps, None) is None
+        except BaseException:
+            self._steps = None  # a generator that raised is over; what it had stored is skipped the next time
+            raise
+
+    def close(self) -> None:
+        """Give up the measurement under way, after its present step. Any thread may call it."""
+        self._closed = True
+        with self._lock:
+            if self._steps is not None:
+                self._steps.close()
+
+    def _all_steps(self) -> Steps:
+        if self._alternatives:
+            yield from self._thread_steps()
+        yield from self._target_steps()
+        if self._alternatives:
+            yield from self._alternative_steps()
+        yield from self._drafter_steps()
+
+    def _thread_steps(self) -> Steps:
+        """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
+        engine = self._engine
+        before = engine.target_model.facts
+        ratios: dict[int, float] = {}
+        for threads in fewer_threads(engine.target_model):
+            with engine.target_model.with_caches(threads=threads) as other:
+                label = f"measuring {before.name} with {setting_words(other.facts)}"
+                steps = measure_plain_ratio(engine.target_model, other, engine.plan.context_length)
+                ratios[threads] = yield from _labelled(steps, label)
+        best = min(ratios, key=lambda threads: ratios[threads], default=None)
+        if best is not None and ratios[best] * SLOWER_ALLOWED < 1 and engine.adopt(threads=best):
+            self._slower_threads = (before, 1.0 / ratios[best])
+
+    def _target_steps(self) -> Steps:
+        engine, store = self._engine, self._engine.knowledge.store
+        facts = engine.target_model.facts
+        known = engine.knowledge.target_times() is not None and engine.knowledge.widths() is not None
+        if known and not self._afresh:
+            return
+        label = f"measuring {facts.name}"
+        steps = measure_target(engine.target_model, engine.plan.context_length, self._scope)
+        times, probe = yield from _labelled(steps, label)
+        store.save_times(facts, times)
+        store.save_widths(facts, probe)
+        if self._slower_threads is not None:
+            slower, factor = self._slower_threads
+            store.save_plain_s(slower, factor * times.curves.curves[0].plain_s)
+
+    def _alternative_steps(self) -> Steps:
+        engine, store = self._engine, self._engine.knowledge.store
+        times = store.load_times(engine.target_model.facts)
+        if times is None:
+            return  # a folder that cannot be written keeps nothing to compare with
+        own_s = times.curves.curves[0].plain_s
+        for caches in other_settings(engine.target_model):
+            try:
+                with engine.target_model.with_caches(**caches) as other:
+                    if self._afresh or store.load_plain_s(other.facts) is None:
+                        label = f"measuring {other.facts.name} with {setting_words(other.facts)}"
+                        steps = measure_plain_ratio(engine.target_model, other, engine.plan.context_length)
+                        store.save_plain_s(other.facts, own_s * (yield from _labelled(steps, label)))
+            except EdgespecError:
+                continue  # a setting that this model or build does not run in is no alternative
+
+    def _drafter_steps(self) -> Steps:
+        engine, store = self._engine, self._engine.knowledge.store
+        facts, target = engine.knowledge.drafter, engine.target_model.facts
+        if facts is None:
+            return
+        known = store.load_times(facts) is not None
+        paired = store.load_contention(target, facts) is not None
+        if known and paired and not self._afresh:
+            return
+        try:
+            drafter = engine.drafter_model()
+        except EdgespecError as error:  # it does not fit beside the target, for one
+            engine.knowledge.drafter_failure = error.message
+            return
+        label = f"measuring {facts.name}"
+        if not known or self._afresh:
+            steps = measure_drafter(drafter, engine.plan.context_length, self._scope)
+            store.save_times(facts, (yield from _labelled(steps, label)))
+        if not paired or self._afresh:
+            both = measure_contention(engine.target_model, drafter)
+            label = f"measuring {target.name} and {facts.name} side by side"
+            store.save_contention(target, facts, (yield from _labelled(both, label)))
+        if engine.knowledge.may_pay("model") and "model" not in engine.knowledge.priors:
+            agreeing = measure_agreement(engine.target_model, drafter, map(engine.request_tokens, REQUESTS))
+            label = f"measuring how often {facts.name} says what {target.name} says"
+            engine.knowledge.learn_prior("model", (yield from _labelled(agreeing, label)))
+
+
+def setting_words(facts: ModelFacts) -> str:
+    """What is particular about a setting, short."""
+    parts = [f"{facts.threads} thread{'s' if facts.threads != 1 else ''}", f"a {facts.kv_type} cache"]
+    if not facts.settings.get("flash_attention", True):
+        parts.append("no flash attention")
+    if not facts.settings.get("repack", True):
+        parts.append("weights as in the file")
+    return ", ".join(parts)
+
+
+def _labelled(steps: Generator[float, None, T], label: str) -> Generator[Loading, None, T]:
+    with closing(steps):
+        while True:
+            try:
+                fraction = next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            yield Loading(label, fraction)

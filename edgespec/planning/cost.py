@@ -1,0 +1,166 @@
+"""Expected tokens and expected seconds of a round, and the depth that earns the most tokens a second.
+
+The formulas are those of speculative decoding (Leviathan et al., 2023) with measured times in place of a constant
+cost ratio, and depth 0 as a competitor like any other (SmartSpec, 2024). Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """T(w): seconds of a target forward by width, measured at ``widths`` (ascending, from 1).
+
+    Between measured widths it is linear; beyond the widest it keeps the last slope, never falling.
+    """
+
+    widths: tuple[int, ...]
+    forward_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.widths or self.widths[0] != 1 or len(self.widths) != len(self.forward_s):
+            raise ValueError("a curve needs one time for each of its widths, from width 1 on")
+        if any(left >= right for left, right in itertools.pairwise(self.widths)):
+            raise ValueError("the widths of a curve ascend")
+        if not all(0 < seconds < float("inf") for seconds in self.forward_s):
+            raise ValueError("a forward takes some time")
+
+    def seconds(self, width: int) -> float:
+        """T(width). Raises ValueError below width 1."""
+        if width < 1:
+            raise ValueError(f"there is no forward of width {width}")
+        place = bisect.bisect_left(self.widths, width)
+        if place < len(self.widths) and self.widths[place] == width:
+            return self.forward_s[place]
+        if place == len(self.widths):
+            if place == 1:  # one measured width says nothing about a slope; a row costs as much as the first
+                return self.forward_s[0] * width
+            place -= 1
+            slope = max(0.0, self._slope(place))
+            return self.forward_s[-1] + slope * (width - self.widths[-1])
+        return self.forward_s[place - 1] + self._slope(place) * (width - self.widths[place - 1])
+
+    def _slope(self, place: int) -> float:
+        """Seconds a further row costs between the measured widths ``place - 1`` and ``place``."""
+        rise = self.forward_s[place] - self.forward_s[place - 1]
+        return rise / (self.widths[place] - self.widths[place - 1])
+
+    @property
+    def plain_s(self) -> float:
+        """T(1)."""
+        return self.forward_s[0]
+
+    def ratio(self, width: int) -> float:
+        """T(width) / T(1)."""
+        return self.seconds(width) / self.plain_s
+
+    def scaled(self, factor: float) -> Curve:
+        """The same shape, ``factor`` times as slow."""
+        return Curve(widths=self.widths, forward_s=tuple(factor * seconds for seconds in self.forward_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """What a proposal costs beside its verification, in seconds.
+
+    ``token_s`` for each drafter forward, ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter
+    has to read before it can propose at all (its prefill, or what was decoded while it was off).
+    """
+
+    token_s: float = 0.0
+    round_s: float = 0.0
+    lag_token_s: float = 0.0
+
+    def seconds(self, depth: int, lag: int = 0) -> float:
+        """Seconds of drafting ``depth`` tokens, ``lag`` tokens behind; depth 0 drafts nothing."""
+        return 0.0 if depth == 0 else self.round_s + depth * self.token_s + lag * self.lag_token_s
+
+
+FREE = DraftCost()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthChoice:
+    """The best depth and what it is expected to bring. ``speedup`` is against plain decoding on the same curve."""
+
+    depth: int
+    tokens_per_round: float
+    tokens_per_s: float
+    speedup: float
+
+
+def expected_tokens(acceptance: Sequence[float]) -> float:
+    """Tokens a round commits, correction or bonus included: 1 + a1 + a1 a2 + ...
+
+    ``acceptance[i]`` is the probability that draft token i is accepted given that those before it were.
+    """
+    total, survives = 1.0, 1.0
+    for probability in acceptance:
+        survives *= probability
+        total += survives
+    return total
+
+
+def round_seconds(curve: Curve, draft: DraftCost, depth: int) -> float:
+    """Seconds of a serial round: drafting, then verifying ``depth + 1`` rows."""
+    return draft.seconds(depth) + curve.seconds(depth + 1)
+
+
+def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> DepthChoice:
+    """The depth from 0 to ``depth_cap`` with the most expected tokens a second; the shallower of two equals.
+
+    ``acceptance`` is as in ``expected_tokens``; where it is shorter than the cap its last entry goes on.
+    """
+    plain = 1.0 / curve.plain_s
+    best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
+    tokens, survives = 1.0, 1.0
+    for depth in range(1, depth_cap + 1):
+        if not acceptance:
+            break
+        survives *= acceptance[min(depth, len(acceptance)) - 1]
+        tokens += survives
+        rate = tokens / round_seconds(curve, draft, depth)
+        if rate > best.tokens_per_s:
+            best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
+    return best
+
+
+def best_possible(curve: Curve, draft: DraftCost, depth_cap: int) -> DepthChoice:
+    """The choice if every drafted token were accepted: what this drafter cannot exceed on this curve."""
+    return choose_depth(curve, draft, (1.0,), depth_cap)
+
+
+def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:
+    """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
+
+    The model of PEARL (Liu et al., 2024) with pre-verify passes of one token and post-verify passes of ``depth``
+    tokens without a bonus; ``depth`` is at least 2. At acceptance 1 a pass commits ``depth`` tokens.
+    """
+    if depth < 2:
+        raise ValueError("a pipelined chunk has at least two tokens")
+    if acceptance >= 1:
+        return float(depth)
+    tail = acceptance**depth
+    return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))
+
+
+def choose_pipelined_depth(
+    curve: Curve, draft: DraftCost, acceptance: float, depth_cap: int, *, sync_s: float = 0.0
+) -> DepthChoice:
+    """The best chunk length of a pipelined loop, each pass as long as the slower side; depth 0 is plain decoding.
+
+    ``curve`` and ``draft`` must be those of both sides running at once. ``sync_s`` is the price of a hand-over.
+    """
+    plain = 1.0 / curve.plain_s
+    best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
+    for depth in range(2, depth_cap + 1):
+        tokens = pipelined_tokens_per_round(acceptance, depth)
+        rate = tokens / (max(draft.seconds(depth), curve.seconds(depth)) + sync_s)
+        if rate > best.tokens_per_s:
+            best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
+    return best

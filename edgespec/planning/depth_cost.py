@@ -1,0 +1,321 @@
+"""The default depth policy: draft what earns the most tokens a second, by measured times and observed acceptance.
+
+Depth 0 always competes. Times come from calibration and are corrected by every round; acceptance is learned by
+position and by confidence. A drafter that does not pay is parked, and looked at again out of a small budget of time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgespec.decoding.contracts import Allowance, RoundRecord
+from edgespec.planning.acceptance import DECAY, NO_PRIOR, PRIOR_STRENGTH, Acceptance, AcceptancePrior
+from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, round_seconds
+from edgespec.planning.depth import OFF, TimedPolicy
+from edgespec.planning.pace import ContextCurves
+
+# A gain smaller than this is within what a measurement of a curve may be off, and is not worth a drafter's work.
+MARGIN = 1.02
+
+# Share of the decoding time that may be spent on looking again at drafters believed not to pay; beside it stands the
+# promise of at least 0.97 of plain speed.
+PROBE_SHARE = 0.01
+
+# Depth of such a look: one token is the cheapest question.
+PROBE_DEPTH = 1
+
+# Rounds of one such look, as long as the budget lasts: a single token says next to nothing, and once the drafter has
+# caught up with the text the next ones are cheap.
+LOOK_ROUNDS = 8
+
+# Tokens before a parked drafter is looked at again; twice as many after each look that found nothing.
+FIRST_REST_TOKENS = 64
+LONGEST_REST_TOKENS = 8192
+
+# Tokens over which turning a drafter on has to repay reading the text it missed: an ordinary chat answer.
+HORIZON_TOKENS = 256
+
+# While every round drafts, plain decoding is timed in one round of so many, so that "faster" stays measured.
+PLAIN_EVERY_ROUNDS = 64
+
+# Rounds over which the going rate (tokens a second that time is worth) is averaged.
+_RATE_DECAY = 0.95
+
+_RECENT_DRAFTS = 9
+_ENOUGH_DRAFTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What calibration knows: target curves (None: not calibrated) and the price of each source's drafts.
+
+    ``plain_s`` is T(1), which may be known where the curves are not.
+    A source that is missing was not measured and does not draft. ``acceptance`` holds what earlier conversations
+    taught, by position.
+    """
+
+    curves: ContextCurves | None = None
+    plain_s: float | None = None
+    drafts: Mapping[str, DraftCost] = field(default_factory=dict)
+    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Source:
+    acceptance: Acceptance
+    cost: DraftCost | None = None
+    slowness: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_DRAFTS))
+    on: bool = False
+    rest_tokens: int = FIRST_REST_TOKENS
+    waited_tokens: int = 0
+    look_rounds: int = 0  # left of a look that has begun
+    look: LookGate | None = None
+    offered: float = PRIOR_STRENGTH  # decayed rounds in which something was put forward, of those ``asked``
+    asked: float = PRIOR_STRENGTH
+    expected: float = 1.0  # speed-up over plain at the latest decision
+    possible: float = 1.0  # the same if everything were accepted
+
+    def add_offer(self, offered: bool) -> None:
+        """Learn how often the gate lets anything through: what it stops is never verified, yet was paid for."""
+        self.offered = DECAY * self.offered + offered
+        self.asked = DECAY * self.asked + 1
+
+    def cost_now(self, pace: float) -> DraftCost | None:
+        """What drafting costs at present; as long as too few drafts were timed, by the ``pace`` of the target."""
+        if self.cost is None or self.cost == FREE:
+            return self.cost
+        factor = statistics.median(self.slowness) if len(self.slowness) >= _ENOUGH_DRAFTS else pace
+        return DraftCost(
+            token_s=factor * self.cost.token_s,
+            round_s=factor * self.cost.round_s,
+            lag_token_s=factor * self.cost.lag_token_s,
+        )
+
+
+class CostGate:
+    """Ends a chain where the next token costs more time than it is likely to save."""
+
+    needs_entropy = False
+
+    def __init__(
+        self, curve: Curve, token_s: float, acceptance: Acceptance, depth_cap: int, tokens_per_s: float
+    ) -> None:
+        self._curve, self._token_s, self._acceptance = curve, token_s, acceptance
+        self._depth_cap, self._tokens_per_s = depth_cap, tokens_per_s
+        self._depth, self._survives = 0, 1.0
+        self._rates = acceptance.by_position(depth_cap)
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        probability = self._acceptance.given(confidence)
+        # The forward that told the confidence is paid already.
+        if not self._worth(probability, 0.0):
+            return False
+        self._survives *= probability
+        self._depth += 1
+        return True
+
+    def goes_on(self) -> bool:
+        probability = self._rates[min(self._depth, self._depth_cap - 1)]
+        return self._worth(probability, self._token_s)
+
+    def _worth(self, probability: float, drafted_s: float) -> bool:
+        """Whether the chain should grow by a token of that probability, ``drafted_s`` of drafting away.
+
+        The rule is that of fractional programming (Dinkelbach, 1967): add what brings more tokens than its time would
+        bring elsewhere. It looks ahead, because a curve may rise in steps; those further tokens are taken to be
+        accepted as often as such tokens are, however sure this one is.
+        """
+        before_s, survives, gained = self._curve.seconds(self._depth + 1), self._survives * probability, 0.0
+        for depth in range(self._depth + 1, self._depth_cap + 1):
+            gained += survives
+            price_s = self._curve.seconds(depth + 1) - before_s + drafted_s
+            if gained > self._tokens_per_s * price_s + MARGIN - 1.0:
+                return True
+            survives *= self._rates[min(depth, self._depth_cap - 1)]
+            drafted_s += self._token_s
+        return False
+
+
+class LookGate:
+    """Lets the first token through, and notes whether it would have been put forward otherwise."""
+
+    needs_entropy = False
+
+    def __init__(self, usual: CostGate) -> None:
+        self._usual = usual
+        self.wanted: bool | None = None
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        self.wanted = self._usual.admits(confidence, entropy)
+        return True
+
+    def goes_on(self) -> bool:
+        return False
+
+
+class CostDepth(TimedPolicy):
+    """Maximises expected committed tokens over expected seconds. Without calibration it decodes plainly."""
+
+    def __init__(
+        self,
+        depth_cap: int,
+        sources: Sequence[str],
+        costs: Costs | None = None,
+        priors: Mapping[str, AcceptancePrior] | None = None,
+    ) -> None:
+        super().__init__()
+        self._depth_cap = depth_cap
+        priors = priors or {}
+        self._sources = {source: _Source(acceptance=Acceptance(priors.get(source, NO_PRIOR))) for source in sources}
+        self._credit_s = 0.0
+        self._rate_tokens = self._rate_s = 0.0
+        self._rounds_since_plain = 0
+        self.calibrate(costs or Costs(), depth_cap)
+
+    def calibrate(self, costs: Costs, depth_cap: int, priors: Mapping[str, AcceptancePrior] | None = None) -> None:
+        """Take over new measurements; what was learned about acceptance stays, ``priors`` are for what was not."""
+        with self._lock:
+            for name, prior in (priors or {}).items():
+                if name in self._sources and not self._sources[name].acceptance.proven:
+                    self._sources[name].acceptance = Acceptance(prior)
+            self._depth_cap = depth_cap
+            self._pace.curves = costs.curves
+            for name, source in self._sources.items():
+                source.cost = costs.drafts.get(name)
+                source.slowness.clear()
+
+    def priors(self) -> dict[str, AcceptancePrior]:
+        """What was learned about each source's acceptance."""
+        with self._lock:
+            return {name: source.acceptance.as_prior() for name, source in self._sources.items()}
+
+    # ---------------------------------------------------------------------------------------- deciding
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        with self._lock:
+            known, curve = self._sources.get(source), self._pace.curve()
+            cost = None if known is None else known.cost_now(self._pace.factor)
+            if known is None or cost is None or curve is None or self._depth_cap < 1:
+                return OFF
+            if self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
+                return OFF
+            gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, self._going_rate(curve))
+            if cost == FREE:  # its gate alone decides: asking it is free, and so is knowing how often it is right
+                return Allowance(self._depth_cap, gate)
+            if self._pays(known, cost, curve, lag):
+                known.on, known.rest_tokens, known.look_rounds, known.look = True, FIRST_REST_TOKENS, 0, None
+                return Allowance(self._depth_cap, gate)
+            if known.on:
+                known.on, known.waited_tokens = False, 0
+            return self._look_again(known, cost, curve, lag, gate)
+
+    def _pays(self, source: _Source, cost: DraftCost, curve: Curve, lag: int) -> bool:
+        rates = source.acceptance.by_position(self._depth_cap)
+        source.expected = self._at_best_depth(cost, curve, rates, source.offered / source.asked)
+        source.possible = self._at_best_depth(cost, curve, (1.0,) * self._depth_cap)
+        if source.expected <= (1.0 if source.on else MARGIN):
+            return False
+        lag_s = lag * cost.lag_token_s
+        if not source.acceptance.proven:
+            # Nobody knows yet whether this drafter is any good for this target: finding out comes out of the budget.
+            return lag_s <= self._credit_s
+        return lag_s <= HORIZON_TOKENS * curve.plain_s * (1.0 - 1.0 / source.expected)
+
+    def _at_best_depth(self, cost: DraftCost, curve: Curve, rates: Sequence[float], offered: float = 1.0) -> float:
+        """The best speed-up of depths from 1 on, also where that is below one: what drafting would come to.
+
+        In all but the share ``offered`` of the rounds one forward of the drafter is spent for nothing.
+        """
+        in_vain_s = (1.0 - offered) * (cost.seconds(1) + curve.plain_s)
+        tokens, survives, best = 1.0, 1.0, 0.0
+        for depth, rate in enumerate(rates, start=1):
+            survives *= rate
+            tokens += offered * survives
+            best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, cost, depth)))
+        return best
+
+    def _look_again(self, source: _Source, cost: DraftCost, curve: Curve, lag: int, gate: CostGate) -> Allowance:
+        begins = source.look_rounds == 0
+        if begins and source.waited_tokens < source.rest_tokens:
+            return OFF
+        if best_possible(curve, cost, self._depth_cap).speedup <= MARGIN:
+            return OFF  # not even full acceptance would pay, so there is nothing to find out
+        expected = 1.0 + source.acceptance.by_position(1)[0]
+        spent_s = cost.seconds(PROBE_DEPTH, lag) + curve.seconds(PROBE_DEPTH + 1)
+        price_s = max(0.0, spent_s - expected * curve.plain_s)
+        if price_s > self._credit_s:
+            source.look_rounds = 0
+            return OFF
+        if begins:
+            source.rest_tokens = min(LONGEST_REST_TOKENS, 2 * source.rest_tokens)
+            source.look_rounds = LOOK_ROUNDS
+        self._credit_s -= price_s
+        source.look_rounds -= 1
+        source.waited_tokens = 0
+        source.look = LookGate(gate)
+        return Allowance(PROBE_DEPTH, source.look)
+
+    def _going_rate(self, curve: Curve) -> float:
+        """Tokens a second that a second is worth now: what recent rounds earned, never less than plain decoding."""
+        plain = 1.0 / curve.plain_s
+        return max(plain, self._rate_tokens / self._rate_s) if self._rate_s > 0 else plain
+
+    # ---------------------------------------------------------------------------------------- learning
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        with self._lock:
+            if source in self._sources:
+                self._sources[source].acceptance.learn(confidences, hits)
+
+    def record(self, record: RoundRecord) -> None:
+        with self._lock:
+            plausible = self._pace.record(record.width, record.context_length, record.verify_s)
+            self._rounds_since_plain = 0 if record.width == 1 else self._rounds_since_plain + 1
+            for source in self._sources.values():
+                source.waited_tokens += record.emitted
+            drafting = self._sources.get(record.source) if record.source is not None else None
+            if drafting is not None and drafting.cost is not None and drafting.cost != FREE and record.draft_forwards:
+                self._learn_drafting(drafting, drafting.cost, record)
+            curve = self._pace.curve()
+            if curve is None or not plausible:
+                return
+            cost = None if drafting is None else drafting.cost_now(self._pace.factor)
+            drafted_s = 0.0 if cost is None else cost.seconds(record.draft_forwards)
+            usual_s = curve.seconds(record.width) + drafted_s
+            self._credit_s += PROBE_SHARE * usual_s
+            self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
+            self._rate_s = _RATE_DECAY * self._rate_s + usual_s
+
+    def _learn_drafting(self, source: _Source, cost: DraftCost, record: RoundRecord) -> None:
+        """Learn from a round how long drafts take, and whether anything came of this one."""
+        look, source.look = source.look, None
+        offered = record.proposed > 0 if look is None else look.wanted
+        if offered is not None:
+            source.add_offer(offered)
+        # Catching up takes the first forward with it, so there is one fewer to compare with the usual.
+        forwards = record.draft_forwards - (record.sync_s > 0)
+        drafted_s = record.draft_s - record.sync_s
+        if forwards > 0 and math.isfinite(drafted_s) and drafted_s > 0:
+            source.slowness.append(drafted_s / cost.seconds(forwards))
+
+    def why_off(self, source: str) -> str | None:
+        with self._lock:
+            known, curve = self._sources.get(source), self._pace.curve()
+            if known is None or self._depth_cap < 1:
+                return None
+            cost = known.cost_now(self._pace.factor)
+            if curve is None or cost is None:
+                return "this machine is not calibrated yet"
+            if cost == FREE or known.on:
+                return None
+            self._pays(known, cost, curve, 0)
+            if known.possible <= MARGIN:
+                return f"{source} drafting would reach {known.possible:.2f}x plain even if every token were accepted"
+            return (
+                f"{source} drafting would come to {known.expected:.2f}x plain at the acceptance seen "
+                f"({known.acceptance.overall:.2f})"
+            )

@@ -1,0 +1,50 @@
+"""Where described machines are: built-in ones in ``machines/``, or any file of the user's."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from edgespec.errors import ProfileError
+from edgespec.profiles.layers import read_toml
+
+__all__ = ["machine_names", "read_machine"]
+
+
+@cache
+def machine_names() -> tuple[str, ...]:
+    """The built-in described machines."""
+    names = (entry.name for entry in resources.files("edgespec.profiles").joinpath("machines").iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+
+
+def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, object]]:
+    """What messages call the file, the machine's name, and the file's table, unchecked.
+
+    A path has a slash or ends in ``.toml``. Raises ProfileError if there is no such machine or the file is not TOML.
+    """
+    if "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(".toml"):
+        try:
+            path = cwd / Path(name_or_path).expanduser()
+            is_file = path.is_file()
+        except (RuntimeError, OSError, ValueError):  # no home directory, no permission, a null byte
+            is_file = False
+        if not is_file:
+            raise ProfileError(f"there is no machine file {name_or_path}", hint=_known())
+        try:
+            return str(path), path.stem, read_toml(path, str(path))
+        except ValueError as error:  # a whole number of more digits than Python reads
+            raise ProfileError(f"{path} holds a number that is too long") from error
+    if name_or_path not in machine_names():
+        near = difflib.get_close_matches(name_or_path, machine_names(), n=1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise ProfileError(f'there is no described machine "{name_or_path}"', hint=meant + _known())
+    origin = f"built-in machines/{name_or_path}.toml"
+    content = resources.files("edgespec.profiles").joinpath("machines", f"{name_or_path}.toml").read_bytes()
+    return origin, name_or_path, read_toml(Path(f"{name_or_path}.toml"), origin, content)
+
+
+def _known() -> str:
+    return f"Described machines: {', '.join(machine_names())}; or the path of a file."

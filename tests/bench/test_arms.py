@@ -1,0 +1,238 @@
+"""Arms: what their names mean, who drafts in each, and that opening them leaves nothing behind when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.bench import arms as module
+from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms
+from edgespec.bench.controls import Script
+from edgespec.engine import Engine
+from edgespec.errors import InvalidRequestError, MemoryLimitError
+from edgespec.planning.depth import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.session import Session, Speculation
+from tests.support.bench_answers import require_depth
+from tests.support.tiny_models import TinyModels
+
+CAP = 3
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    with tiny.load_speculating() as engine:
+        require_depth(engine, CAP)
+        yield engine
+
+
+def speculation(engine: Engine, name: str, cap: int = CAP) -> Speculation:
+    found = module._speculation(engine, name, cap, Script())
+    assert found is not None
+    return found
+
+
+def sessions_open(engine: Engine) -> int:
+    return sum(not session.closed for session in engine._sessions)
+
+
+# ------------------------------------------------------------------------------------------------- names
+
+
+def test_without_a_list_there_are_plain_its_noise_and_the_plan() -> None:
+    assert parse_arms(None) == DEFAULT_ARMS == ("plain", "again", "planned")
+    assert parse_arms("") == DEFAULT_ARMS
+
+
+@pytest.mark.parametrize(
+    ("given", "arms"),
+    [
+        ("planned", ("plain", "planned")),
+        ("planned,plain", ("plain", "planned")),
+        ("plain", ("plain",)),
+        (" oracle , worst ", ("plain", "oracle", "worst")),
+        ("depth-2,depth-2,planned,depth-2", ("plain", "depth-2", "planned")),
+        ("planned,,again,", ("plain", "planned", "again")),
+        (",", ("plain",)),
+        ("depth-0,oracle-depth-12,lookup-depth-1,model-depth-2",
+         ("plain", "depth-0", "oracle-depth-12", "lookup-depth-1", "model-depth-2")),
+    ],
+)  # fmt: skip
+def test_a_list_keeps_its_order_behind_plain(given: str, arms: tuple[str, ...]) -> None:
+    assert parse_arms(given) == arms
+
+
+def test_every_name_of_the_list_is_one() -> None:
+    assert parse_arms(",".join(ARM_NAMES)) == ARM_NAMES
+    assert set(POLICY_NAMES) < set(ARM_NAMES)
+    for name in ARM_NAMES:
+        assert name in ARMS_HELP
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["planed", "Plain", "depth", "depth-", "depth--1", "depth-100", "depth-2x", "xdepth-2", "worst-depth-2",
+     "depth-1.5", "oracle-depth-", "a b", "\x1b[31m", "draft-depth-2"],
+)  # fmt: skip
+def test_an_unknown_name_is_refused_with_all_the_names(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="there is no arm") as caught:
+        parse_arms(f"plain,{name}")
+    assert f'"{name}"' in caught.value.message
+    assert caught.value.hint is not None
+    assert "oracle" in caught.value.hint
+    assert "depth-N" in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------------- who drafts
+
+
+@pytest.mark.parametrize("name", ["plain", "again", "loaded", "depth-0", "oracle-depth-0", "model-depth-0"])
+def test_plain_arms_never_draft(engine: Engine, name: str) -> None:
+    found = speculation(engine, name)
+    assert found.depth_cap == 0
+    assert isinstance(found.policy, FixedDepth)
+    assert found.policy.allow("model").depth == 0
+
+
+def test_the_planned_arm_is_the_engines_own(engine: Engine) -> None:
+    assert module._speculation(engine, "planned", CAP, Script()) is None
+
+
+@pytest.mark.parametrize("name", ["oracle", "worst"])
+def test_controls_draft_alone_by_cost(engine: Engine, name: str) -> None:
+    found = speculation(engine, name)
+    (drafter,) = found.drafters
+    assert drafter.kind == name
+    assert isinstance(found.policy, CostDepth)
+    assert found.depth_cap == CAP
+    assert found.policy.allow(name).depth == CAP, "free, so only its gate may stop it"
+    assert found.policy.allow("model").depth == 0
+
+
+def test_the_lookup_arm_has_no_model(engine: Engine) -> None:
+    found = speculation(engine, "lookup")
+    assert [drafter.kind for drafter in found.drafters] == ["lookup"]
+    assert found.policy.allow("lookup").depth == CAP
+    assert found.policy.allow("model").depth == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "depth"),
+    [
+        ("depth-2", ["lookup", "model"], 2),
+        ("lookup-depth-2", ["lookup"], 2),
+        ("model-depth-1", ["model"], 1),
+        ("oracle-depth-2", ["oracle"], 2),
+        ("depth-99", ["lookup", "model"], CAP),
+        ("oracle-depth-99", ["oracle"], CAP),
+        ("model-depth-99", ["model"], CAP),
+    ],
+)
+def test_a_forced_depth_never_leaves_the_class(engine: Engine, name: str, kinds: list[str], depth: int) -> None:
+    found = speculation(engine, name)
+    assert [drafter.kind for drafter in found.drafters] == kinds
+    assert found.depth_cap == depth
+    allowance = found.policy.allow("model")
+    assert (allowance.depth, allowance.gate) == (depth, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cost", CostDepth),
+        ("fixed", FixedDepth),
+        ("entropy", EntropyDepth),
+        ("confidence", ConfidenceDepth),
+        ("bandit", BanditDepth),
+    ],
+)
+def test_a_policy_drafts_with_everything_the_engine_has(engine: Engine, name: str, kind: type) -> None:
+    found = speculation(engine, name)
+    assert type(found.policy) is kind
+    assert found.policy is not engine.policy, "an arm learns for itself"
+    assert found.drafters == engine.drafters
+    assert found.depth_cap == CAP
+
+
+def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:
+    with tiny.load_speculating() as fresh:
+        for name in ("plain", "again", "planned", "depth-1"):
+            open_arm(fresh, name, 1)
+        assert fresh._drafter_model is None
+        open_arm(fresh, "loaded", 1)
+        assert fresh._drafter_model is not None
+
+
+def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engine) -> None:
+    arm = open_arm(engine, "oracle", CAP)
+    try:
+        assert arm.name == "oracle"
+        assert isinstance(arm.session, Session)
+        own = arm.session._speculating
+        assert own.drafters[0]._script is arm.script  # type: ignore[attr-defined]
+        assert arm.script.tokens == ()
+    finally:
+        arm.session.close()
+
+
+# --------------------------------------------------------------------------------------- what is missing
+
+
+def test_without_a_drafter_arms_that_need_one_say_so(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine:
+        with pytest.raises(InvalidRequestError, match="the arm model-depth-2 needs a drafter") as caught:
+            speculation(engine, "model-depth-2")
+        assert caught.value.hint is not None
+        assert "--draft" in caught.value.hint
+        assert [d.kind for d in speculation(engine, "depth-2").drafters] == ["lookup"]
+        assert speculation(engine, "loaded").depth_cap == 0, "there is nothing to load: plain"
+    with tiny.load(lookup=False, draft="none") as engine:
+        for name in ("depth-2", "lookup-depth-1"):
+            with pytest.raises(InvalidRequestError, match=f"the arm {name} needs a drafter"):
+                speculation(engine, name)
+        with pytest.raises(InvalidRequestError, match="lookup = true"):
+            speculation(engine, "lookup")
+        # The oracle needs no drafter but its own.
+        assert speculation(engine, "oracle-depth-2").depth_cap == 2
+
+
+def test_all_of_them_open_in_order(engine: Engine) -> None:
+    before = sessions_open(engine)
+    opened = open_arms(engine, ("plain", "planned", "worst"), CAP)
+    try:
+        assert [arm.name for arm in opened] == ["plain", "planned", "worst"]
+        assert sessions_open(engine) == before + 3
+        assert len({id(arm.script) for arm in opened}) == 3
+    finally:
+        for arm in opened:
+            arm.session.close()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryLimitError("no room", needed_bytes=2, available_bytes=1), KeyboardInterrupt()]
+)
+def test_those_already_open_are_closed_when_one_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    opened: list[Session] = []
+    real = engine.session
+
+    def session(*, speculation: Speculation | None = None) -> Session:
+        if len(opened) == 2:
+            raise error
+        opened.append(real(speculation=speculation))
+        return opened[-1]
+
+    monkeypatch.setattr(engine, "session", session)
+    with pytest.raises(type(error)):
+        open_arms(engine, ("plain", "planned", "oracle"), CAP)
+    assert [session.closed for session in opened] == [True, True]
+
+
+def test_a_missing_drafter_closes_them_too(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine:
+        with pytest.raises(InvalidRequestError, match="needs a drafter"):
+            open_arms(engine, ("plain", "again", "model-depth-1"), CAP)
+        assert sessions_open(engine) == 0

@@ -1,0 +1,395 @@
+"""From answers made by hand to figures worked out by hand: no model, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.bench.report import arm_report, bench_report, is_noisy, noise_json, paired, speedup_json
+from edgespec.bench.run import Answer
+from edgespec.decoding.contracts import RoundRecord
+from edgespec.decoding.stats import DecodeStats
+from edgespec.planning.cost import FREE, Curve, DraftCost
+from edgespec.planning.depth_cost import Costs
+from edgespec.planning.pace import ContextCurves
+
+# A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
+FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
+CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
+TOKEN_S = 0.002
+COSTS = Costs(curves=CURVES, drafts={"lookup": FREE, "model": DraftCost(token_s=TOKEN_S, lag_token_s=0.5)})
+TARGET = SimpleNamespace(bytes_per_forward=1000, kv_bytes_per_token=2)
+DRAFTER = SimpleNamespace(bytes_per_forward=250)
+
+
+def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
+    """What a report asks of an engine."""
+    return SimpleNamespace(
+        knowledge=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
+        machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
+        plan=SimpleNamespace(as_json=lambda: {"reasons": ["because"]}),
+    )
+
+
+def a_round(
+    *,
+    proposed: int = 0,
+    accepted: int = 0,
+    context: int = 100,
+    forwards: int = 0,
+    draft_s: float = 0.0,
+    sync_s: float = 0.0,
+    verify_s: float = 0.010,
+    source: str | None = None,
+) -> RoundRecord:
+    return RoundRecord(
+        width=proposed + 1, context_length=context, proposed=proposed, evaluated=proposed, accepted=accepted,
+        invalid=0, emitted=accepted + 1, source=source, draft_s=draft_s, sync_s=sync_s, verify_s=verify_s,
+        round_s=draft_s + verify_s, draft_forwards=forwards,
+    )  # fmt: skip
+
+
+def answered(
+    arm: str = "plain",
+    *,
+    prompt: str = "p",
+    category: str = "chat",
+    turn: int = 0,
+    tokens: int = 11,
+    decode_s: float = 0.1,
+    ttft_s: float | None = None,
+    identical: bool = True,
+    rounds: Sequence[RoundRecord] = (),
+) -> Answer:
+    stats = DecodeStats(prompt_tokens=7, emitted_tokens=tokens)
+    for record in rounds:
+        stats.add_round(record)
+    return Answer(
+        prompt_id=prompt, category=category, arm=arm, turn=turn, prompt_tokens=7, tokens=tokens, decode_s=decode_s,
+        ttft_s=ttft_s, identical=identical, rounds=tuple(rounds), stats=stats,
+    )  # fmt: skip
+
+
+def arm(answers: Sequence[Answer], name: str, *, costs: Costs = COSTS, **more: Any) -> dict[str, Any]:
+    settings = {"read_bytes_per_s": None, "pace": None, **more}
+    return arm_report(engine(costs), name, answers, settings["read_bytes_per_s"], settings["pace"])
+
+
+# --------------------------------------------------------------------------------------- pairs and speed-ups
+
+
+def test_the_nth_answer_of_one_arm_pairs_with_the_nth_of_the_other() -> None:
+    answers = [
+        answered(turn=0, decode_s=0.1),  # 100 tokens a second
+        answered("planned", turn=0, decode_s=0.05),  # 200
+        answered("planned", turn=1, decode_s=0.04),  # 250
+        answered(turn=1, decode_s=0.2),  # 50
+        answered(prompt="alone", turn=0),
+        answered("planned", prompt="other turn", turn=3),
+        answered(prompt="one token", tokens=1),
+        answered("planned", prompt="one token", tokens=1),
+    ]
+    assert paired(answers, "planned", "plain") == {
+        "p": [(pytest.approx(200), pytest.approx(100)), (pytest.approx(250), pytest.approx(50))]
+    }
+    assert paired(answers, "planned", "nobody") == {}
+
+
+def test_a_speedup_is_the_mean_over_prompts_of_their_median_pairs() -> None:
+    answers = []
+    for prompt, category, ratios in (("a", "chat", (2.0, 2.0)), ("b", "qa", (0.5, 0.5)), ("c", "qa", (4.0, 4.0))):
+        for turn, ratio in enumerate(ratios):
+            answers.append(answered(prompt=prompt, category=category, turn=turn))
+            answers.append(
+                answered("planned", prompt=prompt, category=category, turn=turn, decode_s=0.1 / ratio)
+            )  # fmt: skip
+    found = speedup_json(answers, "planned", "plain")
+    assert found["geomean"] == pytest.approx(4 ** (1 / 3))
+    assert found["median"] == pytest.approx(2.0)
+    assert found["prompts"] == 3
+    assert found["ci95"][0] == pytest.approx(0.5)
+    assert found["ci95"][1] == pytest.approx(4.0)
+    assert list(found["by_category"]) == ["chat", "qa"]
+    assert found["by_category"]["chat"]["geomean"] == pytest.approx(2.0)
+    assert found["by_category"]["qa"]["geomean"] == pytest.approx(2**0.5)
+    assert found["by_category"]["qa"]["prompts"] == 2
+    assert speedup_json(answers, "plain", "planned")["geomean"] == pytest.approx(4 ** (-1 / 3))
+
+
+def test_the_speed_of_an_arm_is_a_geometric_mean_of_the_answers_that_have_one() -> None:
+    answers = [answered(decode_s=0.1), answered(turn=1, decode_s=0.025), answered(turn=2, tokens=1, decode_s=0.0)]
+    found = arm(answers, "plain")
+    assert found["decode_tokens_per_s_geomean"] == pytest.approx(200)
+    assert found["speedup"] is None, "plain is what the others are held against"
+    assert found["identical_fraction"] == 1.0
+
+
+def test_one_answer_that_differs_is_a_fraction() -> None:
+    answers = [answered("planned", turn=turn, identical=turn != 2) for turn in range(4)]
+    assert arm(answers, "planned")["identical_fraction"] == 0.75
+
+
+# ------------------------------------------------------------------------------------------- the A/A arm
+
+
+def again(*speeds: float) -> list[Answer]:
+    """Plain decoding of several prompts, and again at so many times the speed."""
+    answers = []
+    for number, speed in enumerate(speeds):
+        answers.append(answered(prompt=str(number)))
+        answers.append(answered("again", prompt=str(number), decode_s=0.1 / speed))
+    return answers
+
+
+def test_without_that_arm_the_noise_is_not_known() -> None:
+    assert noise_json([answered()]) == {"aa_ci95": None, "noisy": None}
+    assert is_noisy([answered()]) is False
+
+
+@pytest.mark.parametrize(
+    ("speeds", "noisy"),
+    [((1.0, 1.0, 1.0), False), ((1.01, 0.99, 1.02), False), ((1.2, 1.2, 1.2), True), ((0.7, 1.0, 1.4), True)],
+)
+def test_the_interval_that_is_shown_is_the_one_that_is_judged(speeds: tuple[float, ...], noisy: bool) -> None:
+    answers = again(*speeds)
+    found = noise_json(answers)
+    assert found["noisy"] is is_noisy(answers) is noisy
+    low, high = found["aa_ci95"]
+    assert found["aa_ci95"] == speedup_json(answers, "again", "plain")["ci95"]
+    assert (low < 0.97 or high > 1.03) is noisy
+    assert low <= found["aa_geomean"] <= high
+
+
+def test_one_outlier_among_many_shows_in_the_interval() -> None:
+    """The median's interval would hide what the verdict is about."""
+    answers = again(*[1.0] * 20, 4.0)
+    found = noise_json(answers)
+    assert found["noisy"] is True
+    assert found["aa_ci95"][1] > 1.03
+
+
+# -------------------------------------------------------------------------------------------- predictions
+
+
+def test_plain_decoding_is_held_against_what_was_calibrated() -> None:
+    answers = [answered(decode_s=0.04, rounds=[a_round()] * 2)]  # predicted: 0.02
+    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(2.0)
+    assert arm(answers, "plain", pace=7.0)["predicted_vs_measured"] == pytest.approx(2.0), "not at its own pace"
+
+
+def test_the_curve_is_that_of_the_context() -> None:
+    answers = [answered(decode_s=0.045, rounds=[a_round(), a_round(context=150), a_round(context=200)])]
+    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(1.0)
+
+
+def test_a_free_drafter_costs_only_the_width() -> None:
+    rounds = [a_round(proposed=3, accepted=3, source="oracle"), a_round(proposed=1, accepted=1, source="oracle")]
+    answers = [answered("oracle", decode_s=0.048, rounds=rounds)]  # 0.013 + 0.011
+    assert arm(answers, "oracle")["predicted_vs_measured"] == pytest.approx(2.0)
+    assert arm(answers, "oracle", pace=2.0)["predicted_vs_measured"] == pytest.approx(1.0)
+    assert arm(answers, "oracle", pace=1.0)["predicted_vs_measured"] == pytest.approx(2.0)
+
+
+def test_a_drafting_model_costs_its_forwards() -> None:
+    rounds = [a_round(proposed=3, accepted=1, source="model", forwards=3), a_round(source="model", forwards=1)]
+    predicted = 0.013 + 3 * TOKEN_S + 0.010 + TOKEN_S
+    answers = [answered("planned", decode_s=3 * predicted, rounds=rounds)]
+    assert arm(answers, "planned")["predicted_vs_measured"] == pytest.approx(3.0)
+
+
+def test_catching_up_counts_on_neither_side() -> None:
+    """It takes the round's first drafter forward with it."""
+    lagging = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.504, sync_s=0.5)
+    ordinary = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.006)
+    predicted = 2 * 0.013 + (2 + 3) * TOKEN_S
+    answers = [answered("planned", decode_s=0.5 + predicted, rounds=[lagging, ordinary])]
+    assert arm(answers, "planned")["predicted_vs_measured"] == pytest.approx(1.0)
+    only = [answered("planned", decode_s=0.5 + 0.011, rounds=[
+        a_round(proposed=1, source="model", forwards=1, draft_s=0.5, sync_s=0.5)])]  # fmt: skip
+    assert arm(only, "planned")["predicted_vs_measured"] == pytest.approx(1.0)
+
+
+def test_a_prediction_is_the_median_of_answers() -> None:
+    answers = [
+        answered(turn=turn, decode_s=0.010 * ratio, rounds=[a_round()]) for turn, ratio in enumerate((1, 9, 2))
+    ]
+    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "rounds"),
+    [
+        (Costs(), [a_round()]),  # no curve
+        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without a price
+        (COSTS, []),  # one token: no round
+        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # clocks that disagree
+    ],
+)
+def test_what_was_not_measured_is_not_predicted(costs: Costs, rounds: list[RoundRecord]) -> None:
+    assert arm([answered("planned", rounds=rounds)], "planned", costs=costs)["predicted_vs_measured"] is None
+
+
+def test_other_arms_are_predicted_at_the_pace_of_this_runs_plain_arm() -> None:
+    """A machine three times as slow as when it was calibrated: that is seen once, at the plain arm."""
+    answers = []
+    for turn in range(3):
+        answers.append(answered(turn=turn, decode_s=0.06, rounds=[a_round()] * 2))
+        answers.append(answered("planned", turn=turn, decode_s=0.033, rounds=[a_round(proposed=1, accepted=1)]))
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None)
+    assert found["arms"]["plain"]["predicted_vs_measured"] == pytest.approx(3.0)
+    assert found["arms"]["planned"]["predicted_vs_measured"] == pytest.approx(1.0)
+    assert found["predicted_vs_measured"] == found["arms"]["planned"]["predicted_vs_measured"]
+    uncalibrated = bench_report(engine(Costs()), {}, answers, read_bytes_per_s=None)
+    assert uncalibrated["predicted_vs_measured"] is None
+
+
+# ------------------------------------------------------------------------------- the memory-bound profile
+
+
+def test_what_an_arm_asked_of_memory() -> None:
+    rounds = [
+        a_round(proposed=3, accepted=3, context=100, forwards=3, draft_s=0.01, verify_s=0.02, source="model"),
+        a_round(proposed=1, accepted=0, context=104, forwards=1, draft_s=0.01, verify_s=0.02, source="model"),
+        a_round(context=105, verify_s=0.02),
+    ]
+    found = arm([answered("planned", tokens=7, decode_s=0.1, rounds=rounds)], "planned", read_bytes_per_s=100_000.0)
+    assert found["tokens_per_round"] == pytest.approx(2.0)
+    assert found["accepted_per_proposed"] == pytest.approx(3 / 4)
+    assert found["mean_depth"] == pytest.approx(4 / 3)
+    # 4 drafter forwards in 3 rounds, a quarter of the target's bytes each.
+    assert found["mbsu"] == pytest.approx(2.0 / (1 + 4 / 3 * 0.25))
+    read = 3 * 1000 + 2 * (100 + 104 + 105) + 4 * 250
+    assert found["bytes_per_token"] == pytest.approx(read / 6)
+    assert found["bandwidth_used"] == pytest.approx(read / 0.1 / 100_000)
+    assert found["share_draft"] == pytest.approx(0.2)
+    assert found["share_verify"] == pytest.approx(0.6)
+    assert found["share_idle"] == pytest.approx(0.2)
+
+
+def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> None:
+    found = arm([answered(tokens=3, decode_s=0.02, rounds=[a_round(context=0)] * 2)], "plain")
+    assert (found["mbsu"], found["tokens_per_round"], found["mean_depth"]) == (1.0, 1.0, 0.0)
+    assert found["bytes_per_token"] == 1000
+    assert found["accepted_per_proposed"] is None, "nothing was proposed"
+    assert found["bandwidth_used"] is None, "no bandwidth was measured"
+    assert found["share_idle"] == pytest.approx(0.0)
+
+
+def test_a_drafter_without_a_model_reads_nothing() -> None:
+    rounds = [a_round(proposed=1, accepted=1, source="lookup", context=0)]
+    found = arm_report(engine(drafter=None), "lookup", [answered("lookup", tokens=3, rounds=rounds)], None, None)
+    assert found["mbsu"] == 2.0
+    assert found["bytes_per_token"] == 500
+
+
+def test_shares_never_fall_below_nothing() -> None:
+    found = arm([answered(tokens=2, decode_s=0.01, rounds=[a_round(verify_s=0.02)])], "plain")
+    assert found["share_idle"] == 0.0
+
+
+@pytest.mark.parametrize("answer", [answered(tokens=1, decode_s=0.0), answered(tokens=0, decode_s=0.0)])
+def test_an_answer_of_one_token_says_nothing_about_decoding(answer: Answer) -> None:
+    found = arm([answer], "plain", read_bytes_per_s=1.0)
+    for key in ("decode_tokens_per_s_geomean", "speedup", "predicted_vs_measured", "tokens_per_round", "mbsu",
+                "accepted_per_proposed", "mean_depth", "bytes_per_token", "bandwidth_used", "share_draft",
+                "share_verify", "share_idle", "ttft_vs_plain_p50", "request_speedup_p50"):  # fmt: skip
+        assert found[key] is None, key
+
+
+# ------------------------------------------------------------------------------------------ whole requests
+
+
+def test_requests_are_compared_turn_by_turn() -> None:
+    answers = [
+        answered(turn=0, ttft_s=1.0, decode_s=1.0),
+        answered(turn=1, ttft_s=2.0, decode_s=2.0),
+        answered(turn=2, ttft_s=1.0, decode_s=7.0),
+        answered("planned", turn=0, ttft_s=1.5, decode_s=0.5),  # 1.5 times as long, as fast a request
+        answered("planned", turn=1, ttft_s=2.0, decode_s=0.0),  # 1.0, twice as fast
+        answered("planned", turn=2, ttft_s=1.1, decode_s=0.9),  # 1.1, four times as fast
+        answered("planned", prompt="without a partner", ttft_s=9.0),
+    ]
+    found = arm(answers, "planned")
+    assert found["ttft_vs_plain_p50"] == pytest.approx(1.1)
+    assert found["request_speedup_p50"] == pytest.approx(2.0)
+
+
+def test_warm_answers_have_no_times_of_requests() -> None:
+    found = arm([answered(), answered("planned")], "planned")
+    assert (found["ttft_vs_plain_p50"], found["request_speedup_p50"]) == (None, None)
+
+
+# -------------------------------------------------------------------------------------------- the report
+
+
+def fixed(speeds: dict[str, dict[str, float]]) -> list[Answer]:
+    """One answer for each arm and category, at so many times plain's speed."""
+    answers = []
+    for name, categories in {"plain": dict.fromkeys(speeds["planned"], 1.0), **speeds}.items():
+        for category, speed in categories.items():
+            answers.append(answered(name, prompt=category, category=category, decode_s=0.1 / speed))
+    return answers
+
+
+def test_regret_is_what_the_plan_gives_away_to_the_best_fixed_depth() -> None:
+    answers = fixed(
+        {
+            "planned": {"chat": 1.2, "qa": 0.9, "code": 2.0},
+            "depth-1": {"chat": 1.5, "qa": 0.8, "code": 1.0},
+            "depth-2": {"chat": 1.1, "qa": 0.7, "code": 1.6},
+            "oracle": {"chat": 9.0, "qa": 9.0, "code": 9.0},
+            "oracle-depth-2": {"chat": 9.0, "qa": 9.0, "code": 9.0},
+        }
+    )
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None)["regret"]
+    assert list(found) == ["chat", "qa", "code"]
+    assert found["chat"]["best"] == "depth-1"
+    assert found["chat"]["best_speedup"] == pytest.approx(1.5)
+    assert found["chat"]["planned_speedup"] == pytest.approx(1.2)
+    assert found["chat"]["loss"] == pytest.approx(0.2)
+    assert (found["qa"]["best"], found["qa"]["loss"]) == ("plain", pytest.approx(0.1))
+    assert (found["code"]["best"], found["code"]["loss"]) == ("depth-2", pytest.approx(-0.25))
+
+
+@pytest.mark.parametrize("arms", [{"planned": {"qa": 1.0}}, {"planned": {"qa": 1.0}, "oracle-depth-2": {"qa": 1.0}}])
+def test_without_fixed_depths_there_is_no_regret(arms: dict[str, dict[str, float]]) -> None:
+    assert bench_report(engine(), {}, fixed(arms), read_bytes_per_s=None)["regret"] is None
+
+
+def test_without_the_plan_there_is_no_regret_and_no_headline() -> None:
+    answers = [a for a in fixed({"planned": {"qa": 1.0}, "depth-1": {"qa": 1.0}}) if a.arm != "planned"]
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None)
+    assert (found["regret"], found["speedup"], found["predicted_vs_measured"]) == (None, None, None)
+
+
+def test_the_whole_report() -> None:
+    answers = [*again(1.0, 1.0), answered("planned", prompt="0", decode_s=0.05), answered("planned", prompt="1")]
+    answers[1] = answered("again", prompt="0", identical=False)
+    suite = {"name": "mine", "sha256": "0" * 64}
+    found = bench_report(engine(), suite, answers, read_bytes_per_s=5e9)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["machine"] == {"processor": "A processor", "read_bytes_per_s": 5e9}
+    assert found["suite"] == suite
+    assert list(found["arms"]) == ["plain", "again", "planned"]
+    assert found["speedup"] == found["arms"]["planned"]["speedup"]
+    assert found["speedup"]["geomean"] == pytest.approx(2**0.5)
+    assert found["identical_fraction"] == 0.75, "plain decoding against itself is not evidence"
+    assert found["noise"]["repeated"] is False, "unless it was"
+    assert bench_report(engine(), suite, answers, read_bytes_per_s=None, repeated=True)["noise"]["repeated"] is True
+    assert found["plan"] == {"reasons": ["because"]}
+    assert found["pairs"][1] == {
+        "id": "0", "category": "chat", "arm": "again", "turn": 0, "prompt_tokens": 7, "tokens": 11, "decode_s": 0.1,
+        "ttft_s": None, "tokens_per_round": None, "proposed": 0, "accepted": 0, "identical_to_plain": False,
+    }  # fmt: skip
+    assert len(found["pairs"]) == len(answers)
+
+
+def test_a_run_of_plain_decoding_alone() -> None:
+    found = bench_report(engine(), {}, [answered()], read_bytes_per_s=None)
+    assert found["identical_fraction"] is None
+    assert found["noise"] == {"aa_ci95": None, "noisy": None, "repeated": False}
+    assert found["regret"] is None

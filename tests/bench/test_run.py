@@ -1,0 +1,348 @@
+"""Running a suite on the tiny pair: every arm says what plain decoding says, in turns, and is counted as designed."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from edgespec.bench import run as module
+from edgespec.bench.arms import ARM_NAMES, Arm, open_arms, parse_arms
+from edgespec.bench.run import Answer, RunSettings, run_passes
+from edgespec.bench.statistics import abba, shuffled
+from edgespec.bench.suite import Prompt
+from edgespec.decoding.stats import DecodeStats
+from edgespec.engine import Engine
+from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
+from tests.session.answers import plain_text
+from tests.support.bench_answers import require_depth
+from tests.support.tiny_models import TinyModels
+
+CAP = 4
+EVERY_ARM = (*ARM_NAMES, *(f"depth-{n}" for n in range(CAP + 1)), "oracle-depth-3", "lookup-depth-3", "model-depth-2")
+
+
+def prompt(name: str, text: str, category: str = "chat") -> Prompt:
+    return Prompt(id=name, category=category, prompt=text)
+
+
+PROMPTS = [
+    prompt("greeting", "hello world"),
+    prompt("water", "what is water", "qa"),
+    prompt("copies", "the water the water is the water the water " * 2, "code-edit"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    with tiny.load_speculating() as engine:
+        require_depth(engine, CAP)
+        yield engine
+
+
+@pytest.fixture
+def opened(engine: Engine) -> Iterator[list[Arm]]:
+    """The arms most tests look at."""
+    arms = open_arms(engine, ("plain", "planned", "oracle"), CAP)
+    yield arms
+    for arm in arms:
+        arm.session.close()
+
+
+def settings(**changes: object) -> RunSettings:
+    return RunSettings(**{"passes": 1, "max_tokens": 8, **changes})  # type: ignore[arg-type]
+
+
+def run_arms(
+    engine: Engine, names: Sequence[str], prompts: Sequence[Prompt], how: RunSettings, cap: int = CAP
+) -> list[Answer]:
+    arms = open_arms(engine, names, cap)
+    try:
+        return run_passes(engine, arms, prompts, how)
+    finally:
+        for arm in arms:
+            arm.session.close()
+
+
+def by_arm(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        found[answer.arm].append(answer)
+    return found
+
+
+# ------------------------------------------------------------------------------------------- exactness
+
+
+def check_identical(answers: Sequence[Answer]) -> None:
+    found = by_arm(answers)
+    assert set(found) == set(EVERY_ARM)
+    assert [(a.arm, a.prompt_id) for a in answers if not a.identical] == []
+    tokens = {(a.prompt_id, a.tokens) for a in answers}
+    assert len(tokens) == len({a.prompt_id for a in answers}), "one length for each prompt"
+    for name in ("oracle", "oracle-depth-3"):
+        assert all(a.stats.accepted == a.stats.proposed for a in found[name]), name
+        assert all(a.stats.proposed > 0 for a in found[name] if a.tokens > 2), name
+        assert all(r.accepted == r.proposed for a in found[name] for r in a.rounds)
+    assert all(a.stats.accepted == 0 for a in found["worst"])
+    assert any(a.stats.proposed > 0 for a in found["worst"])
+    for name in ("plain", "again", "loaded", "depth-0"):
+        assert all(a.stats.proposed == 0 and len(a.rounds) == a.tokens - 1 for a in found[name]), name
+    forced = [a for a in answers if a.arm != "planned"]  # that one has the plan's own cap
+    assert max(r.width for a in forced for r in a.rounds) == CAP + 1
+
+
+def test_every_arm_says_what_plain_decoding_says(engine: Engine) -> None:
+    answers = run_arms(engine, EVERY_ARM, PROMPTS, settings(max_tokens=60))
+    check_identical(answers)
+    assert {answer.tokens for answer in answers} == {60}
+    found = by_arm(answers)
+    for name in ("model-depth-2", "depth-4", "fixed"):
+        stats = [answer.stats for answer in found[name]]
+        assert 0 < sum(s.accepted for s in stats) < sum(s.proposed for s in stats), name
+    assert all(record.width == 1 or record.source == "model" for a in found["model-depth-2"] for record in a.rounds)
+
+
+def test_answers_that_end_by_themselves(tiny: TinyModels) -> None:
+    with tiny.load_speculating(tiny.ending) as engine:
+        require_depth(engine, CAP)
+        prompts = [prompt(str(number), text) for number, text in enumerate(("hello world", "water", "a b c", "the"))]
+        answers = run_arms(engine, EVERY_ARM, prompts, settings(max_tokens=120))
+        check_identical(answers)
+        assert min(answer.tokens for answer in answers) < 120, "at least one ended by itself"
+        for each in prompts:
+            reference = plain_text(engine, each.prompt, max_tokens=120)
+            assert {a.tokens for a in answers if a.prompt_id == each.id} == {reference.stats.emitted_tokens}
+
+
+def test_answers_that_fill_the_context(tiny: TinyModels) -> None:
+    with tiny.load_speculating(context=128) as engine:
+        require_depth(engine, CAP)
+        base = len(engine.encode_prompt(engine.render([{"role": "user", "content": "water"}])))
+        # Room for 1, 2, 5 and 20 tokens.
+        prompts = [prompt(str(room), "water" + " water" * (128 - base - room)) for room in (1, 2, 5, 20)]
+        answers = run_arms(engine, EVERY_ARM, prompts, settings(max_tokens=64))
+        check_identical(answers)
+        for answer in answers:
+            assert answer.prompt_tokens == 128 - int(answer.prompt_id)
+            assert answer.tokens == int(answer.prompt_id)
+            assert (answer.tokens_per_s is None) == (answer.tokens == 1)
+
+
+def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module._answer
+
+    def altered(arm: Arm, *rest: object, **more: object) -> object:
+        done, rounds = real(arm, *rest, **more)  # type: ignore[arg-type]
+        if arm.name == "planned":
+            done = dataclasses.replace(done, token_ids=(*done.token_ids[:-1], done.token_ids[-1] + 1))
+        return done, rounds
+
+    monkeypatch.setattr(module, "_answer", altered)
+    answers = run_passes(engine, opened, PROMPTS[:1], settings())
+    assert {answer.arm for answer in answers if not answer.identical} == {"planned"}
+    assert {answer.arm for answer in answers if answer.identical} == {"plain", "oracle"}
+
+
+# -------------------------------------------------------------------------------------- turns and pairs
+
+
+def test_without_settings_there_are_two_warm_passes() -> None:
+    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, seed=0)
+
+
+def test_the_arms_take_turns_there_and_back_on_each_prompt(engine: Engine, opened: list[Arm]) -> None:
+    names = [arm.name for arm in opened]
+    for seed in (0, 5):
+        answers = run_passes(engine, opened, PROMPTS, settings(passes=2, seed=seed))
+        expected = [
+            (each.id, name)
+            for number in range(2)
+            for place, each in enumerate(shuffled(PROMPTS, seed + number))
+            for name in abba(names, 1, seed + number + place)
+        ]
+        assert [(answer.prompt_id, answer.arm) for answer in answers] == expected
+        size = 2 * len(names)
+        turns = [answers[at : at + size] for at in range(0, len(answers), size)]
+        for place, turn in enumerate(turns):
+            assert len({answer.prompt_id for answer in turn}) == 1
+            own = [answer.arm for answer in turn]
+            assert own == own[::-1], "a drift in time costs every arm the same"
+            first_turn = 2 * (place // len(PROMPTS))
+            assert [answer.turn for answer in turn] == [first_turn] * len(names) + [first_turn + 1] * len(names)
+
+
+def test_passes_take_the_prompts_in_different_orders(engine: Engine) -> None:
+    prompts = [prompt(str(number), f"hello {number}") for number in range(8)]
+    answers = run_arms(engine, ("plain",), prompts, settings(passes=2, max_tokens=2))
+    order = [answer.prompt_id for answer in answers][::2]
+    first, second = order[:8], order[8:]
+    assert sorted(first) == sorted(second) == [each.id for each in prompts]
+    assert first != second
+
+
+def test_every_answer_has_exactly_one_partner_in_every_other_arm(engine: Engine, opened: list[Arm]) -> None:
+    answers = run_passes(engine, opened, PROMPTS, settings(passes=2))
+    answers += run_passes(engine, opened, PROMPTS, settings(passes=1), first_turn=4)
+    keys = [(answer.arm, answer.prompt_id, answer.turn) for answer in answers]
+    assert len(set(keys)) == len(keys) == 3 * len(PROMPTS) * 6
+    for arm in ("plain", "planned", "oracle"):
+        for each in PROMPTS:
+            assert [turn for own, name, turn in keys if (own, name) == (arm, each.id)] == list(range(6))
+
+
+def test_progress_is_told_after_each_answer(engine: Engine, opened: list[Arm]) -> None:
+    told: list[tuple[Answer, int, int]] = []
+    answers = run_passes(engine, opened, PROMPTS[:2], settings(passes=2), on_answer=lambda *event: told.append(event))
+    assert [answer for answer, _, _ in told] == answers
+    assert [done for _, done, _ in told] == list(range(1, len(answers) + 1))
+    assert {total for _, _, total in told} == {len(answers)} == {2 * 2 * 2 * 3}
+
+
+def test_no_prompts_are_no_answers(engine: Engine, opened: list[Arm]) -> None:
+    assert run_passes(engine, opened, [], settings()) == []
+
+
+# --------------------------------------------------------------------------------------------- counting
+
+
+def test_an_answer_counts_as_the_design_says(engine: Engine, opened: list[Arm]) -> None:
+    answers = run_passes(engine, opened, PROMPTS, settings(max_tokens=30))
+    for answer in answers:
+        original = next(each for each in PROMPTS if each.id == answer.prompt_id)
+        tokens = engine.encode_prompt(engine.render([{"role": "user", "content": original.prompt}]))
+        assert answer.category == original.category
+        assert answer.prompt_tokens == len(tokens)
+        assert answer.tokens == answer.stats.emitted_tokens == 30
+        assert sum(record.emitted for record in answer.rounds) == answer.tokens - 1, "the prefill's is in no round"
+        assert len(answer.rounds) == answer.stats.rounds
+        assert answer.rounds[0].context_length == len(tokens) + 1
+        assert answer.decode_s == answer.stats.decode_s
+        assert answer.tokens_per_s == pytest.approx(29 / answer.decode_s)
+        assert answer.tokens_per_s == answer.stats.decode_tokens_per_s
+
+
+def made(**changes: object) -> Answer:
+    fields: dict[str, object] = {
+        "prompt_id": "p", "category": "c", "arm": "plain", "turn": 0, "prompt_tokens": 5, "tokens": 11,
+        "decode_s": 2.0, "ttft_s": None, "identical": True, "rounds": (), "stats": DecodeStats(),
+    }  # fmt: skip
+    return Answer(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_speed_needs_a_second_token_and_some_time() -> None:
+    assert made().tokens_per_s == 5.0
+    assert made(tokens=1).tokens_per_s is None
+    assert made(tokens=0).tokens_per_s is None
+    assert made(decode_s=0.0).tokens_per_s is None
+
+
+def test_a_request_lasts_from_asking_to_the_last_token() -> None:
+    assert made(ttft_s=0.5).request_s == 2.5
+    assert made(ttft_s=0.0).request_s == 2.0
+    assert made().request_s is None
+
+
+# --------------------------------------------------------------------------------------- warm and cold
+
+
+def test_warm_prompts_are_cached_and_have_no_time_to_first_token(engine: Engine, opened: list[Arm]) -> None:
+    for answer in run_passes(engine, opened, PROMPTS, settings()):
+        assert (answer.ttft_s, answer.request_s) == (None, None)
+        if answer.turn == 1 or answer.arm == "plain":  # the reference read it for the plain arm
+            assert answer.stats.cached_tokens == answer.prompt_tokens - 1
+
+
+def test_cold_prompts_are_read_for_every_answer(engine: Engine) -> None:
+    answers = run_arms(engine, ("plain", "planned", "model-depth-2"), PROMPTS, settings(cold=True))
+    for answer in answers:
+        assert answer.stats.cached_tokens == 0
+        assert answer.ttft_s is not None
+        assert answer.ttft_s == answer.stats.ttft_s > 0
+        assert answer.request_s == answer.ttft_s + answer.decode_s
+        assert answer.identical
+        if answer.arm == "model-depth-2":  # its drafter has to catch up with all of the prompt
+            assert answer.rounds[0].sync_s > 0
+
+
+def test_a_warm_drafter_keeps_its_cache(engine: Engine) -> None:
+    answers = run_arms(engine, ("plain", "model-depth-2"), PROMPTS[:1], settings())
+    first, second = by_arm(answers)["model-depth-2"]
+    assert first.rounds[0].sync_s > 0
+    assert second.rounds[0].sync_s == 0
+
+
+def test_a_cold_answer_closes_the_drafters_cache(engine: Engine) -> None:
+    arms = open_arms(engine, ("plain", "model-depth-2"), CAP)
+    session = arms[1].session
+    try:
+        module._answer(arms[1], PROMPTS[0], settings(), cold=False)
+        drafts = session._drafts
+        assert drafts is not None
+        module._answer(arms[1], PROMPTS[0], settings(), cold=False)
+        assert session._drafts is drafts
+        done, _ = module._answer(arms[1], PROMPTS[0], settings(), cold=True)
+        assert done.stats.cached_tokens == 0
+        assert session._drafts is not drafts
+        assert drafts._parts[0][1]._closed  # type: ignore[attr-defined]
+    finally:
+        for arm in arms:
+            arm.session.close()
+
+
+# ---------------------------------------------------------------------------------------- being stopped
+
+
+def test_a_stop_ends_it_between_two_answers(engine: Engine, opened: list[Arm]) -> None:
+    stop = threading.Event()
+    told: list[Answer] = []
+
+    def tell(answer: Answer, done: int, _total: int) -> None:
+        told.append(answer)
+        if done == 4:
+            stop.set()
+
+    with pytest.raises(CancelledError, match="interrupted"):
+        run_passes(engine, opened, PROMPTS, settings(), on_answer=tell, stop=stop)
+    assert len(told) == 4
+    # The sessions are as usable as before.
+    assert len(run_passes(engine, opened, PROMPTS[:1], settings(), stop=threading.Event())) == 6
+
+
+def test_a_stop_beforehand_measures_nothing(engine: Engine, opened: list[Arm]) -> None:
+    stop = threading.Event()
+    stop.set()
+    told: list[object] = []
+    with pytest.raises(CancelledError):
+        run_passes(engine, opened, PROMPTS, settings(), on_answer=lambda *event: told.append(event), stop=stop)
+    assert told == []
+
+
+def test_leaving_the_engine_closes_every_arm(tiny: TinyModels) -> None:
+    stop = threading.Event()
+    stop.set()
+    with tiny.load_speculating() as engine:
+        arms = open_arms(engine, parse_arms("planned,oracle"), 1)
+        with pytest.raises(CancelledError):
+            run_passes(engine, arms, PROMPTS, settings(), stop=stop)
+    assert [arm.session.closed for arm in arms] == [True] * 3
+    with pytest.raises(ClosedError):
+        arms[0].session.generate("hello")
+
+
+def test_a_prompt_longer_than_the_context_is_told_before_anything_is_decoded(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[None] = []
+    monkeypatch.setattr(module, "_answer", lambda *_, **__: answered.append(None))
+    with tiny.load(draft="none", lookup=False, context=128) as engine:
+        arms = open_arms(engine, ("plain",), 0)
+        prompts = [PROMPTS[0], prompt("endless", "water " * 300)]
+        with pytest.raises(PromptTooLongError, match=r"the prompt endless has \d+ tokens.* holds 128") as caught:
+            run_passes(engine, arms, prompts, settings())
+    assert answered == []
+    assert caught.value.hint is not None
+    assert "--context" in caught.value.hint

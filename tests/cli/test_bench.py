@@ -1,0 +1,496 @@
+"""``edgespec bench``: what it prints, what it refuses before measuring, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgespec.bench.plots as plots_module
+import edgespec.bench.run as run_module
+import edgespec.planning.machine_store as store_module
+from edgespec.bench.run import RunSettings
+from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, suite_sha256
+from edgespec.cli import bench as module
+from edgespec.errors import InvalidRequestError
+from tests.support.bench_answers import FakeRun, made
+from tests.support.command_line import InProcess, Result, command, environment, run_cli
+from tests.support.tiny_models import TinyModels
+
+WAIT_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: TinyModels) -> tuple[str, ...]:
+    """Options that name the tiny pair, of which everything is known: nothing is calibrated."""
+    tiny.load_speculating().close()
+    return ("--target", str(tiny.target), "--draft", str(tiny.drafter))
+
+
+@pytest.fixture
+def here(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
+    return InProcess(tiny.home.root, monkeypatch, capsys)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """Two prompts of ours and one of Spec-Bench's shape."""
+    lines: list[dict[str, object]] = [
+        {"id": "greeting", "category": "chat", "prompt": "hello world"},
+        {"id": "water", "category": "qa", "prompt": "what is water", "further": ["keys"]},
+        {"question_id": 81, "category": "qa", "turns": ["what is the water", "and then"]},
+    ]
+    return written(tmp_path / "mine.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# -------------------------------------------------------------------------------------------- fake answers
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    run = FakeRun(lambda _prompt, _arm, _turn: {})
+    monkeypatch.setattr(run_module, "run_passes", run)
+    return run
+
+
+def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(module, "open_engine", refuse)
+
+
+# ------------------------------------------------------------------------------------------ the JSON object
+
+
+def check_speedup(found: dict[str, Any]) -> None:
+    low, high = found["ci95"]
+    assert 0 < low <= found["geomean"] <= high
+    for own in found["by_category"].values():
+        assert own["geomean"] > 0
+        assert len(own["ci95"]) == 2
+
+
+def check_finite(value: object) -> None:
+    if isinstance(value, dict):
+        for own in value.values():
+            check_finite(own)
+    elif isinstance(value, list):
+        for own in value:
+            check_finite(own)
+    elif isinstance(value, float):
+        assert math.isfinite(value)
+
+
+def check_report(found: dict[str, Any], arms: tuple[str, ...]) -> None:
+    """CLI.md's shape."""
+    assert found["schema_version"] == 1
+    assert found["machine"].keys() >= {"processor", "read_bytes_per_s"}
+    assert found["suite"].keys() >= {"name", "sha256"}
+    assert tuple(found["arms"]) == arms
+    for name, arm in found["arms"].items():
+        assert arm.keys() >= {"decode_tokens_per_s_geomean", "speedup", "identical_fraction", "predicted_vs_measured"}
+        assert arm["decode_tokens_per_s_geomean"] > 0
+        assert arm["identical_fraction"] == 1.0
+        if name == "plain":
+            assert arm["speedup"] is None
+        else:
+            check_speedup(arm["speedup"])
+    for pair in found["pairs"]:
+        assert pair.keys() >= {"id", "category", "arm", "tokens", "decode_s", "ttft_s", "tokens_per_round"}
+        assert pair["identical_to_plain"] is True
+    assert found["identical_fraction"] == 1.0
+    assert found["noise"].keys() >= {"aa_ci95"}
+    assert found.keys() >= {"speedup", "predicted_vs_measured"}
+    check_finite(found)
+
+
+def test_json_is_one_object_of_the_promised_shape(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+    result = here("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "16", "--json")
+    assert result.code == 0, result.err
+    found = result.json
+    check_report(found, ("plain", "again", "planned"))
+    check_speedup(found["speedup"])
+    low, high = found["noise"]["aa_ci95"]
+    assert 0 < low <= high
+    prompts = [
+        Prompt(id="greeting", category="chat", prompt="hello world"),
+        Prompt(id="water", category="qa", prompt="what is water"),
+        Prompt(id="81", category="qa", prompt="what is the water"),
+    ]
+    assert found["suite"] == {"name": "mine.jsonl", "sha256": suite_sha256(prompts), "prompts": 3}
+    assert (found["max_tokens"], found["passes"], found["cold"]) == (16, 1, False)
+    assert {pair["tokens"] for pair in found["pairs"]} == {16}
+    runs = 2 if found["noise"]["repeated"] else 1
+    assert len(found["pairs"]) == 3 * 3 * 2 * runs
+    assert all(pair["ttft_s"] is None for pair in found["pairs"])
+    assert list(found["speedup"]["by_category"]) in (["chat", "qa"], ["qa", "chat"])
+    assert found["plan"]["target"]["model"] == "target"
+
+
+def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+    options = ("--suite", suite, "--limit", "1", "--passes", "1", "--max-tokens", "4", "--arms", "planned", "--cold")
+    found = here("bench", *pair, *options, "--json").json
+    check_report(found, ("plain", "planned"))
+    assert found["cold"] is True
+    assert all(pair["ttft_s"] > 0 for pair in found["pairs"])
+    assert found["noise"]["aa_ci95"] is None, "nothing says how noisy it was"
+    assert found["arms"]["planned"]["request_speedup_p50"] > 0
+    text = here("bench", *pair, *options)
+    assert "planned: time to first token" in text.out
+    assert "plain: time to first token" not in text.out
+    assert "plain against itself" not in text.out
+
+
+# --------------------------------------------------------------------------------------------- for people
+
+
+def test_text_at_a_pipe(tiny: TinyModels, pair: tuple[str, ...], suite: Path) -> None:
+    arms = "planned,again,oracle,depth-1"
+    result = run_cli("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "8", "--arms", arms,
+                     home=tiny.home.root)  # fmt: skip
+    assert result.code == 0, result.err
+    assert "\x1b" not in result.out + result.err
+    assert "{" not in result.out
+    header, *rows = result.out.splitlines()[:6]
+    assert header.split() == ["tok/s", "x", "plain", "95", "%", "identical", "tok/round", "predicted/measured"]
+    assert [row.split()[0] for row in rows] == ["plain", "planned", "again", "oracle", "depth-1"]
+    assert all("100 %" in row for row in rows)
+    assert "planned against plain, by category" in result.out
+    assert "best fixed" in result.out
+    assert "plain against itself: " in result.out
+    assert "memory: plain " in result.out
+    assert "- target on cpu, 1 threads" in result.out
+    assert "3 prompts; plain, planned, again, oracle, depth-1; 1 ABBA passes; 8 tokens; depth to" in result.err
+    assert "30 of 30 answers" in result.err
+
+
+def test_what_was_not_measured_is_a_dash(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    fake.make = lambda *_: {"tokens": 1, "decode_s": 0.0}
+    result = here("bench", *pair, "--suite", suite)
+    assert result.code == 0, result.err
+    for row in result.out.splitlines()[1:4]:
+        assert row.split()[1] == "-"
+        assert row.split()[-1] == "-"
+    assert "memory:" not in result.out
+    assert "by category" not in result.out
+    assert "plain against itself" not in result.out
+    found = here("bench", *pair, "--suite", suite, "--json").json
+    assert found["speedup"] is None
+    assert found["arms"]["planned"]["decode_tokens_per_s_geomean"] is None
+
+
+def test_the_bandwidth_is_reported_where_it_was_measured(
+    here: InProcess, pair: tuple[str, ...], suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--suite", suite, "--limit", "1", "--passes", "1", "--max-tokens", "4", "--arms", "plain")
+    monkeypatch.setattr(store_module, "load_bandwidth", lambda *_: None)
+    without = here("bench", *pair, *options, "--json").json
+    assert without["machine"]["read_bytes_per_s"] is None
+    assert without["arms"]["plain"]["bandwidth_used"] is None
+    monkeypatch.setattr(store_module, "load_bandwidth", lambda *_: SimpleNamespace(read_bytes_per_s=5e12))
+    found = here("bench", *pair, *options, "--json").json
+    assert found["machine"]["read_bytes_per_s"] == 5e12
+    assert 0 < found["arms"]["plain"]["bandwidth_used"] < 1
+    assert "% of the bandwidth)" in here("bench", *pair, *options).out
+
+
+def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    show = module._Progress()
+    prompt = Prompt(id="p", category="c", prompt="p")
+    for done in range(1, 101):
+        show(made(prompt, "planned", 0, {"identical": done != 50}), done, 100)
+    lines = capsys.readouterr().err.splitlines()
+    assert 9 <= len([line for line in lines if "answers" in line]) <= 11
+    assert lines[-1] == "100 of 100 answers"
+    assert "p differs from plain decoding in arm planned" in lines
+
+
+def test_help_names_every_option(here: InProcess) -> None:
+    result = here("bench", "--help")
+    assert result.code == 0
+    own = "--suite --arms --passes --max-tokens --limit --category --cold --plot --json"
+    for name in (*own.split(), "--target", "--draft", "--profile", "--context", "--depth", "--exactness", "ABBA"):
+        assert name in result.out, name
+    words = " ".join(result.out.split())
+    assert all(name in words for name in BUILTIN_SUITES)
+
+
+# ---------------------------------------------------------------------------------------------- the defaults
+
+
+def test_without_options_it_is_the_quick_suite_twice(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
+    result = here("bench", *pair, "--json")
+    assert result.code == 0, result.err
+    ((arms, prompts, settings, first_turn),) = fake.calls
+    assert arms == ("plain", "again", "planned")
+    assert prompts == builtin_suite("quick")
+    assert settings == RunSettings(passes=2, max_tokens=96, cold=False)
+    assert first_turn == 0
+    assert result.json["suite"] == {"name": "quick", "sha256": suite_sha256(prompts), "prompts": len(prompts)}
+
+
+def test_options_reach_the_run(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
+    options = ("--suite", "long-prompts", "--arms", "worst", "--passes", "3", "--max-tokens", "2", "--cold")
+    assert here("bench", *pair, *options).code == 0
+    ((arms, prompts, settings, _),) = fake.calls
+    assert arms == ("plain", "worst")
+    assert prompts == builtin_suite("long-prompts")
+    assert settings == RunSettings(passes=3, max_tokens=2, cold=True)
+
+
+def test_a_noisy_run_is_run_once_more(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    fake.make = lambda _, arm, turn: {"decode_s": 0.2 if arm == "again" and turn == 0 else 0.1}
+    result = here("bench", *pair, "--suite", suite, "--passes", "3", "--json")
+    assert [first_turn for *_, first_turn in fake.calls] == [0, 6]
+    assert fake.calls[0][:3] == fake.calls[1][:3]
+    assert result.json["noise"]["repeated"] is True
+    assert len(result.json["pairs"]) == 2 * 3 * 3
+    assert "noisy, so everything is run once more" in result.err
+    assert result.err.count("9 of 9 answers") == 2, "progress begins again"
+    assert result.err.count("answers\n") == 2 * 9
+    fake.calls.clear()
+    fake.make = lambda *_: {}
+    quiet = here("bench", *pair, "--suite", suite)
+    assert len(fake.calls) == 1
+    assert "plain against itself: 1.000-1.000 (quiet enough)" in quiet.out
+
+
+def test_still_noisy_is_said(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
+    result = here("bench", *pair, "--suite", suite)
+    assert len(fake.calls) == 2, "once more, not for ever"
+    assert "plain against itself: 0.500-0.500 (noisy" in result.out
+
+
+# -------------------------------------------------------------------------------------------- which prompts
+
+
+def test_categories_and_limits(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    for options, ids in (
+        (("--category", "qa"), ["water", "81"]),
+        (("--category", "qa", "--category", "chat"), ["greeting", "water", "81"]),
+        (("--limit", "1"), ["greeting", "water"]),
+        (("--category", "qa", "--limit", "1"), ["water"]),
+        (("--limit", "99"), ["greeting", "water", "81"]),
+    ):
+        fake.calls.clear()
+        found = here("bench", *pair, "--suite", suite, *options, "--json").json
+        assert [prompt.id for prompt in fake.calls[0][1]] == ids
+        assert found["suite"]["prompts"] == len(ids)
+
+
+def test_prompts_that_this_python_lacks_are_named(
+    here: InProcess, pair: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "without" not in here("bench", *pair, "--suite", "quick").err
+    monkeypatch.setattr(module, "missing_prompts", lambda _: ("edit-1", "edit-2"))
+    assert "without edit-1, edit-2:" in here("bench", *pair, "--suite", "quick").err
+
+
+SUITES = {
+    "nothing": ("", "has no prompts"),
+    "blank lines": ("\n\n  \n", "has no prompts"),
+    "no JSON": ("hello\n", "line 1: not JSON"),
+    "a list": ("[1]\n", "must be a JSON object"),
+    "no prompt": ('{"id": "a", "category": "c"}\n', '"prompt" is missing'),
+    "an empty prompt": ('{"id": "a", "category": "c", "prompt": " "}\n', "not empty"),
+    "half a pair": ('{"id": "a", "category": "c", "prompt": "\\ud800"}\n', "half of a character pair"),
+    "no turns": ('{"question_id": 1, "category": "c", "turns": []}\n', "at least one text"),
+    "twice": ('{"id": "a", "category": "c", "prompt": "x"}\n' * 2, "occurs twice"),
+    "nesting": ("[" * 100_000 + "\n", "line 1"),
+}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_measured(monkeypatch)
+    content, words = SUITES[name]
+    path = written(tmp_path / "bad.jsonl", content)
+    here("bench", "--suite", path).failed_well(words, "bad.jsonl", code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--suite", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
+        (("--suite", "quik"), "quik cannot be read"),
+        (("--suite", "."), "cannot be read"),
+        (("--arms", "planned,plan"), 'there is no arm "plan"'),
+        (("--category", "poetry"), 'the suite quick has no category "poetry"'),
+        (("--category", "qa", "--category", "poetry"), "poetry"),
+        (("--limit", "0"), "--limit"),
+        (("--passes", "0"), "--passes"),
+        (("--passes", "two"), "--passes"),
+        (("--max-tokens", "1"), "--max-tokens"),
+        (("--plot", "figure.txt"), "figure.txt"),
+        (("--plot", "figure"), "cannot be written as figure"),
+        (("--plot", "nowhere/figure.png"), "there is no folder nowhere"),
+        (("--exactness", "sometimes"), "exactness"),
+        (("extra",), "extra"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(
+    options: tuple[str, ...], words: str, here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_measured(monkeypatch)
+    here("bench", *options).failed_well(words, code=2)
+    failed = here("bench", *options, "--json")
+    failed.failed_well(words, code=2)
+    assert failed.json["error"]["type"] in ("InvalidRequestError", "ProfileError")
+
+
+def test_hints_say_what_there_is(here: InProcess) -> None:
+    assert "code-edit" in here("bench", "--category", "poetry").hint
+    assert "depth-N" in here("bench", "--arms", "poetry").hint
+    assert ".svg" in here("bench", "--plot", "figure.txt").hint
+
+
+def test_a_drafter_that_is_not_there(here: InProcess, tiny: TinyModels, suite: Path, fake: FakeRun) -> None:
+    options = ("--target", tiny.target, "--draft", "none", "--suite", suite, "--arms", "model-depth-1")
+    result = here("bench", *options)
+    result.failed_well("the arm model-depth-1 needs a drafter", code=2)
+    assert "--draft" in result.hint
+    assert fake.calls == []
+
+
+def test_a_prompt_that_does_not_fit_is_named(here: InProcess, tiny: TinyModels, tmp_path: Path) -> None:
+    long = {"id": "endless", "category": "qa", "prompt": "water " * 300}
+    suite = written(tmp_path / "long.jsonl", json.dumps(long))
+    result = here("bench", "--target", tiny.target, "--depth", "0", "--context", "128", "--suite", suite)
+    result.failed_well("the prompt endless has", "holds 128")
+    assert "--context" in result.hint
+    assert "answers" not in result.err
+
+
+# ----------------------------------------------------------------------------------------------------- plots
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_a_plot_is_written(
+    here: InProcess, pair: tuple[str, ...], suite: Path, tmp_path: Path, suffix: str, begins: bytes, fake: FakeRun
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots are optional")
+    path = tmp_path / f"figure{suffix}"
+    result = here("bench", *pair, "--suite", suite, "--plot", path, "--json")
+    assert result.code == 0, result.err
+    assert path.read_bytes().startswith(begins)
+    assert f"drawn into {path}" in result.err
+    assert len(fake.calls) == 1
+    assert result.json["arms"]
+
+
+def test_a_plot_that_fails_does_not_take_the_report_along(
+    here: InProcess,
+    pair: tuple[str, ...],
+    suite: Path,
+    tmp_path: Path,
+    fake: FakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots are optional")
+
+    def refuse(*_: object) -> None:
+        raise InvalidRequestError("the disk is full")
+
+    monkeypatch.setattr(plots_module, "plot_report", refuse)
+    for as_json in (True, False):
+        options = ("--plot", tmp_path / "figure.png", *(("--json",) if as_json else ()))
+        result = here("bench", *pair, "--suite", suite, *options)
+        result.failed_well("the disk is full")
+        assert "drawn" not in result.err
+        if as_json:
+            assert result.json["arms"].keys() == {"plain", "again", "planned"}
+        else:
+            assert "planned against plain" in result.out
+
+
+# -------------------------------------------------------------------------------------------------- failing
+
+
+def differing(_prompt: Prompt, arm: str, _turn: int) -> dict[str, Any]:
+    return {"identical": arm != "planned"}
+
+
+def test_an_answer_that_differs_fails_after_the_report(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
+    fake.make = differing
+    result = here("bench", *pair, "--suite", suite, "--json")
+    result.failed_well("an answer differed from plain decoding's")
+    assert result.json["identical_fraction"] == 0.5, "one object, and it is the report"
+    assert result.json["arms"]["planned"]["identical_fraction"] == 0.0
+    assert "verify" in result.hint
+    assert "greeting differs from plain decoding in arm planned" in result.err
+    text = here("bench", *pair, "--suite", suite)
+    text.failed_well("an answer differed from plain decoding's")
+    assert "planned against plain, by category" in text.out
+
+
+def test_near_exactness_may_differ(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    fake.make = differing
+    result = here("bench", *pair, "--suite", suite, "--exactness", "near", "--json")
+    assert result.code == 0, result.err
+    assert result.json["identical_fraction"] == 0.5
+    assert "greeting differs" in result.err, "said all the same"
+
+
+def test_ctrl_c_leaves_with_a_line(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    def interrupt(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    fake.make = interrupt
+    result: Result = here("bench", *pair, "--suite", suite)
+    assert result.code == 130
+    assert result.out == ""
+    assert result.err.splitlines()[-1] == "interrupted"
+    as_json = here("bench", *pair, "--suite", suite, "--json")
+    assert as_json.code == 130
+    assert as_json.json["error"]["message"] == "interrupted"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
+def test_sigint_in_an_answer(tiny: TinyModels, suite: Path) -> None:
+    options = (
+        "--target",
+        tiny.slow,
+        "--draft",
+        "none",
+        "--suite",
+        suite,
+        "--max-tokens",
+        "2000",
+        "--context",
+        "8192",
+    )
+    process = subprocess.Popen(
+        command("bench", *map(str, options)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(tiny.home.root, {"EDGESPEC_LOOKUP": "false"}),  # nothing drafts: nothing to calibrate
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "ABBA passes" in line:
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines() == ["interrupted"]

@@ -1,0 +1,298 @@
+"""``edgespec calibrate``, and a chat that learns its machine between answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import edgespec.learning as learning_module
+import edgespec.planning.bandwidth as bandwidth_module
+from edgespec.files.locations import Home
+from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
+from tests.support.tiny_models import TinyModels
+
+WAIT_S = 60.0
+GIGABYTES_PER_S = 25e9
+
+
+def _bandwidth(threads: int) -> ThreadBandwidth:
+    return ThreadBandwidth(threads=threads, best_bytes_per_s=GIGABYTES_PER_S, median_bytes_per_s=GIGABYTES_PER_S)
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here looks at the numbers: read no gigabytes, and run both sides at once for a moment."""
+    shorten_contention(monkeypatch)
+    fix_plain_ratio(monkeypatch, 1.5)  # with another one the target may go on in another setting
+
+    def measure(threads: list[int]) -> BandwidthMeasurement:
+        by_threads = [_bandwidth(count) for count in threads]
+        return BandwidthMeasurement(buffer_bytes=2**28, by_threads=tuple(by_threads))
+
+    monkeypatch.setattr(bandwidth_module, "measure_read_bandwidth", measure)
+
+
+@pytest.fixture
+def options(tiny: TinyModels) -> tuple[str, ...]:
+    return ("--target", str(tiny.target), "--draft", str(tiny.drafter), "--context", "300")
+
+
+def succeeded(result: Result) -> Result:
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ calibrate
+
+
+def test_what_is_measured_is_stored_and_used(here: InProcess, options: tuple[str, ...]) -> None:
+    before = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
+    assert "not calibrated yet" in before["speculation_off"]
+    assert before["plan"]["predicted_tokens_per_s"] is None
+    succeeded(here("calibrate", "--quick", *options))
+    counts = stored(Home(here.home))
+    assert {kind: counts[kind] for kind in ("contention", "times", "widths")} == {
+        "contention": 1,
+        "times": 2,
+        "widths": 1,
+    }
+    after = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
+    assert "not calibrated" not in (after["speculation_off"] or "")
+    assert after["plan"]["predicted_tokens_per_s"] > 0
+    assert after["token_ids"] == before["token_ids"]
+
+
+def number(value: Any, *, null: bool = False) -> bool:
+    return (null and value is None) or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ...], quick: bool) -> None:
+    found = succeeded(here("calibrate", *(["--quick"] if quick else []), *options, "--json")).json
+    assert found["schema_version"] == 1
+    assert found["machine"]["physical_cores"] >= 1
+    assert found["machine"]["fingerprint"]
+    assert found["read_bytes_per_s"] == GIGABYTES_PER_S
+    keys = ("model", "runtime", "device", "threads", "context", "width", "forward_s")
+    for curve in found["curves"]:
+        assert tuple(curve) == keys
+        assert (curve["runtime"], curve["device"], curve["threads"]) == ("llama", "cpu", 1)
+        assert len(curve["width"]) == len(curve["forward_s"]) > 1
+        assert curve["width"][0] == 1
+        assert all(number(seconds) for seconds in curve["forward_s"])
+    contexts = [(curve["model"], curve["context"]) for curve in found["curves"]]
+    # Both ends of the context are all there are to this one, quick or not.
+    assert contexts == [("target", 96), ("target", 250), ("drafter", 96)]
+    (classes,) = found["width_classes"]
+    assert classes.keys() >= {"model", "runtime", "settings", "context", "widths", "max_abs_diff"}
+    assert (classes["model"], classes["runtime"]) == ("target", "llama")
+    assert classes["settings"]["kv_type"]
+    assert classes["context"] == [96, 262]
+    assert classes["widths"][0][0] == 1
+    assert number(classes["max_abs_diff"], null=True) or classes["max_abs_diff"] == 0
+    assert found["contention"].keys() == {"target_factor", "drafter_factor"}
+    assert found["drafting"]["model"] == "drafter"
+    assert number(found["drafting"]["token_s"])
+    assert number(found["took_s"])
+    assert found["plan"]["target"]["model"] == "target"
+
+
+def test_what_was_not_measured_is_null(here: InProcess, tiny: TinyModels) -> None:
+    found = succeeded(here("calibrate", "--quick", "--target", tiny.target, "--draft", "none", "--json")).json
+    assert found["drafting"] is None
+    assert found["contention"] is None
+    assert {curve["model"] for curve in found["curves"]} == {"target"}
+
+
+def test_the_text_for_people(here: InProcess, options: tuple[str, ...]) -> None:
+    result = succeeded(here("calibrate", "--quick", *options))
+    assert re.search(r"^target on cpu, 1 threads?, after 96 tokens$", result.out, re.MULTILINE)
+    assert re.search(r"^ +width +1 +\d+\.\d ms +1\.00x$", result.out, re.MULTILINE)
+    assert re.search(r"^ +width +12 +\d+\.\d ms +\d+\.\d\dx$", result.out, re.MULTILINE)
+    for start in ("reading", "drafting", "both at once", "exactness", "plan"):
+        assert re.search(rf"^{start} ", result.out, re.MULTILINE), start
+    assert "of the 25.0 GB/s the memory gives" in result.out
+    assert re.search(r"measured in \d+ s and stored", result.err)
+    assert "measuring target" in result.err
+    assert "\x1b" not in result.out + result.err
+
+
+def test_calibrating_again_measures_again(
+    here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    real: Callable[..., Any] = learning_module.measure_target
+
+    def measure(*arguments: Any, **settings: Any) -> Any:
+        calls.append(arguments)
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(learning_module, "measure_target", measure)
+    for count in (1, 2):
+        succeeded(here("calibrate", "--quick", *options, "--json"))
+        assert len(calls) == count
+
+
+def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
+    """In a process of its own, with nothing replaced."""
+    result = succeeded(run_cli("calibrate", "--quick", *options, "--json", home=home.root))
+    assert result.json["schema_version"] == 1
+    assert number(result.json["read_bytes_per_s"])
+    assert result.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (("--target", "missing.gguf"), "missing.gguf", 1),
+        (("--target", "qwen2.5-coder-1b"), "qwen2.5-coder-1b", 1),
+        (("--profile", "laptob"), "laptob", 2),
+        (("--context", "1"), "context", 2),
+        (("--nonsense",), "--nonsense", 2),
+        (("--quick", "now"), "now", 2),
+    ],
+)
+def test_errors_are_one_sentence(arguments: tuple[str, ...], words: str, code: int, here: InProcess) -> None:
+    result = here("calibrate", *arguments, "--json")
+    result.failed_well(words, code=code)
+    assert result.json["error"].keys() == {"type", "message", "hint"}
+    assert stored(Home(here.home)) == {}
+
+
+def test_damaged_measurements_are_replaced(here: InProcess, options: tuple[str, ...]) -> None:
+    succeeded(here("calibrate", "--quick", *options))
+    for path in (here.home / "measurements").glob("*.json"):
+        path.write_bytes(b"{")
+    succeeded(here("calibrate", "--quick", *options))
+    spoken = succeeded(here("generate", "hello", *options, "--max-tokens", "3", "--json")).json
+    assert not any("ignored" in reason for reason in spoken["plan"]["reasons"])
+
+
+@pytest.mark.parametrize("when", ["measuring slow", "measuring drafter"])
+def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) -> None:
+    target = tiny.slow if when.endswith("slow") else tiny.target
+    draft = "none" if when.endswith("slow") else str(tiny.drafter)
+    arguments = command("calibrate", "--quick", "--target", target, "--draft", draft, "--context", "300")
+    process = subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(home.root),
+    )
+    assert process.stderr is not None
+    told = b""
+    until = time.monotonic() + WAIT_S
+    while not re.search(rb"%b.*\n" % when.encode(), told) and time.monotonic() < until:
+        told += os.read(process.stderr.fileno(), 4096)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, (told, err)
+    assert b"Traceback" not in told + err
+    assert (told + err).splitlines()[-1] == b"interrupted"
+    assert out == b""
+    again = subprocess.run(arguments, capture_output=True, env=environment(home.root), timeout=WAIT_S, check=False)
+    assert again.returncode == 0, again.stderr
+    assert stored(home)["widths"] == 1
+
+
+# ----------------------------------------------------------------------------------------------------- chat
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
+def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tuple[str, ...]) -> None:
+    from tests.support.terminal import Terminal
+
+    arguments = command("chat", *options, "--max-tokens", "12")
+    for terminal in opened(Terminal(arguments, environment(home.root))):
+        terminal.wait_for(r"is ready.*\n")
+        terminal.wait_for(r"> ")
+        assert stored(home) == {}
+        terminal.type("hello\r")
+        terminal.wait_for(r"plain decoding:\s+this\s+machine\s+is\s+not\s+calibrated\s+yet")
+        terminal.wait_for(r"> ")
+        until = time.monotonic() + WAIT_S
+        while stored(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
+            time.sleep(0.05)
+        # What it learned is said before the next answer, which follows it.
+        terminal.type("hello again\r")
+        terminal.wait_for(r"measured this machine meanwhile:")
+        terminal.wait_for(r"a plain step takes")
+        status = terminal.wait_for(r"tok/s ·(.|\n)*?> ")
+        assert "not calibrated" not in status
+        terminal.type("once more\r")
+        assert "meanwhile" not in terminal.wait_for(r"tok/s ·(.|\n)*?> ")
+        assert "meanwhile" not in terminal.screen.split("once more")[-1]
+        terminal.type("/exit\r")
+        assert terminal.exit_code() == 0
+        assert terminal.screen.count("not calibrated") == 1
+
+
+def opened(terminal: Any) -> Iterator[Any]:
+    """The terminal, closed in any case."""
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
+def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
+    from tests.support.terminal import Terminal
+
+    arguments = command("chat", "--target", tiny.slow, "--draft", "none", "--max-tokens", "3")
+    for terminal in opened(Terminal(arguments, environment(home.root))):
+        terminal.wait_for(r"> ")
+        terminal.type("hello\r")
+        terminal.wait_for(r"not\s+calibrated\s+yet")
+        terminal.wait_for(r"> ")
+        terminal.type("/exit\r")
+        assert terminal.exit_code() == 0
+
+
+def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None:
+    result = succeeded(
+        run_cli("chat", *options, "--max-tokens", "5", home=home.root, stdin="hello\nhello again\nonce more\n")
+    )
+    lines = status_lines(result.err)
+    assert len(lines) == 3
+    assert all("not calibrated yet" in line for line in lines)
+    assert "meanwhile" not in result.err
+    assert stored(home) == {}
+    found = succeeded(run_cli("chat", *options, "--max-tokens", "5", "--json", home=home.root, stdin="hello\nmore\n"))
+    answers = [json.loads(line) for line in found.out.splitlines()]
+    assert ["not calibrated yet" in answer["speculation_off"] for answer in answers] == [True, True]
+
+
+def test_a_chat_that_cannot_learn_goes_on() -> None:
+    """A forward that fails while measuring is said once, and measuring given up."""
+    from edgespec.cli.idle_learning import IdleLearning
+    from edgespec.errors import ForwardError
+
+    class Failing:
+        unmeasured = True
+        calls = 0
+
+        def learn(self, **_settings: object) -> tuple[str, ...]:
+            self.calls += 1
+            raise ForwardError("the device went away", code=-3)
+
+    engine = Failing()
+    with IdleLearning(engine) as idle:  # type: ignore[arg-type]
+        idle.start()
+        assert idle.stop() == ("measuring this machine failed: the device went away",)
+        idle.start()
+        assert idle.stop() == ()
+    assert engine.calls == 1

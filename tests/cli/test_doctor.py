@@ -1,0 +1,205 @@
+"""``edgespec doctor``: each thing it may find or miss, and how it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from edgespec.cli import doctor as module
+from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from edgespec.planning.devices import Device, DeviceReport
+from edgespec.planning.machine import Conditions, Machine
+from edgespec.planning.machine_store import save_bandwidth
+from tests.support.command_line import InProcess
+
+GIB = 2**30
+MACHINE = Machine(
+    system="Linux x86_64",
+    processor="A processor",
+    isa=("avx", "avx2"),
+    physical_cores=4,
+    logical_cores=8,
+    total_memory_bytes=16 * GIB,
+    available_memory_bytes=8 * GIB,
+    power_source="battery",
+)
+CPU = Device(runtime="llama", name="cpu", kind="cpu", description="A CPU", free_bytes=GIB, total_bytes=2 * GIB)
+GPU = Device(runtime="llama", name="Vulkan0", kind="gpu", description="A GPU", free_bytes=GIB, total_bytes=2 * GIB)
+DIRECTML = Device(runtime="onnx", name="DirectML", kind="gpu", description="DmlExecutionProvider")
+MEASURED = BandwidthMeasurement(
+    by_threads=(
+        ThreadBandwidth(threads=1, best_bytes_per_s=13e9, median_bytes_per_s=12.34e9),
+        ThreadBandwidth(threads=4, best_bytes_per_s=26e9, median_bytes_per_s=25e9),
+    ),
+    buffer_bytes=2**28,
+)
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with llama.cpp and without ONNX Runtime."""
+    monkeypatch.setattr(module, "_broken", dict)
+    monkeypatch.setattr(module, "describe_machine", lambda: MACHINE)
+    conditions = Conditions(temperature_c=61.4, load_average=0.25)
+    monkeypatch.setattr(module, "describe_conditions", lambda: conditions)
+    monkeypatch.setattr(module, "load", lambda: SimpleNamespace(version="1.2.3", build="1.2.3+ab"))
+    devices(monkeypatch, CPU, GPU, onnx="onnxruntime is not installed")
+
+
+def devices(monkeypatch: pytest.MonkeyPatch, *found: Device, **missing: str) -> None:
+    monkeypatch.setattr(module, "list_devices", lambda _broken: DeviceReport(devices=found, missing=missing))
+
+
+def test_the_machine_and_its_conditions(here: InProcess) -> None:
+    report = here("doctor", "--json").json
+    assert report["machine"] == MACHINE.as_json()
+    assert report["conditions"] == {"temperature_c": 61.4, "load_average": 0.25}
+    text = here("doctor").out
+    assert "power      battery; temperature 61 °C, load 0.2\n" in text
+
+
+def test_what_is_not_known_is_not_guessed(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "describe_machine", lambda: Machine(**{**fields(MACHINE), "power_source": None}))  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "describe_conditions", Conditions)
+    report = here("doctor", "--json").json
+    assert report["machine"]["power_source"] is None
+    assert report["conditions"] == {"temperature_c": None, "load_average": None}
+    assert report["bandwidth"] == {"read_bytes_per_s": None}
+    text = here("doctor").out
+    assert "power      not known; temperature not measured, load not measured\n" in text
+    assert "bandwidth  not measured\n" in text
+
+
+def fields(machine: Machine) -> Mapping[str, object]:
+    return {name: getattr(machine, name) for name in Machine.__slots__}
+
+
+def test_devices_of_llama(here: InProcess) -> None:
+    result = here("doctor", "--json")
+    assert result.code == 0
+    llama = result.json["runtimes"]["llama"]
+    assert llama == {
+        "available": True,
+        "version": "1.2.3",
+        "build": "1.2.3+ab",
+        "devices": [CPU.as_json(), GPU.as_json()],
+        "reason": None,
+        "hint": None,
+    }
+    text = here("doctor").out
+    assert "llama.cpp  works: llama-cpp-python 1.2.3 (build 1.2.3+ab)\n" in text
+    assert "  device   cpu: A CPU (cpu)\n" in text
+    assert "  device   Vulkan0: A GPU (gpu, 1.0 of 2.0 GiB free)\n" in text
+
+
+def test_without_llama_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices(monkeypatch, DIRECTML, llama="it is not installed")
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    result = here("doctor", "--json")
+    assert result.code == 1
+    llama = result.json["runtimes"]["llama"]
+    assert llama.keys() == {"available", "version", "build", "devices", "reason", "hint"}
+    assert (llama["available"], llama["version"], llama["reason"]) == (False, None, "it is not installed")
+    assert "pip install" in llama["hint"]
+    assert result.json["problems"] == ["no runtime works: it is not installed"]
+    shown = here("doctor")
+    assert shown.code == 1
+    assert "llama.cpp  missing: it is not installed\n" in shown.out
+    assert "problem: no runtime works" in shown.err
+
+
+def test_onnx_missing_is_no_problem(here: InProcess) -> None:
+    result = here("doctor", "--json")
+    assert result.code == 0
+    assert result.json["runtimes"]["onnx"] == {
+        "available": False,
+        "version": None,
+        "build": None,
+        "devices": [],
+        "reason": "onnxruntime is not installed",
+        "hint": None,
+    }
+    assert "onnx       missing: onnxruntime is not installed; not used yet\n" in here("doctor").out
+
+
+@pytest.mark.parametrize(("version", "said"), [("1.23.0", "1.23.0"), (None, "of unknown version")])
+def test_onnx_found(here: InProcess, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str) -> None:
+    devices(monkeypatch, CPU, DIRECTML)
+    onnxruntime = ModuleType("onnxruntime")
+    if version is not None:
+        onnxruntime.__version__ = version  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "onnxruntime", onnxruntime)
+    onnx = here("doctor", "--json").json["runtimes"]["onnx"]
+    assert (onnx["available"], onnx["version"], onnx["reason"]) == (True, version, None)
+    assert onnx["devices"] == [DIRECTML.as_json()]
+    text = here("doctor").out
+    assert f"onnx       found: onnxruntime {said}; not used yet\n" in text
+    assert "  device   DirectML: DmlExecutionProvider (gpu)\n" in text
+
+
+def test_a_stored_bandwidth_is_shown(here: InProcess) -> None:
+    save_bandwidth(here.home / "measurements", MACHINE, MEASURED)
+    assert here("doctor", "--json").json["bandwidth"] == MEASURED.as_json()
+    assert "bandwidth  25.0 GB/s read (by threads: 12.3 with 1, 25.0 with 4)\n" in here("doctor").out
+
+
+def test_a_bandwidth_at_other_power_is_not_shown(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bandwidth(here.home / "measurements", MACHINE, MEASURED)
+    monkeypatch.setattr(module, "describe_machine", lambda: Machine(**{**fields(MACHINE), "power_source": "mains"}))  # type: ignore[arg-type]
+    assert here("doctor", "--json").json["bandwidth"] == {"read_bytes_per_s": None}
+
+
+def test_a_damaged_store_is_as_good_as_none(here: InProcess) -> None:
+    folder: Path = here.home / "measurements"
+    save_bandwidth(folder, MACHINE, MEASURED)
+    next(folder.iterdir()).write_text("{", encoding="utf-8")
+    assert here("doctor", "--json").json["bandwidth"] == {"read_bytes_per_s": None}
+
+
+# ------------------------------------------------------------------------------------- trying in a child first
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (0, None),
+        (1, None),  # an exception: loading here raises it again and knows its words
+        (-4, "its native code was killed by signal 4 (wrong CPU build?)"),
+        (0xC000001D, "its native code ended with code 0xc000001d (wrong CPU build?)"),
+    ],
+)
+def test_a_child_that_dies_spares_this_process(
+    monkeypatch: pytest.MonkeyPatch, code: int, reason: str | None
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(module.subprocess, "run", lambda *_command, **_how: SimpleNamespace(returncode=code))
+    assert module._broken() == ({} if reason is None else {"llama": reason, "onnx": reason})
+
+
+@pytest.mark.parametrize("error", [OSError("no process"), subprocess.TimeoutExpired("python", 60)])
+def test_a_child_that_cannot_be_run(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.undo()
+
+    def fail(*_command: object, **_how: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module.subprocess, "run", fail)
+    assert module._broken()["llama"].startswith("the check could not be run: ")
+
+
+def test_what_the_child_found_reaches_the_list(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    def listed(broken: Mapping[str, str]) -> DeviceReport:
+        asked.append(broken)
+        return DeviceReport(devices=(), missing={**broken, "onnx": "none"})
+
+    monkeypatch.setattr(module, "_broken", lambda: {"llama": "killed"})
+    monkeypatch.setattr(module, "list_devices", listed)
+    here("doctor")
+    assert asked == [{"llama": "killed"}]

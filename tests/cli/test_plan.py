@@ -1,0 +1,145 @@
+"""``edgespec plan``: described machines in full, and this machine's plan."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.profiles.machines import machine_names
+from tests.support.command_line import InProcess, run_cli
+from tests.support.tiny_models import TinyModels
+
+MACHINES = Path(__file__).parents[2] / "edgespec" / "profiles" / "machines"
+
+
+def labels(out: str) -> dict[str, str]:
+    return {line[:12].strip(): line[12:] for line in out.splitlines() if line[:1].strip()}
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_described_machine_is_planned(here: InProcess, name: str) -> None:
+    result = here("plan", "--simulate", name)
+    assert result.code == 0, result.err
+    shown = labels(result.out)
+    assert shown["machine"].startswith(f"{name} (described, not measured). ")
+    assert shown["mode"] in ("plain", "serial", "pipelined")
+    assert re.match(r"\d+\.\d tokens/s", shown["predicted"])
+    assert result.err == ""
+
+
+def test_a_plan_in_a_few_lines(here: InProcess) -> None:
+    shown = labels(here("plan", "--simulate", "laptop-small-gpu").out)
+    assert shown["target"] == "llama-3.1-8b on cpu (llama, 8 threads)"
+    assert shown["drafter"] == "llama-3.2-3b on CUDA0 (model, llama)"
+    assert shown["depth"].startswith("up to ")
+    assert shown["exactness"].startswith("D: not probed")
+    assert shown["predicted"].endswith("x the fastest plain")
+    assert re.fullmatch(r"\d\.\d\d GiB of cpu, \d\.\d\d GiB of CUDA0", shown["memory"])
+    assert "considered" not in shown
+
+
+def test_a_plain_plan_says_nothing_of_depth(here: InProcess) -> None:
+    shown = labels(here("plan", "--simulate", "ultrabook-8gb").out)
+    assert (shown["mode"], shown["drafter"]) == ("plain", "none")
+    assert not {"depth", "exactness"} & set(shown)
+    assert "fastest plain" not in shown["predicted"]
+
+
+def test_a_lookup_drafter_has_no_place(here: InProcess, tmp_path: Path) -> None:
+    text = (MACHINES / "ultrabook-8gb-flat.toml").read_text(encoding="utf-8")
+    assert "acceptance = [0.1, " in text
+    (tmp_path / "copying.toml").write_text(
+        text.replace("acceptance = [0.1, ", "acceptance = [0.9, "), encoding="utf-8"
+    )
+    shown = labels(here("plan", "--simulate", tmp_path / "copying.toml").out)
+    assert shown["drafter"] == "lookup"
+    assert shown["machine"].startswith("copying (described, not measured). Ultrabook")
+
+
+def test_too_little_memory_is_said(here: InProcess) -> None:
+    assert "GiB are left beside the target" in here("plan", "--simulate", "board-4gb").out
+
+
+def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> None:
+    found = here("plan", "--simulate", "desktop-big-gpu", "--json").json
+    result = here("plan", "--simulate", "desktop-big-gpu", "--explain")
+    lines = result.out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("considered"))
+    considered = [line[12:] for line in lines[start:]]
+    assert len(considered) == len(found["candidates"]) + len(found["rejected"])
+    for candidate, line in zip(found["candidates"], considered, strict=False):
+        assert line.endswith(candidate["what"])
+    for refusal in found["rejected"]:
+        assert f"not {refusal['what']}: {refusal['reason']}" in considered
+
+
+def test_the_plan_as_json(here: InProcess) -> None:
+    result = here("plan", "--simulate", "laptop-small-gpu", "--json")
+    assert result.code == 0
+    found = result.json
+    assert found["schema_version"] == 1
+    plan = found["plan"]
+    assert (plan["mode"], plan["exactness"], plan["numeric_class"]["widths"]) == ("pipelined", "D", [])
+    assert plan["target"] == {"model": "llama-3.1-8b", "runtime": "llama", "device": "cpu", "threads": 8}
+    assert plan["drafter"]["device"] == "CUDA0"
+    assert plan["predicted_tokens_per_s"] == found["candidates"][0]["predicted_tokens_per_s"]
+    assert found["candidates"][-1]["mode"] == "plain"
+    assert found["simulated"]["name"] == "laptop-small-gpu"
+    assert plan["reasons"]
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_narrow_terminal_is_kept_to(
+    here: InProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole = here("plan", "--simulate", name, "--explain").out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert shutil.get_terminal_size().columns == 60
+    folded = here("plan", "--simulate", name, "--explain").out
+    assert max(map(len, folded.splitlines())) <= 60
+    assert folded.split() == whole.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--simulate", "laptop-small-gp"), ("no described machine", "Did you mean laptop-small-gpu?")),
+        (("--simulate", "none.toml"), ("no machine file none.toml", "Described machines: ")),
+        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target does not go with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context does not go with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth does not go with --simulate",)),
+    ],
+)
+def test_what_cannot_be_simulated(here: InProcess, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    here("plan", *arguments).failed_well(*words, code=2)
+
+
+def test_a_slip_in_a_description_is_named(here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text("description = 'x'\ncontext = 2048\ndevice = 1\n", encoding="utf-8")
+    here("plan", "--simulate", tmp_path / "m.toml").failed_well("m.toml: devices is missing", code=2)
+
+
+def test_a_described_target_that_fits_nowhere(here: InProcess, tmp_path: Path) -> None:
+    text = (MACHINES / "board-4gb.toml").read_text(encoding="utf-8")
+    (tmp_path / "small.toml").write_text(text.replace("1_700_000_000", "1_000_000_000"), encoding="utf-8")
+    here("plan", "--simulate", tmp_path / "small.toml").failed_well("fits nowhere", "0.93 GiB may be used")
+    failed = here("plan", "--simulate", tmp_path / "small.toml", "--json")
+    assert failed.json["error"]["type"] == "MemoryLimitError"
+
+
+def test_this_machines_plan(tiny: TinyModels) -> None:
+    pair = ("--target", tiny.target, "--draft", tiny.drafter)
+    result = run_cli("plan", *pair, home=tiny.home.root)
+    assert result.code == 0, result.err
+    shown = labels(result.out)
+    assert shown["machine"].endswith((" core", " cores"))
+    assert shown["predicted"] == "not measured" or "tokens/s" in shown["predicted"]
+    assert shown["why"]
+    found = run_cli("plan", *pair, "--json", home=tiny.home.root).json
+    assert found["plan"]["mode"] == shown["mode"]
+    assert found["plan"]["reasons"][0] == shown["why"]

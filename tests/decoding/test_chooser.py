@@ -1,0 +1,176 @@
+"""How a session chooses: which noise each choice takes, and what a gate is told before it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding import sampling as module
+from edgespec.decoding.contracts import Distribution, Rows
+from edgespec.decoding.sampling import (
+    Chooser,
+    Purpose,
+    Sampling,
+    confidence_and_entropy,
+    distribution,
+    draw,
+    uniforms,
+)
+from edgespec.errors import NonFiniteLogitsError
+from tests.support.gates import Gate, at_least
+
+INFINITY = float("inf")
+
+
+def logits(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def as_dict(own: Distribution) -> dict[int, float]:
+    return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
+
+
+SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
+
+
+def test_the_chooser_takes_each_number_from_its_own_stream() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    own = distribution(SCORES, Sampling(temperature=1.5))
+    keyed = Chooser(Sampling(temperature=1.5, seed=4))
+    rejecting = Chooser(Sampling(temperature=1.5, seed=4, rule="rejection"))
+    differs = 0
+    for length in range(60):
+        context = [0] * length
+        shared = draw(own, 4, length, Purpose.TOKEN)
+        assert keyed.target_token(rows, 0, context) == shared
+        draft = keyed.draft(rows, 0, context, None)
+        assert draft is not None
+        assert draft.token == shared, "a drafter with the target's scores proposes what the target will emit"
+        assert draft.distribution is None
+        plain = draw(own, 4, length, Purpose.CORRECTION)
+        assert rejecting.target_token(rows, 0, context) == plain
+        assert rejecting.draw_dense(own.dense(len(SCORES)), length) == plain
+        drawn = rejecting.draft(rows, 0, context, None)
+        assert drawn is not None
+        assert drawn.distribution is not None
+        assert as_dict(drawn.distribution) == as_dict(own)
+        assert drawn.token == draw(own, 4, length, Purpose.DRAFT)
+        differs += drawn.token != plain
+        assert rejecting.accept_uniform(length) == uniforms(4, length, Purpose.ACCEPT, np.zeros(1, np.int64))[0]
+    assert differs > 10, "independent streams disagree often"
+
+
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        (Sampling(), 0.5),
+        (Sampling(temperature=1.0), 0.5),
+        (Sampling(temperature=1.0, rule="rejection"), 0.5),
+        (Sampling(temperature=1.0, top_k=2), 2 / 3),
+        (Sampling(temperature=0.5), 128 / 171),
+    ],
+)
+def test_a_draft_is_put_forward_by_the_peak_alone(options: Sampling, peak: float) -> None:
+    rows = Rows(1, lambda _: logits(*np.log([8, 4, 2, 1, 0.5, 0.5])))
+    chooser = Chooser(options)
+    for length in range(40):
+        assert chooser.draft(rows, 0, [0] * length, at_least(peak - 1e-3)) is not None
+        assert chooser.draft(rows, 0, [0] * length, at_least(peak + 1e-3)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "peak", "entropy"),
+    [
+        # Greedy asks about what the scores say, not about the certain choice made of them.
+        (Sampling(), 0.5, 1.75 * math.log(2)),
+        (Sampling(temperature=1.0), 0.5, 1.75 * math.log(2)),
+        (Sampling(temperature=1.0, rule="rejection"), 0.5, 1.75 * math.log(2)),
+        (Sampling(temperature=1.0, top_k=2), 2 / 3, math.log(3) - 2 / 3 * math.log(2)),
+        (Sampling(repeat_penalty=2.0), 1.0, 0.0),
+    ],
+)
+def test_a_gate_is_told_the_peak_and_the_entropy_if_it_wants_it(
+    options: Sampling, peak: float, entropy: float
+) -> None:
+    rows = Rows(1, lambda _: logits(*np.log([4, 2, 1, 1])))
+    for wants in (False, True):
+        gate = Gate(needs_entropy=wants)
+        draft = Chooser(options).draft(rows, 0, [], gate)
+        assert draft is not None
+        assert draft.confidence == pytest.approx(peak)
+        assert gate.asked == [(pytest.approx(peak), pytest.approx(entropy, abs=1e-6) if wants else None)]
+
+
+@pytest.mark.parametrize(
+    "options", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, rule="rejection")]
+)
+def test_a_gate_is_asked_once_and_before_the_token_is_chosen(
+    options: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked afterwards, whether a token is put forward could depend on the token: biased."""
+    events: list[str] = []
+
+    class Watching(Rows):
+        def argmax_row(self, index: int) -> int:
+            events.append("chosen")
+            return super().argmax_row(index)
+
+    original = draw
+
+    def spy(*key: object) -> int:
+        events.append("chosen")
+        return original(*key)  # type: ignore[arg-type]
+
+    def rule(confidence: float, entropy: float | None) -> bool:
+        events.append("asked")
+        return len(events) < 3
+
+    monkeypatch.setattr(module, "draw", spy)
+    rows = Watching(1, lambda _: SCORES)
+    gate = Gate(rule)
+    assert Chooser(options).draft(rows, 0, [0], gate) is not None
+    assert Chooser(options).draft(rows, 0, [0], gate) is None
+    assert events == ["asked", "chosen", "asked"], "and a token that is not put forward is never chosen"
+
+
+def test_without_a_gate_a_greedy_draft_looks_at_no_scores_but_the_best() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    draft = Chooser(Sampling()).draft(rows, 0, [0], None)
+    assert draft is not None
+    assert (draft.token, draft.distribution, draft.confidence) == (1, None, None)
+
+
+def test_confidence_is_the_softmax_peak() -> None:
+    assert confidence_and_entropy(logits(*np.log([6, 3, 1])), entropy=False) == (pytest.approx(0.6, rel=1e-6), None)
+    assert confidence_and_entropy(logits(1000.0, -INFINITY), entropy=True) == (1.0, 0.0)
+    assert confidence_and_entropy(logits(0, 0, 0, 0), entropy=True) == (
+        pytest.approx(0.25),
+        pytest.approx(math.log(4), rel=1e-6),
+    )
+
+
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=50))
+@settings(max_examples=200, deadline=None)
+def test_confidence_and_entropy_are_those_of_the_distribution(scores: list[float]) -> None:
+    own = distribution(logits(*scores), Sampling(temperature=1.0))
+    sure, entropy = confidence_and_entropy(logits(*scores), entropy=True)
+    assert sure == pytest.approx(own.peak, rel=1e-4)
+    assert entropy == pytest.approx(own.entropy, abs=1e-4)
+    assert own.entropy == pytest.approx(-math.fsum(p * math.log(p) for p in own.probs), abs=1e-9)
+
+
+@pytest.mark.parametrize("spoilt", [logits(9, float("nan")), logits(1, INFINITY), logits(-INFINITY, -INFINITY)])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_nothing_is_said_of_garbage(spoilt: np.ndarray, entropy: bool) -> None:
+    with pytest.raises(NonFiniteLogitsError):
+        confidence_and_entropy(spoilt, entropy=entropy)
+
+
+def test_greedy_has_one_rule() -> None:
+    assert not Chooser(Sampling(rule="rejection")).uses_rejection
+    assert Chooser(Sampling(rule="rejection", temperature=0.1)).uses_rejection
+    assert not Chooser(Sampling(temperature=0.1)).uses_rejection

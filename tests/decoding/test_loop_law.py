@@ -1,0 +1,121 @@
+"""The rejection rule's law, end to end: what the loop emits, counted over thousands of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgespec.decoding.contracts import ChainGate, Context, DepthPolicy, DraftRequest, DraftState, Proposal
+from edgespec.decoding.loop import DecodeLoop, LoopLimits
+from edgespec.decoding.sampling import Chooser, Sampling, distribution
+from edgespec.drafters.combination import CombinationState
+from edgespec.drafters.model import ModelDrafter
+from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
+from tests.decoding.chi_square import chi_square, threshold
+from tests.support import scripted_drafters as scripted
+from tests.support.fake_runtime import FakeModel
+
+
+class Dropping(scripted.Stochastic):
+    """Drops a drawn token because of its own probability: biased (what a drafter must never do)."""
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        proposal = super().propose(context, depth, gate)
+        assert proposal.draft_probs is not None
+        for place, (token, own) in enumerate(zip(proposal.tokens, proposal.draft_probs, strict=True)):
+            assert own is not None
+            if own.probs[own.ids.tolist().index(token)] < 0.35:
+                return proposal.cut(place)
+        return proposal
+
+
+SMALL = 3
+ANSWERS = 4000
+LAW_TOKENS = 4
+
+
+def joint_law(target: FakeModel, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LAW_TOKENS):
+        longer = {}
+        for tokens, mass in law.items():
+            context = [0, *tokens]
+            own = distribution(target.scores(context), sampling, context)
+            for token, prob in zip(own.ids.tolist(), own.probs.tolist(), strict=True):
+                longer[(*tokens, token)] = mass * prob
+        law = longer
+    return law
+
+
+def statistic(make: Callable[[Sampling], DraftState], options: dict[str, object]) -> tuple[float, float, int]:
+    """Pearson's statistic of the loop's joint law, its threshold, and how many draft tokens were accepted."""
+    target = FakeModel(SMALL, seed=1, spread=2.0)
+    law = joint_law(target, Sampling(**options))  # type: ignore[arg-type]
+    counts = dict.fromkeys(law, 0)
+    accepted = 0
+    for seed in range(ANSWERS):
+        sampling = Sampling(**options, seed=seed)  # type: ignore[arg-type]
+        history = [0]
+        limits = LoopLimits(max_tokens=LAW_TOKENS, depth_cap=2, vocabulary_size=SMALL)
+        decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), Chooser(sampling), history, limits)
+        for step in decoding.steps():
+            accepted += step.record.accepted if step.record else 0
+        counts[tuple(history[1:])] += 1  # a KeyError here is a token outside the target's support
+        target.sequences.clear()
+    # Outcomes too rare for the approximation are counted together.
+    rare = [tokens for tokens, mass in law.items() if mass * ANSWERS < 8]
+    common = [tokens for tokens in law if tokens not in rare]
+    pooled = [(sum(counts[t] for t in rare), sum(law[t] for t in rare))] if rare else []
+    pairs = [*((counts[t], law[t]) for t in common), *pooled]
+    value = chi_square([count for count, _ in pairs], [mass for _, mass in pairs])
+    return value, threshold(len(pairs) - 1), accepted
+
+
+def drafting_model() -> FakeModel:
+    return FakeModel(SMALL, seed=2, spread=2.0)
+
+
+WHOLE: dict[str, object] = {"temperature": 1.0, "rule": "rejection"}
+CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
+
+
+@pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
+def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object]) -> None:
+    model = drafting_model()
+    value, limit, accepted = statistic(lambda sampling: scripted.Stochastic(model, sampling), options)
+    assert value < limit
+    assert accepted > ANSWERS / 2
+
+
+def test_copied_drafts_leave_the_joint_law() -> None:
+    value, limit, accepted = statistic(lambda sampling: scripted.random_tokens(SMALL), WHOLE)
+    assert value < limit
+    assert accepted > ANSWERS / 4
+
+
+def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
+    """A drafting model behind the policy's gates, as a session combines them."""
+    drafter = ModelDrafter(drafting_model)
+
+    def make(sampling: Sampling) -> DraftState:
+        request = DraftRequest(chooser=Chooser(sampling), vocabulary_size=SMALL, context_length=32)
+        return CombinationState([("model", drafter.start(request))], policy)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "policy", [ConfidenceDepth(2, limit=0.45), EntropyDepth(2, limit=1.01)], ids=["confidence", "entropy"]
+)
+def test_drafts_ended_by_a_gate_leave_the_joint_law(policy: DepthPolicy) -> None:
+    value, limit, accepted = statistic(gated(policy), WHOLE)
+    assert value < limit
+    open_ended = statistic(gated(FixedDepth(2)), WHOLE)[2]
+    assert ANSWERS / 8 < accepted < 0.95 * open_ended, "the gate stopped some drafts and let others through"
+
+
+def test_a_biased_drafter_is_noticed() -> None:
+    model = drafting_model()
+    value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)
+    assert value > limit

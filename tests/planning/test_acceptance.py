@@ -1,0 +1,152 @@
+"""What acceptance is taken to be after what was seen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.planning.acceptance import BINS, NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+
+
+def taught(
+    rate: float, tokens: int = 400, depth: int = 1, *, confidence: float | None = None, seed: int = 0
+) -> Acceptance:
+    acceptance, chance = Acceptance(), random.Random(seed)
+    for _ in range(tokens):
+        hits: list[bool] = []
+        while len(hits) < depth and all(hits):
+            hits.append(chance.random() < rate)
+        acceptance.learn(() if confidence is None else [confidence] * len(hits), hits)
+    return acceptance
+
+
+def test_before_anything_is_known() -> None:
+    acceptance = Acceptance()
+    assert acceptance.overall == UNKNOWN
+    assert acceptance.observed == 0.0
+    assert acceptance.by_position(10) == pytest.approx((UNKNOWN,) * 10)
+    assert acceptance.by_position(0) == ()
+    for sure in (0.0, 0.3, 1.0):
+        assert acceptance.given(sure) == pytest.approx(sure), "a confidence is taken at its word"
+    assert acceptance.as_prior() == NO_PRIOR == AcceptancePrior()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_rates_are_learned(rate: float) -> None:
+    found = [taught(rate, depth=3, confidence=0.55, seed=seed) for seed in range(20)]
+    assert sum(own.overall for own in found) / 20 == pytest.approx(rate, abs=0.08)
+    assert sum(own.by_position(1)[0] for own in found) / 20 == pytest.approx(rate, abs=0.08)
+    assert sum(own.given(0.55) for own in found) / 20 == pytest.approx(rate, abs=0.08)
+
+
+def test_positions_are_told_apart_and_the_last_one_goes_on() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.learn((), [True, True, False])
+    first, second, third, fourth = acceptance.by_position(4)
+    assert first > 0.95
+    assert second > 0.95
+    assert third < 0.1
+    assert 0.4 < fourth < 0.8, "never seen: as any token"
+    deep = Acceptance()
+    for _ in range(100):
+        deep.learn((), [True] * (POSITIONS + 3))
+    assert len(set(deep.by_position(20)[POSITIONS - 1 :])) == 1
+
+
+def test_a_dozen_tokens_outweigh_what_was_believed() -> None:
+    acceptance = Acceptance(AcceptancePrior(by_position=(0.9,) * POSITIONS))
+    assert acceptance.overall == pytest.approx(0.9)
+    for _ in range(12):
+        acceptance.learn((), [False])
+    assert acceptance.by_position(1)[0] < 0.3
+
+
+def test_old_text_is_forgotten() -> None:
+    acceptance = taught(1.0, tokens=1000)
+    for _ in range(60):
+        acceptance.learn((), [False])
+    assert acceptance.by_position(1)[0] < 0.25
+    assert acceptance.observed < 40
+
+
+def test_confidences_are_told_apart() -> None:
+    acceptance = Acceptance()
+    for _ in range(60):
+        acceptance.learn((0.95,), [True])
+        acceptance.learn((0.35,), [False])
+    assert acceptance.given(0.92) > 0.9
+    assert acceptance.given(0.31) < 0.1
+
+
+def test_a_liar_is_believed_less_where_it_has_not_spoken_yet() -> None:
+    liar, modest = Acceptance(), Acceptance()
+    for _ in range(15):
+        liar.learn((0.75,), [False])
+        modest.learn((0.25,), [True])
+    assert liar.given(0.95) < 0.4
+    assert modest.given(0.45) > 0.6
+    assert modest.given(1.0) == 1.0
+
+
+def test_a_change_of_the_text_is_noticed_within_a_few_tokens() -> None:
+    acceptance = taught(1.0, confidence=0.85)
+    assert acceptance.given(0.85) > 0.9
+    for _ in range(5):
+        acceptance.learn((0.85,), [False])
+    assert acceptance.given(0.85) < 0.65
+    for _ in range(20):
+        acceptance.learn((0.85,), [True])
+    assert acceptance.given(0.85) > 0.9
+
+
+def test_chance_is_no_change_of_the_text() -> None:
+    acceptance = taught(0.9, confidence=0.85)
+    before = Acceptance(acceptance.as_prior()).given(0.85)
+    for hit in (True, False, True, True):
+        acceptance.learn((0.85,), [hit])
+    assert acceptance.given(0.85) == pytest.approx(before, abs=0.05)
+
+
+@given(st.lists(st.tuples(st.lists(st.floats(0, 1), max_size=9), st.lists(st.booleans(), max_size=9)), max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_learned_rates_are_probabilities(lessons: list[tuple[list[float], list[bool]]]) -> None:
+    acceptance = Acceptance()
+    for confidences, hits in lessons:
+        acceptance.learn(confidences, hits)
+        rates = (*acceptance.by_position(9), *(acceptance.given(step / 20) for step in range(21)), acceptance.overall)
+        assert all(0 <= rate <= 1 for rate in rates)
+    prior = acceptance.as_prior()
+    assert AcceptancePrior.from_json(prior.as_json()) == prior
+
+
+def test_a_prior_carries_over() -> None:
+    acceptance = taught(0.9, depth=2, confidence=0.35)
+    prior = AcceptancePrior.from_json(acceptance.as_prior().as_json())
+    again = Acceptance(prior)
+    assert again.by_position(2) == pytest.approx(acceptance.by_position(2))
+    assert again.given(0.35) == pytest.approx(acceptance.given(0.35))
+    assert again.observed == 0.0
+    assert again.as_prior() == prior, "nothing new was learned"
+    assert prior.by_position[5] is None
+    assert prior.by_confidence[9] is None
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"by_position": [0.5], "by_confidence": [None] * BINS},
+        {"by_position": [None] * POSITIONS, "by_confidence": [None]},
+        {"by_position": [1.5] * POSITIONS, "by_confidence": [None] * BINS},
+        {"by_position": [float("nan")] * POSITIONS, "by_confidence": [None] * BINS},
+        {"by_position": ["x"] * POSITIONS, "by_confidence": [None] * BINS},
+        {"by_position": [None] * POSITIONS},
+        {"by_position": 3, "by_confidence": [None] * BINS},
+    ],
+)
+def test_a_stored_prior_that_is_spoilt_is_refused(stored: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        AcceptancePrior.from_json(stored)

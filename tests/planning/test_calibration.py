@@ -1,0 +1,315 @@
+"""Measuring models whose times are known, by a clock that only forwards move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import pytest
+
+from edgespec.errors import ForwardError
+from edgespec.planning.calibration import (
+    CONTENTION_S,
+    FULL,
+    FULL_REPETITIONS,
+    PLAIN_REPETITIONS,
+    QUICK,
+    QUICK_REPETITIONS,
+    WIDTHS,
+    Contention,
+    ModelTimes,
+    Scope,
+    measure_contention,
+    measure_drafter,
+    measure_plain_ratio,
+    measure_target,
+)
+from edgespec.planning.widths import WIDEST, WidthProbe, probe_starts
+from tests.support.fake_runtime import Faults
+from tests.support.timed_model import Price, TimedModel, by_width
+
+T = TypeVar("T")
+
+
+def finish(steps: Generator[float, None, T]) -> tuple[T, list[float]]:
+    """What the steps come to, and the fractions they told."""
+    told = []
+    while True:
+        try:
+            told.append(next(steps))
+        except StopIteration as done:
+            return done.value, told
+
+
+def target(model: TimedModel, context_length: int = 4096, scope: Scope = QUICK) -> tuple[ModelTimes, WidthProbe]:
+    return finish(measure_target(model, context_length, scope, clock=model.clock))[0]
+
+
+# --------------------------------------------------------------------------------------------------- target
+
+
+def test_every_width_gets_its_own_time() -> None:
+    times, probe = target(TimedModel())
+    assert times.widths == WIDTHS
+    assert times.contexts == (96, 1018)
+    for row in times.forward_s:
+        assert row == pytest.approx([by_width(width, 0, 0) for width in WIDTHS])
+    assert times.repetitions == QUICK_REPETITIONS
+    assert times.prompt_token_s == pytest.approx((0.010 + 0.063) / 64)
+    assert probe.widths == tuple(range(1, WIDEST + 1))
+    assert probe.context_range == (96, 1030)
+    assert probe.covers(4096)
+    assert not probe.complete
+
+
+def test_the_context_is_part_of_the_time() -> None:
+    times, _ = target(TimedModel(lambda width, length, _: 0.01 * width + 1e-5 * length))
+    first, last = times.forward_s
+    assert first[0] == pytest.approx(0.01 + 96e-5)
+    assert last[0] == pytest.approx(0.01 + 1018e-5)
+
+
+def test_a_full_scope_times_every_context_and_completes_the_probe() -> None:
+    times, probe = target(TimedModel(), scope=FULL)
+    assert times.contexts == tuple(probe_starts(4096))
+    assert len(times.forward_s) == len(times.contexts)
+    assert times.repetitions == FULL_REPETITIONS
+    assert probe.complete
+
+
+@pytest.mark.parametrize(("context_length", "contexts"), [(4096, (96, 1018)), (300, (96, 250)), (120, (96,))])
+def test_no_context_beyond_the_one_asked_for_is_timed(context_length: int, contexts: tuple[int, ...]) -> None:
+    times, probe = target(TimedModel(), context_length)
+    assert times.contexts == contexts
+    assert probe.covers(context_length)
+
+
+@pytest.mark.parametrize(("context_length", "widths"), [(20, WIDTHS[:10]), (5, (1, 2, 3, 4, 5)), (1, (1,))])
+def test_widths_stay_within_the_context(context_length: int, widths: tuple[int, ...]) -> None:
+    times, _ = target(TimedModel(), context_length)
+    assert times.widths == widths
+    assert times.contexts == (0,)
+
+
+def test_a_forward_now_and_then_disturbed_changes_nothing() -> None:
+    """Two of each five repetitions are interrupted: the lower quartile is that of the other three."""
+
+    def price(width: int, length: int, count: int) -> float:
+        return by_width(width, length, count) * (7 if count % 5 in (1, 3) else 1)
+
+    often = Scope(widths=(1, 2, 3, 4))  # four a turn: each width is hit at another turn
+    times, _ = target(TimedModel(price), scope=often)
+    for row in times.forward_s:
+        assert row == pytest.approx([by_width(width, 0, 0) for width in often.widths])
+
+
+def test_the_widths_take_turns() -> None:
+    """A machine that becomes slower half-way is slower for all widths, not for the last ones."""
+    model = TimedModel()
+    scope = Scope(widths=(1, 2, 3), repetitions=4)
+    target(model, 120, scope)
+    widths = model.sequences[-1].log.widths
+    turns = [1, 2, 3] * (1 + 4)
+    assert any(widths[at : at + len(turns)] == turns for at in range(len(widths)))
+
+
+def test_wide_forwards_are_timed_seldom_and_the_first_turn_counts_nothing() -> None:
+    model = TimedModel(lambda width, length, count: by_width(width, length, count) * (1 + 100 * (count < 200)))
+    sequence_before = len(model.sequences)
+    times, _ = target(model, 120, Scope(widths=(1, 32), repetitions=5))
+    assert times.widths == (1, 32)
+    widths = model.sequences[sequence_before].log.widths
+    assert widths[-3 - 8 : -3] == [1, 1, 32, 1, 32, 1, 1, 1]  # then the prompt, three times
+    assert widths[-3:] == [64, 64, 64]
+
+
+def test_progress_never_goes_back_and_ends_at_one() -> None:
+    model = TimedModel()
+    for steps in (
+        measure_target(model, 4096, FULL, clock=model.clock),
+        measure_target(model, 20, clock=model.clock),
+        measure_drafter(model, 4096, clock=model.clock),
+        measure_drafter(model, 20, clock=model.clock),
+        measure_contention(model, model, seconds=0.05, clock=model.clock),
+    ):
+        _, told = finish(steps)  # type: ignore[misc]
+        assert told == sorted(told)
+        assert told[0] >= 0
+        assert told[-1] == 1
+
+
+def test_a_scope_is_quick_unless_told_otherwise() -> None:
+    assert (Scope(), QUICK.every_context, QUICK.complete, QUICK.widths) == (QUICK, False, False, WIDTHS)
+    model = TimedModel()
+    (times, probe), _ = finish(measure_target(model, 120, clock=model.clock))
+    assert (times.repetitions, probe.complete) == (QUICK_REPETITIONS, False)
+
+
+# -------------------------------------------------------------------------------------- drafter, plain, both
+
+
+def test_a_drafters_price() -> None:
+    model = TimedModel()
+    times, _ = finish(measure_drafter(model, 4096, clock=model.clock))
+    assert (times.contexts, times.widths) == ((96,), (1, 2, 4))
+    assert times.forward_s[0] == pytest.approx([0.010, 0.011, 0.013])
+    assert times.draft_cost.token_s == pytest.approx(0.010)
+    assert times.draft_cost.lag_token_s == pytest.approx(0.073 / 64)
+    assert times.repetitions == QUICK_REPETITIONS
+    many, _ = finish(measure_drafter(model, 4096, FULL, clock=model.clock))
+    assert many.repetitions == FULL_REPETITIONS
+
+
+@pytest.mark.parametrize(("context_length", "widths"), [(98, (1, 2, 4)), (109, (1, 2, 4)), (2, (1, 2)), (1, (1,))])
+def test_a_drafters_widths_stay_within_the_context(context_length: int, widths: tuple[int, ...]) -> None:
+    model = TimedModel()
+    times, _ = finish(measure_drafter(model, context_length, clock=model.clock))
+    assert times.widths == widths
+
+
+class OneClock:
+    """A clock that several models move."""
+
+    def __init__(self) -> None:
+        self.models: list[TimedModel] = []
+
+    def __call__(self) -> float:
+        return sum(model.now_s for model in self.models)
+
+    def model(self, price: Price = by_width) -> TimedModel:
+        self.models.append(TimedModel(price))
+        return self.models[-1]
+
+
+def test_two_settings_are_compared_in_turns() -> None:
+    clock = OneClock()
+    own, other = clock.model(), clock.model(lambda width, length, count: 0.013 + 0.001 * length / 96)
+    ratio, told = finish(measure_plain_ratio(own, other, 4096, clock=clock))
+    assert ratio == pytest.approx(1.4)
+    assert told == sorted(told)
+    assert told[-1] == 1
+    for model in (own, other):
+        assert model.sequences[0].log.widths == [96, *[1] * (1 + PLAIN_REPETITIONS)]
+        assert model.open_sequences == 0
+
+
+def test_a_machine_that_slows_down_meanwhile_cancels_out() -> None:
+    """Timed one after the other, the second would seem to be slower."""
+    clock = OneClock()
+    own, other = (clock.model(lambda _width, _length, count: 0.01 * (1 + count)) for _ in range(2))
+    assert finish(measure_plain_ratio(own, other, 4096, clock=clock))[0] == pytest.approx(1.0)
+
+
+def test_two_settings_in_a_context_too_short_for_a_probe() -> None:
+    clock = OneClock()
+    own, other = clock.model(), clock.model(lambda *_: 0.005)
+    assert finish(measure_plain_ratio(own, other, 20, clock=clock))[0] == pytest.approx(0.5)
+    assert set(own.sequences[0].log.widths) == {1}
+
+
+def slower_together(factor: float) -> Callable[[int, int, int], float]:
+    """Twice ``CONTENTION_S / 2`` alone is 2 * 50 forwards of 10 ms; after those everything takes longer."""
+    return lambda _width, _length, count: 0.01 * (factor if count > 52 else 1.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+def test_contention_is_the_ratio_of_together_and_alone(factor: float) -> None:
+    clock = OneClock()
+    big, small = clock.model(slower_together(factor)), clock.model(slower_together(1.0))
+    both, _ = finish(measure_contention(big, small, clock=clock))
+    assert both.target_factor == pytest.approx(factor)
+    assert both.drafter_factor == pytest.approx(1.0)
+    assert CONTENTION_S == 1.0
+    assert big.open_sequences == small.open_sequences == 0
+
+
+def test_noise_that_makes_both_faster_together_is_no_gain() -> None:
+    model = TimedModel(lambda _width, _length, count: 0.01 / count)
+    both, _ = finish(measure_contention(model, model, seconds=0.02, clock=model.clock))
+    assert both == Contention(target_factor=1.0, drafter_factor=1.0)
+
+
+# ------------------------------------------------------------------------------------------------- the curve
+
+
+def times_of(*rows: tuple[float, ...]) -> ModelTimes:
+    return ModelTimes(
+        contexts=tuple(range(0, 100 * len(rows), 100)),
+        widths=(1, 2, 4),
+        forward_s=rows,
+        prompt_token_s=0.01,
+        repetitions=5,
+    )
+
+
+def test_a_curve_never_falls_with_the_width_or_the_context() -> None:
+    curves = times_of((0.3, 0.2, 0.25), (0.3, 0.4, 0.22)).curves.curves
+    assert curves[0].forward_s == (0.2, 0.2, 0.22)
+    assert curves[1].forward_s == (0.22, 0.22, 0.22)
+    assert times_of((0.3, 0.2, 0.25)).draft_cost.token_s == 0.2
+    rising = ((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
+    assert tuple(curve.forward_s for curve in times_of(*rising).curves.curves) == rising
+
+
+# ---------------------------------------------------------------------------------------------- interruption
+
+MEASURES: dict[str, Callable[[TimedModel], Generator[float, None, Any]]] = {
+    "target": lambda model: measure_target(model, 300, clock=model.clock),
+    "drafter": lambda model: measure_drafter(model, 300, clock=model.clock),
+    "plain": lambda model: measure_plain_ratio(model, model, 300, clock=model.clock),
+    "contention": lambda model: measure_contention(model, model, seconds=0.05, clock=model.clock),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_closing_between_any_two_steps_frees_the_sequences(name: str) -> None:
+    steps = len(finish(MEASURES[name](TimedModel()))[1])
+    for stop_after in range(steps + 1):
+        model = TimedModel()
+        measuring = MEASURES[name](model)
+        for _ in range(stop_after):
+            next(measuring)
+        measuring.close()
+        assert model.open_sequences == 0, stop_after
+    assert model.sequences
+    assert not model.closed
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_pause_between_two_steps_is_not_measured(name: str) -> None:
+    expected, _ = finish(MEASURES[name](TimedModel()))
+    model = TimedModel()
+    measuring = MEASURES[name](model)
+    while True:
+        try:
+            next(measuring)
+        except StopIteration as done:
+            found = done.value
+            break
+        model.now_s += 100.0
+    if name == "plain":
+        assert found == pytest.approx(expected)
+    elif name == "contention":
+        assert (found.target_factor, found.drafter_factor) == pytest.approx((1.0, 1.0))
+    else:
+        times, wanted = (found[0], expected[0]) if name == "target" else (found, expected)
+        for row, known in zip(times.forward_s, wanted.forward_s, strict=True):
+            assert row == pytest.approx(known)
+        assert times.prompt_token_s == pytest.approx(wanted.prompt_token_s)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_failing_forward_is_raised_and_everything_closed(name: str) -> None:
+    model = TimedModel(faults=Faults(raise_at=5))
+    with pytest.raises(ForwardError):
+        finish(MEASURES[name](model))
+    assert model.open_sequences == 0
+
+
+def test_a_step_is_a_few_forwards() -> None:
+    """A chat that wants to answer waits for one step."""
+    model = TimedModel()
+    measuring, before, longest = measure_target(model, 4096, clock=model.clock), 0.0, 0.0
+    for _ in measuring:
+        longest, before = max(longest, model.now_s - before), model.now_s
+    assert longest < 40 * by_width(1, 0, 0)

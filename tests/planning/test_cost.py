@@ -1,0 +1,259 @@
+"""Expected tokens and seconds: closed forms, brute force, and simulated rounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.planning.cost import (
+    FREE,
+    Curve,
+    DraftCost,
+    best_possible,
+    choose_depth,
+    choose_pipelined_depth,
+    expected_tokens,
+    pipelined_tokens_per_round,
+    round_seconds,
+)
+
+FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
+# llama.cpp, Q4_K_M: the price of verification today.
+STEEP = Curve(
+    widths=(1, 2, 3, 4, 5, 8, 16), forward_s=tuple(0.0347 * r for r in (1, 1.64, 2.18, 2.63, 3.25, 6.1, 7.09))
+)
+
+probabilities = st.floats(0.0, 1.0)
+curves = st.lists(st.floats(0.001, 1.0), min_size=2, max_size=8).map(
+    lambda times: Curve(widths=tuple(range(1, len(times) + 1)), forward_s=tuple(times))
+)
+
+
+# ------------------------------------------------------------------------------------------------ the curve
+
+
+def test_a_curve_is_what_was_measured_and_linear_between() -> None:
+    curve = Curve(widths=(1, 3, 7), forward_s=(1.0, 2.0, 4.0))
+    assert [curve.seconds(width) for width in (1, 3, 7)] == [1.0, 2.0, 4.0]
+    assert curve.seconds(2) == pytest.approx(1.5)
+    assert curve.seconds(4) == pytest.approx(2.5)
+    assert (curve.plain_s, curve.ratio(7)) == (1.0, 4.0)
+
+
+def test_beyond_the_widest_the_last_slope_goes_on_but_never_falls() -> None:
+    assert Curve(widths=(1, 3, 7), forward_s=(1.0, 2.0, 4.0)).seconds(9) == pytest.approx(5.0)
+    assert Curve(widths=(1, 2, 4), forward_s=(1.0, 3.0, 2.0)).seconds(20) == 2.0
+
+
+def test_of_one_measured_width_every_row_costs_as_much_as_the_first() -> None:
+    assert Curve(widths=(1,), forward_s=(0.25,)).seconds(4) == 1.0
+
+
+def test_a_slower_curve_has_the_same_shape() -> None:
+    slower = STEEP.scaled(1.5)
+    assert slower.plain_s == pytest.approx(1.5 * STEEP.plain_s)
+    assert slower.ratio(6) == pytest.approx(STEEP.ratio(6))
+
+
+@pytest.mark.parametrize(
+    ("widths", "forward_s"),
+    [
+        ((), ()),
+        ((2, 3), (1.0, 1.0)),
+        ((1, 2), (1.0,)),
+        ((1, 2, 2), (1.0, 1.0, 1.0)),
+        ((1, 3, 2), (1.0, 1.0, 1.0)),
+        ((1, 2), (1.0, 0.0)),
+        ((1, 2), (1.0, -1.0)),
+        ((1, 2), (1.0, math.nan)),
+        ((1, 2), (math.inf, 1.0)),
+    ],
+)
+def test_what_is_no_curve_is_refused(widths: tuple[int, ...], forward_s: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"curve|forward"):
+        Curve(widths=widths, forward_s=forward_s)
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_there_is_no_forward_without_a_row(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width {width}"):
+        FLAT.seconds(width)
+
+
+def test_drafting_costs_what_its_parts_cost_and_nothing_at_depth_0() -> None:
+    cost = DraftCost(token_s=0.01, round_s=0.002, lag_token_s=0.003)
+    assert cost.seconds(4) == pytest.approx(0.042)
+    assert cost.seconds(4, lag=2) == pytest.approx(0.048)
+    assert cost.seconds(0, lag=9) == 0.0
+    assert FREE.seconds(16, lag=100) == 0.0
+    assert round_seconds(FLAT, cost, 4) == pytest.approx(0.142)
+    assert round_seconds(FLAT, cost, 0) == FLAT.plain_s
+
+
+# ------------------------------------------------------------------------------------------------ serial rounds
+
+
+@given(probability=st.floats(0.0, 0.999), depth=st.integers(0, 16))
+def test_with_one_acceptance_for_all_positions_it_is_the_geometric_series(probability: float, depth: int) -> None:
+    expected = (1 - probability ** (depth + 1)) / (1 - probability)
+    assert expected_tokens((probability,) * depth) == pytest.approx(expected)
+
+
+def test_if_all_are_accepted_a_round_brings_the_depth_and_the_bonus() -> None:
+    assert expected_tokens((1.0,) * 7) == 8.0
+    assert expected_tokens(()) == 1.0
+
+
+def test_the_expectation_is_the_sum_over_all_outcomes() -> None:
+    acceptance = (0.9, 0.3, 0.7)
+    total = 0.0
+    for outcome in itertools.product((True, False), repeat=3):
+        chance = math.prod(a if ok else 1 - a for a, ok in zip(acceptance, outcome, strict=True))
+        accepted = next((i for i, ok in enumerate(outcome) if not ok), 3)
+        total += chance * (accepted + 1)
+    assert expected_tokens(acceptance) == pytest.approx(total)
+
+
+def test_simulated_serial_rounds_run_at_the_predicted_rate() -> None:
+    chance = random.Random(3)
+    acceptance, cost = (0.9, 0.8, 0.6, 0.5), DraftCost(token_s=0.004, round_s=0.001)
+    choice = choose_depth(STEEP, cost, acceptance, 4)
+    for depth in range(1, 5):
+        tokens, rounds = 0, 40_000
+        for _ in range(rounds):
+            accepted = next((i for i in range(depth) if chance.random() >= acceptance[i]), depth)
+            tokens += accepted + 1
+        simulated = tokens / (rounds * (depth * 0.004 + 0.001 + STEEP.seconds(depth + 1)))
+        predicted = expected_tokens(acceptance[:depth]) / round_seconds(STEEP, cost, depth)
+        assert simulated == pytest.approx(predicted, rel=0.01)
+        assert choice.tokens_per_s >= predicted
+
+
+@given(curve=curves, token_s=st.floats(0, 0.5), acceptance=st.lists(probabilities, min_size=1, max_size=6))
+def test_the_chosen_depth_is_the_best_of_all(curve: Curve, token_s: float, acceptance: list[float]) -> None:
+    cost = DraftCost(token_s=token_s)
+    choice = choose_depth(curve, cost, acceptance, 6)
+    stretched = acceptance + [acceptance[-1]] * (6 - len(acceptance))
+    rates = [expected_tokens(stretched[:depth]) / round_seconds(curve, cost, depth) for depth in range(7)]
+    assert choice.tokens_per_s == pytest.approx(max(rates))
+    assert rates[choice.depth] == pytest.approx(max(rates))
+    assert choice.speedup == pytest.approx(choice.tokens_per_s * curve.plain_s)
+    assert choice.tokens_per_round == pytest.approx(expected_tokens(stretched[: choice.depth]))
+    assert choice.speedup >= 1.0
+
+
+def test_the_shallower_of_two_equals() -> None:
+    # Every token costs what it brings: all depths run at plain speed.
+    linear = Curve(widths=(1, 2), forward_s=(1.0, 2.0))
+    assert choose_depth(linear, FREE, (1.0,), 8).depth == 0
+
+
+def test_without_acceptance_or_room_it_decodes_plainly() -> None:
+    assert choose_depth(FLAT, FREE, (), 8).depth == 0
+    assert choose_depth(FLAT, FREE, (1.0,), 0).depth == 0
+    assert choose_depth(FLAT, FREE, (0.0,), 8).depth == 0
+
+
+def test_the_constant_cost_formula_is_the_special_case() -> None:
+    ratio, probability = 0.1, 0.8
+    for depth in range(1, 9):
+        only = choose_depth(FLAT, DraftCost(token_s=0.01), (probability,) * depth, depth)
+        formula = max(
+            (1 - probability ** (d + 1)) / ((1 - probability) * (d * ratio + 1)) for d in range(1, depth + 1)
+        )
+        assert only.speedup == pytest.approx(formula)
+
+
+def test_todays_kernels_lose_to_plain_whatever_is_accepted() -> None:
+    # The 0.5B drafts at 19.3 ms a token beside a 1.5B of 34.7 ms: one token would have to cost 1.44 steps at most.
+    assert best_possible(STEEP, DraftCost(token_s=0.0193), 8).depth == 0
+    assert best_possible(STEEP, FREE, 3).speedup == pytest.approx(4 / 2.63)
+
+
+@given(
+    curve=curves,
+    token_s=st.floats(0, 0.5),
+    acceptance=st.lists(probabilities, min_size=4, max_size=4),
+    more=st.lists(probabilities, min_size=4, max_size=4),
+    cap=st.integers(0, 8),
+)
+def test_more_acceptance_cheaper_drafts_and_more_room_never_hurt(
+    curve: Curve, token_s: float, acceptance: list[float], more: list[float], cap: int
+) -> None:
+    before = choose_depth(curve, DraftCost(token_s=token_s), acceptance, cap).tokens_per_s
+    raised = [max(a, b) for a, b in zip(acceptance, more, strict=True)]
+    slack = 1 - 1e-12
+    assert choose_depth(curve, DraftCost(token_s=token_s), raised, cap).tokens_per_s >= before * slack
+    assert choose_depth(curve, DraftCost(token_s=token_s / 2), acceptance, cap).tokens_per_s >= before * slack
+    assert choose_depth(curve, DraftCost(token_s=token_s), acceptance, cap + 1).tokens_per_s >= before
+    assert best_possible(curve, DraftCost(token_s=token_s), cap).tokens_per_s >= before * slack
+
+
+# ------------------------------------------------------------------------------------------- pipelined passes
+
+
+def simulated_pipeline(acceptance: float, depth: int, passes: int) -> float:
+    """Tokens a pass of a pre-verify and post-verify loop (PEARL), one pass at a time."""
+    chance = random.Random(11)
+    tokens, waiting = 0, 1  # tokens that the pass at hand verifies; 1 is a pre-verify pass
+    fresh = True
+    for _ in range(passes):
+        accepted = next((i for i in range(waiting) if chance.random() >= acceptance), waiting)
+        if accepted < waiting:
+            tokens, waiting, fresh = tokens + accepted + 1, 1, True
+        else:
+            tokens += accepted
+            waiting, fresh = (depth - 1 if fresh else depth), False
+    return tokens / passes
+
+
+@pytest.mark.parametrize(("acceptance", "depth"), [(0.3, 2), (0.6, 3), (0.8, 5), (0.95, 4)])
+def test_simulated_pipelines_commit_what_the_closed_form_says(acceptance: float, depth: int) -> None:
+    simulated = simulated_pipeline(acceptance, depth, 200_000)
+    assert simulated == pytest.approx(pipelined_tokens_per_round(acceptance, depth), rel=0.01)
+
+
+def test_the_ends_of_the_closed_form() -> None:
+    assert pipelined_tokens_per_round(0.0, 4) == 1.0
+    assert pipelined_tokens_per_round(1.0, 4) == 4.0
+    assert pipelined_tokens_per_round(1 - 1e-9, 4) == pytest.approx(4.0, rel=1e-6)
+    assert pipelined_tokens_per_round(0.8, 5) == pytest.approx(2.19, abs=0.005)
+
+
+@pytest.mark.parametrize("depth", [1, 0, -3])
+def test_a_chunk_of_one_token_is_no_pipeline(depth: int) -> None:
+    with pytest.raises(ValueError, match="two tokens"):
+        pipelined_tokens_per_round(0.5, depth)
+
+
+@given(low=probabilities, high=probabilities, depth=st.integers(2, 12))
+def test_a_pipeline_commits_more_with_more_acceptance_and_never_more_than_a_chunk(
+    low: float, high: float, depth: int
+) -> None:
+    low, high = sorted((low, high))
+    less, more = pipelined_tokens_per_round(low, depth), pipelined_tokens_per_round(high, depth)
+    assert less <= more * (1 + 1e-9)
+    assert 1 - 1e-12 <= less <= depth * (1 + 1e-9)
+
+
+def test_a_pass_is_as_long_as_the_slower_side_and_the_hand_over() -> None:
+    # Flat target of 0.1 s, drafter of 0.02 s a token: five tokens fill a pass.
+    choice = choose_pipelined_depth(FLAT, DraftCost(token_s=0.02), 0.8, 12)
+    assert choice.depth == 5
+    assert choice.speedup == pytest.approx(pipelined_tokens_per_round(0.8, 5))
+    assert choice.speedup > choose_depth(FLAT, DraftCost(token_s=0.02), (0.8,), 12).speedup
+    dearer = choose_pipelined_depth(FLAT, DraftCost(token_s=0.02), 0.8, 12, sync_s=0.1)
+    assert dearer.tokens_per_s == pytest.approx(
+        pipelined_tokens_per_round(0.8, dearer.depth) / (0.1 + 0.02 * max(dearer.depth, 5))
+    )
+
+
+@pytest.mark.parametrize(("acceptance", "token_s", "cap"), [(0.0, 0.001, 8), (0.9, 1.0, 8), (0.9, 0.001, 1)])
+def test_a_pipeline_that_does_not_pay_is_plain(acceptance: float, token_s: float, cap: int) -> None:
+    choice = choose_pipelined_depth(FLAT, DraftCost(token_s=token_s), acceptance, cap)
+    assert (choice.depth, choice.tokens_per_round, choice.speedup) == (0, 1.0, 1.0)

@@ -1,0 +1,277 @@
+"""The default policy on a simulated clock: how deep it goes, what it never costs, how near the best it comes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.planning.cost import FREE, Curve, DraftCost
+from edgespec.planning.depth import FixedDepth
+from edgespec.planning.depth_cost import CostDepth
+from tests.support.simulated_decoding import (
+    FLAT,
+    MODEL,
+    STEEP,
+    Kind,
+    Machine,
+    Run,
+    Source,
+    Text,
+    always,
+    costs_of,
+    curve_of,
+    decode,
+    in_turn,
+)
+
+
+def policy_for(sources: Sequence[Source], curve: Curve = FLAT, depth_cap: int = 7) -> CostDepth:
+    return CostDepth(depth_cap, [source.kind for source in sources], costs_of(sources, curve))
+
+
+def run(
+    text: Text, machine: Machine | None = None, cost: DraftCost = MODEL, *, tokens: int = 512, seed: int = 0
+) -> Run:
+    """One answer from a cold start, with one drafter, on a machine calibrated right."""
+    machine = machine or Machine()
+    sources = [Source(text=text, cost=cost)]
+    return decode(policy_for(sources, machine.curve), sources, machine, tokens=tokens, seed=seed)
+
+
+def mean(text: Text, curve: Curve, cost: DraftCost, seeds: int = 4) -> float:
+    return statistics.fmean(run(text, Machine(curve=curve), cost, seed=seed).speedup for seed in range(seeds))
+
+
+def best_fixed(text: Text, curve: Curve, cost: DraftCost, seeds: int = 2) -> tuple[float, int]:
+    """The speed-up of the best depth that never changes, and that depth."""
+    sources = [Source(text=text, cost=cost)]
+
+    def speedup(depth: int) -> float:
+        machine = Machine(curve=curve)
+        runs = [decode(FixedDepth(depth), sources, machine, tokens=512, seed=seed) for seed in range(seeds)]
+        return statistics.fmean(one.speedup for one in runs)
+
+    return max((speedup(depth), depth) for depth in range(8))
+
+
+# ------------------------------------------------------------------------------------------ depth follows the text
+
+
+@pytest.mark.parametrize("token_s", [0.004, 0.006])
+def test_on_a_flat_curve_it_drafts_deep_on_code(token_s: float) -> None:
+    code = run(always(0.9), cost=DraftCost(token_s=token_s))
+    assert 3 <= code.mean_depth <= 6
+    assert code.speedup > 1.9
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("token_s", [0.004, 0.006])
+def test_on_a_flat_curve_it_hardly_drafts_short_answers(rate: float, token_s: float) -> None:
+    assert run(always(rate), cost=DraftCost(token_s=token_s)).mean_depth < 1.2
+
+
+def test_on_a_steep_curve_it_stays_shallow() -> None:
+    for rate in (0.1, 0.3, 0.6):
+        assert run(always(rate), Machine(curve=STEEP)).mean_depth < 0.1
+    assert run(always(0.9), Machine(curve=STEEP)).mean_depth < 3
+
+
+def test_depth_follows_a_text_that_changes() -> None:
+    text = in_turn((200, Kind(rate=0.95)), (300, Kind(rate=0.05)), (10**6, Kind(rate=0.95)))
+    answer = run(text, tokens=1500)
+    depths: dict[str, list[int]] = {"code": [], "answer": [], "code again": []}
+    emitted = 0
+    for record in answer.records:
+        if 20 < emitted < 190:
+            depths["code"].append(record.proposed)
+        elif 230 < emitted < 490:
+            depths["answer"].append(record.proposed)
+        elif emitted > 1000:
+            depths["code again"].append(record.proposed)
+        emitted += record.emitted
+    assert statistics.fmean(depths["code"]) > 3
+    assert statistics.fmean(depths["answer"]) < 0.5
+    assert statistics.fmean(depths["code again"]) > 3
+
+
+# -------------------------------------------------------------------------------------------------- never slower
+
+
+def check_never_slower(sources: Sequence[Source], machine: Machine, seed: int) -> None:
+    for tokens, least in ((128, 0.95), (512, 0.97)):
+        answer = decode(policy_for(sources, machine.curve), sources, machine, tokens=tokens, seed=seed)
+        assert answer.speedup >= least, f"{tokens} tokens"
+
+
+@pytest.mark.parametrize("confidence", ["informative", "useless", "none"])
+@pytest.mark.parametrize("cost", [MODEL, FREE, DraftCost(token_s=0.02), DraftCost(token_s=0.004, round_s=0.003)])
+@pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
+def test_the_worst_drafter_costs_next_to_nothing(curve: Curve, cost: DraftCost, confidence: str) -> None:
+    for rate in (0.0, 0.05):
+        text = always(rate, confidence)  # type: ignore[arg-type]
+        check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed=1)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> Curve:
+    """From flat to steeper than rows that share nothing, with a knee anywhere."""
+    steepness = draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.6, 1.0]))
+    rises = [draw(st.floats(0, 2)) * steepness * rows for rows in (1, 1, 1, 1, 3, 8)]
+    return curve_of(28.0, *(28.0 * (1 + sum(rises[: place + 1])) for place in range(6)))
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> Text:
+    return always(
+        draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])),
+        draw(st.sampled_from(["informative", "useless", "none"])),
+    )
+
+
+@given(curves(), texts(), st.floats(0.02, 0.6), st.integers(0, 3))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_costly_drafter_never_makes_it_slower(curve: Curve, text: Text, relative_cost: float, seed: int) -> None:
+    cost = DraftCost(token_s=relative_cost * curve.plain_s)
+    check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed)
+
+
+@given(curves(), texts(), texts(), st.sampled_from([0.0, 0.03]), st.integers(0, 3))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_free_and_costly_drafters_together_never_make_it_slower(
+    curve: Curve, copied: Text, drafted: Text, noise: float, seed: int
+) -> None:
+    sources = [Source(text=copied, cost=FREE, kind="lookup"), Source(text=drafted)]
+    check_never_slower(sources, Machine(curve=curve, noise=noise), seed)
+
+
+# ----------------------------------------------------------------------------------------------------- near the best
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize("cost", [MODEL, FREE], ids=["model", "free"])
+def test_on_a_flat_curve_it_is_as_good_as_the_best_depth(cost: DraftCost, rate: float) -> None:
+    best, _ = best_fixed(always(rate), FLAT, cost)
+    assert mean(always(rate), FLAT, cost) >= 0.95 * best
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+def test_on_a_steep_curve_a_free_drafter_is_as_good_as_the_best_depth(rate: float) -> None:
+    best, _ = best_fixed(always(rate), STEEP, FREE)
+    assert mean(always(rate), STEEP, FREE) >= 0.95 * best
+
+
+@pytest.mark.parametrize("rate", [0.8, 0.9, 1.0])
+def test_on_a_steep_curve_experience_makes_a_costly_drafter_as_good_as_the_best_depth(rate: float) -> None:
+    sources = [Source(text=always(rate))]
+    machine = Machine(curve=STEEP)
+    learned = policy_for(sources, STEEP)
+    decode(learned, sources, Machine(curve=FLAT), tokens=512, seed=9)
+    policy = CostDepth(7, ["model"], costs_of(sources, STEEP), learned.priors())
+    speed = statistics.fmean(decode(policy, sources, machine, tokens=512, seed=seed).speedup for seed in range(3))
+    best, _ = best_fixed(always(rate), STEEP, MODEL)
+    assert speed >= 0.95 * best
+
+
+@pytest.mark.parametrize(("curve", "soon"), [(FLAT, 64), (STEEP, 64)], ids=["flat", "steep"])
+def test_an_oracle_is_found_out_quickly(curve: Curve, soon: int) -> None:
+    """Always right and free, without a confidence of its own: within one of the best depth after a few sentences."""
+    text = always(1.0, "none")
+    _, depth = best_fixed(text, curve, FREE, seeds=1)
+    answer = run(text, Machine(curve=curve), FREE, tokens=300)
+    emitted, later = 0, []
+    for record in answer.records[:-2]:  # the end of the budget cuts the last ones
+        if emitted > soon and record.proposed:
+            later.append(record.proposed)
+        emitted += record.emitted
+    assert statistics.median(later) >= depth - 1
+    assert max(later) <= depth + 1
+
+
+# ------------------------------------------------------------------------------------------- stalls, drift, clocks
+
+
+def decided(policy: CostDepth) -> bool:
+    return policy.allow("model").depth > 1
+
+
+@pytest.mark.parametrize("stalled", range(20, 60, 7))
+@pytest.mark.parametrize(("rate", "drafts"), [(0.9, True), (0.0, False)])
+def test_one_stall_flips_nothing(stalled: int, rate: float, drafts: bool) -> None:
+    sources = [Source(text=always(rate))]
+    policy = policy_for(sources)
+    calm = decode(policy_for(sources), sources, Machine(), tokens=160)
+    answer = decode(policy, sources, Machine(stalls={stalled: 10.0}), tokens=160)
+    assert decided(policy) is drafts
+    assert abs(answer.mean_depth - calm.mean_depth) < 0.5
+
+
+def test_a_drafter_that_becomes_slow_is_turned_off() -> None:
+    sources = [Source(text=always(0.8))]
+    policy = policy_for(sources)
+    machine = Machine(drafter_slower=lambda place: 1.0 if place < 200 else 10.0)
+    answer = decode(policy, sources, machine, tokens=600)
+    assert answer.drafted_at()[0] == 0
+    late = [place for place in answer.drafted_at() if place > 260]
+    assert len(late) < 30
+    assert not decided(policy)
+
+
+def test_a_curve_that_changes_its_shape_turns_drafting_off() -> None:
+    sources = [Source(text=always(0.6))]
+    policy = policy_for(sources)
+    machine = Machine(slower=lambda width, place: 1.0 if place < 100 or width == 1 else 2.5)
+    answer = decode(policy, sources, machine, tokens=1500)
+    assert not decided(policy)
+    assert sum(place > 900 for place in answer.drafted_at()) < 40
+
+
+def test_a_machine_that_gets_slower_altogether_changes_nothing() -> None:
+    sources = [Source(text=always(0.9))]
+    policy = policy_for(sources)
+    machine = Machine(slower=lambda width, place: 1.0 if place < 100 else 2.0)
+    decode(policy, sources, machine, tokens=600)
+    assert decided(policy)
+
+
+@pytest.mark.parametrize("jump_s", [-5.0, -0.03, 1e7, math.nan])
+@pytest.mark.parametrize(("rate", "drafts"), [(0.9, True), (0.0, False)])
+def test_a_clock_that_jumps_flips_nothing(jump_s: float, rate: float, drafts: bool) -> None:
+    sources = [Source(text=always(rate))]
+    policy = policy_for(sources)
+    machine = Machine(clock_jumps=dict.fromkeys(range(10, 60, 10), jump_s))
+    answer = decode(policy, sources, machine, tokens=160)
+    assert decided(policy) is drafts
+    assert answer.speedup > (1.8 if drafts else 0.95)
+    assert policy.plain_tokens_per_s is None or policy.plain_tokens_per_s == pytest.approx(1 / 0.028, rel=0.01)
+
+
+def test_noise_of_a_shared_machine_is_borne() -> None:
+    good = [run(always(0.9), Machine(noise=0.05), seed=seed).speedup for seed in range(4)]
+    bad = [run(always(0.0, "useless"), Machine(noise=0.05), seed=seed).speedup for seed in range(4)]
+    assert min(good) > 1.9
+    assert min(bad) > 0.96
+
+
+# --------------------------------------------------------------------------------------------------- looking again
+
+
+def test_a_hopeless_drafter_is_looked_at_less_and_less() -> None:
+    places = run(always(0.0), tokens=6000).drafted_at()
+    looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
+    waits = [after - before for before, after in itertools.pairwise(looks)]
+    assert len(waits) >= 4
+    assert all(after > 1.5 * before for before, after in itertools.pairwise(waits[1:]))
+    assert len(places) < 100
+
+
+def test_a_drafter_parked_by_bad_luck_comes_back() -> None:
+    text = in_turn((40, Kind(rate=0.0)), (10**6, Kind(rate=0.9)))
+    answer = run(text, tokens=600)
+    assert answer.drafted_at()[-1] > 590
+    assert answer.speedup > 1.4

@@ -1,0 +1,240 @@
+"""What a description of a machine may say, and what is said when it says something else."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import ProfileError
+from edgespec.planning.described import machine_from_table
+
+TEXT = """
+description = "two devices"
+context = 4096
+[[devices]]
+name = "cpu"
+kind = "cpu"
+threads = 8
+memory_bytes = 8_000_000_000
+read_bytes_per_s = 50e9
+operations_per_s = 1e12
+launch_s = 0.001
+verify_curve = [[1, 1.0], [4, 2.6]]
+[[devices]]
+name = "Vulkan0"
+kind = "gpu"
+runtime = "onnx"
+shares_memory_with = "cpu"
+read_bytes_per_s = 60e9
+operations_per_s = 5e12
+launch_s = 0
+[[shared_bandwidth]]
+devices = ["cpu", "Vulkan0"]
+bytes_per_s = 70e9
+[[links]]
+between = ["cpu", "Vulkan0"]
+hand_over_s = 0.0001
+[target]
+name = "large"
+weights_bytes = 2_000_000_000
+bytes_per_token = 1_900_000_000
+kv_bytes_per_token = 65536
+operations_per_token = 6e9
+devices = ["cpu"]
+[[drafters]]
+name = "small"
+weights_bytes = 500_000_000
+bytes_per_token = 400_000_000
+kv_bytes_per_token = 0
+operations_per_token = 1000000000
+acceptance = [0.8, 1, 0]
+[[drafters]]
+kind = "lookup"
+acceptance = [0.2]
+"""
+TABLE: dict[str, Any] = tomllib.loads(TEXT)
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    table = copy.deepcopy(TABLE)
+    change(table)
+    return table
+
+
+def refusal(table: dict[str, Any]) -> ProfileError:
+    with pytest.raises(ProfileError) as raised:
+        machine_from_table(table, "m.toml", "m")
+    assert raised.value.message.startswith("m.toml: ")
+    assert raised.value.message.isprintable()
+    assert len(raised.value.message) < 250
+    return raised.value
+
+
+def test_a_description_as_records() -> None:
+    machine = machine_from_table(TABLE, "m.toml", "m")
+    assert (machine.name, machine.description, machine.context_length) == ("m", "two devices", 4096)
+    cpu, integrated = machine.devices
+    assert (cpu.runtime, cpu.threads, cpu.memory, cpu.verify_curve) == ("llama", 8, "cpu", ((1, 1.0), (4, 2.6)))
+    assert (integrated.runtime, integrated.threads, integrated.memory, integrated.verify_curve) == (
+        "onnx",
+        1,
+        "cpu",
+        (),
+    )
+    assert integrated.memory_bytes == 8_000_000_000
+    assert machine.shared_bandwidth == ((frozenset({"cpu", "Vulkan0"}), 70e9),)
+    assert machine.links == ((frozenset({"cpu", "Vulkan0"}), 0.0001),)
+    assert machine.target.devices == ("cpu",)
+    small, lookup = machine.drafters
+    assert small.model is not None
+    assert (small.model.name, small.model.devices, small.acceptance) == ("small", (), (0.8, 1.0, 0.0))
+    assert (lookup.model, lookup.acceptance) == (None, (0.2,))
+
+
+@pytest.mark.parametrize("key", ["shared_bandwidth", "links", "drafters"])
+def test_what_may_be_left_out(key: str) -> None:
+    machine = machine_from_table(changed(lambda table: table.pop(key)), "m.toml", "m")
+    assert getattr(machine, key) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("description",), 3, "description must be a line"),
+        (("description",), "\x1b[2Jboo", "description must be a line"),
+        (("description",), " ", "description must be a line"),
+        (("context",), 127, "context must be a whole number from 128 to 1048576, got 127"),
+        (("context",), 4096.0, "context must be a whole number"),
+        (("devices",), [], "devices must be a list of 1 to 64 entries"),
+        (("devices",), "cpu", "devices must be a list"),
+        (("devices",), ["cpu"], "devices must be tables, [[devices]]"),
+        (("devices", 0, "kind"), "tpu", 'devices 1, kind must be "cpu" or "gpu" or "npu", got \'tpu\''),
+        (("devices", 0, "runtime"), "vllm", "devices 1, runtime must be"),
+        (("devices", 0, "threads"), True, "devices 1, threads must be a whole number from 1 to 1024, got true"),
+        (("devices", 0, "memory_bytes"), 0, "devices 1, memory_bytes must be"),
+        (("devices", 0, "memory_bytes"), 10**400, "got a number of 401 digits"),
+        (("devices", 0, "read_bytes_per_s"), "fast", "devices 1, read_bytes_per_s must be a number"),
+        (("devices", 0, "read_bytes_per_s"), float("nan"), "got nan"),
+        (("devices", 0, "operations_per_s"), float("inf"), "got inf"),
+        (("devices", 0, "operations_per_s"), 10**400, "got a number of 401 digits"),
+        (("devices", 0, "launch_s"), -1, "devices 1, launch_s must be a number from 0 to 10, got -1"),
+        (("devices", 0, "verify_curve"), [[2, 1.0]], "must start with [1, 1.0]"),
+        (("devices", 0, "verify_curve"), [[1, 1.0], [1, 2.0]], "widths ascend"),
+        (("devices", 0, "verify_curve"), [[1, 1.0, 2]], "pairs of a width and a ratio"),
+        (("devices", 0, "verify_curve"), [[1, 1.0], [2, 0]], "verify_curve must be a number from 0.01"),
+        (("devices", 0, "verify_curve"), [[True, 1.0]], "pairs of a width and a ratio"),
+        (("devices", 0, "shares_memory_with"), "Vulkan0", "stands beside memory_bytes"),
+        (("devices", 1, "shares_memory_with"), "Vulkan0", 'shares_memory_with must be "cpu"'),
+        (("devices", 1, "name"), "cpu", "is the name of another device"),
+        (("shared_bandwidth", 0, "devices"), ["cpu"], "a list of 2 to 64 entries"),
+        (("shared_bandwidth", 0, "devices"), ["cpu", "cpu"], "must name 2 or more different devices"),
+        (("shared_bandwidth", 0, "devices"), ["cpu", "GPU9"], "names a device that is not described: 'GPU9'"),
+        (("shared_bandwidth", 0, "bytes_per_s"), 0, "bytes_per_s must be a number"),
+        (("links", 0, "between"), ["cpu", "\x07"], "names a device that is not described"),
+        (("links", 0, "hand_over_s"), 11, "hand_over_s must be a number from 0 to 10"),
+        (("target",), [], "target must be a table, [target]"),
+        (("target", "devices"), [], "a list of 1 to 64 entries"),
+        (("target", "weights_bytes"), -5, "target, weights_bytes must be"),
+        (("target", "operations_per_token"), 0, "target, operations_per_token must be"),
+        (("drafters", 0, "acceptance"), [], "drafters 1, acceptance must be a list"),
+        (("drafters", 0, "acceptance"), [1.01], "acceptance must be a number from 0 to 1, got 1.01"),
+        (("drafters", 0, "acceptance"), [True], "got true"),
+        (("drafters", 1, "kind"), "oracle", 'drafters 2, kind must be "model" or "lookup"'),
+    ],
+)
+def test_what_it_may_not_say(path: tuple[Any, ...], value: object, words: str) -> None:
+    def put(table: Any) -> None:
+        for step in path[:-1]:
+            table = table[step]
+        table[path[-1]] = value
+
+    assert words in refusal(changed(put)).message
+
+
+def test_a_link_is_between_two() -> None:
+    third = {**TABLE["devices"][1], "name": "NPU"}
+
+    def put(table: dict[str, Any]) -> None:
+        table["devices"].append(third)
+        table["links"][0]["between"] = ["cpu", "Vulkan0", "NPU"]
+
+    assert "between must name 2 different devices" in refusal(changed(put)).message
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [
+        ((), "context"),
+        ((), "target"),
+        ((), "devices"),
+        (("devices", 0), "name"),
+        (("devices", 1), "shares_memory_with"),
+        (("devices", 1), "launch_s"),
+        (("target",), "kv_bytes_per_token"),
+        (("drafters", 0), "acceptance"),
+        (("links", 0), "hand_over_s"),
+    ],
+)
+def test_a_key_that_is_missing_is_named(place: tuple[Any, ...], key: str) -> None:
+    def drop(table: Any) -> None:
+        for step in place:
+            table = table[step]
+        del table[key]
+
+    assert f"{key} is missing" in refusal(changed(drop)).message
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "hint"),
+    [
+        ((), "contxt", 'Did you mean "context"?'),
+        (("devices", 0), "memory_byte", 'Did you mean "memory_bytes"?'),
+        (("devices", 0), "verify_curves", 'Did you mean "verify_curve"?'),
+        (("target",), "acceptance", "Known keys: "),
+        (("drafters", 1), "weights_bytes", "Known keys: acceptance, kind."),
+        (("links", 0), "seconds", "Known keys: between, hand_over_s."),
+        (("shared_bandwidth", 0), "\x1b[31m", "Known keys: bytes_per_s, devices."),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known(place: tuple[Any, ...], key: str, hint: str) -> None:
+    def add(table: Any) -> None:
+        for step in place:
+            table = table[step]
+        table[key] = 1
+
+    error = refusal(changed(add))
+    assert "is an unknown key" in error.message
+    assert error.hint is not None
+    assert hint in error.hint
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def outcome(table: dict[str, Any]) -> str:
+    try:
+        return machine_from_table(table, "m.toml", "m").description
+    except ProfileError as error:
+        return error.message
+
+
+@given(key=st.sampled_from(sorted(TABLE)), value=anything)
+def test_whatever_stands_there_is_a_sentence_at_worst(key: str, value: object) -> None:
+    assert outcome({**TABLE, key: value}).isprintable()
+
+
+def test_a_number_too_long_to_be_written_out_is_a_sentence_too() -> None:
+    assert outcome({**TABLE, "devices": [1 << 40_000]}) == (
+        "m.toml: devices must be tables, [[devices]], got a number of 12042 digits"
+    )
+    assert "got something too long to show" in outcome({**TABLE, "target": [1 << 40_000]})

@@ -1,0 +1,154 @@
+"""Devices: what each runtime's own list becomes, and what is said of a runtime that is not there."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.planning.devices import Device, DeviceReport, list_devices
+from edgespec.runtimes import llama_library
+
+
+def native(name: str, kind: str, free: int = 1, total: int = 2) -> llama_library.Device:
+    return llama_library.Device(
+        name=name, description=f"the {name}", kind=kind, free_bytes=free, total_bytes=total, handle=7
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither runtime is here, whatever is installed."""
+
+    def missing() -> None:
+        raise RuntimeUnavailableError("llama-cpp-python is not installed (no such module)", hint="install it")
+
+    monkeypatch.setattr(llama_library, "load", missing)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # type: ignore[arg-type]
+
+
+def with_llama(monkeypatch: pytest.MonkeyPatch, *devices: llama_library.Device) -> None:
+    monkeypatch.setattr(llama_library, "load", lambda: SimpleNamespace(devices=lambda: devices))
+
+
+def with_onnx(monkeypatch: pytest.MonkeyPatch, *providers: str) -> None:
+    module = ModuleType("onnxruntime")
+    module.__spec__ = importlib.machinery.ModuleSpec("onnxruntime", None)
+    module.get_available_providers = lambda: list(providers)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+
+
+def test_without_runtimes_there_are_reasons() -> None:
+    report = list_devices()
+    assert report.devices == ()
+    assert report.missing == {
+        "llama": "llama-cpp-python is not installed (no such module)",
+        "onnx": "onnxruntime is not installed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("cpu", "cpu"), ("gpu", "gpu"), ("igpu", "gpu"), ("accel", "other"), ("something new", "other")],
+)
+def test_kinds_of_llama(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str) -> None:
+    with_llama(monkeypatch, native("X0", theirs))
+    report = list_devices()
+    assert report.devices == (
+        Device(runtime="llama", name="X0", kind=ours, description="the X0", free_bytes=1, total_bytes=2),  # type: ignore[arg-type]
+    )
+    assert set(report.missing) == {"onnx"}
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "expected"), [(0, 0, (None, None)), (0, 8, (0, 8)), (3, 8, (3, 8)), (5, 0, (None, None))]
+)
+def test_a_backend_that_does_not_tell_its_memory(
+    monkeypatch: pytest.MonkeyPatch, free: int, total: int, expected: tuple[int | None, int | None]
+) -> None:
+    with_llama(monkeypatch, native("Vulkan0", "gpu", free, total))
+    (device,) = list_devices().devices
+    assert (device.free_bytes, device.total_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("provider", "name", "kind"),
+    [
+        ("CPUExecutionProvider", "cpu", "cpu"),
+        ("XnnpackExecutionProvider", "XNNPACK", "cpu"),
+        ("DmlExecutionProvider", "DirectML", "gpu"),
+        ("CUDAExecutionProvider", "CUDA", "gpu"),
+        ("TensorrtExecutionProvider", "TensorRT", "gpu"),
+        ("QNNExecutionProvider", "QNN", "npu"),
+        ("VitisAIExecutionProvider", "VitisAI", "npu"),
+        ("OpenVINOExecutionProvider", "OpenVINO", "other"),
+        ("CoreMLExecutionProvider", "CoreML", "other"),
+        ("BrandNewExecutionProvider", "BrandNew", "other"),
+        ("odd", "odd", "other"),
+    ],
+)
+def test_providers_of_onnx(monkeypatch: pytest.MonkeyPatch, provider: str, name: str, kind: str) -> None:
+    with_onnx(monkeypatch, provider)
+    (device,) = list_devices().devices
+    assert (device.runtime, device.name, device.kind) == ("onnx", name, kind)
+    assert provider in device.description
+    assert (device.free_bytes, device.total_bytes) == (None, None)
+
+
+def test_a_provider_elsewhere_is_no_device_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_onnx(monkeypatch, "AzureExecutionProvider", "CPUExecutionProvider")
+    assert [device.name for device in list_devices().of("onnx")] == ["cpu"]
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError, AttributeError])
+def test_a_broken_onnxruntime_is_a_reason(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    with_onnx(monkeypatch)
+
+    def fail() -> list[str]:
+        raise error("a library is missing")
+
+    monkeypatch.setattr(sys.modules["onnxruntime"], "get_available_providers", fail)
+    assert list_devices().missing["onnx"] == "onnxruntime is installed but does not load: a library is missing"
+
+
+def test_what_is_known_to_be_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fatal() -> None:
+        raise AssertionError("this would have killed the process")
+
+    monkeypatch.setattr(llama_library, "load", fatal)
+    with_onnx(monkeypatch, "CPUExecutionProvider")
+    report = list_devices({"llama": "killed by signal 4"})
+    assert report.missing == {"llama": "killed by signal 4"}
+    assert [device.runtime for device in report.devices] == ["onnx"]
+    assert list_devices({"llama": "a", "onnx": "b"}) == DeviceReport(devices=(), missing={"llama": "a", "onnx": "b"})
+
+
+def test_devices_by_runtime_and_in_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_llama(monkeypatch, native("cpu", "cpu"), native("Vulkan0", "gpu", 3, 4))
+    with_onnx(monkeypatch, "CPUExecutionProvider")
+    report = list_devices()
+    assert report.missing == {}
+    assert [device.name for device in report.of("llama")] == ["cpu", "Vulkan0"]
+    assert report.of("native") == ()
+    assert report.of("llama")[1].as_json() == {
+        "runtime": "llama",
+        "name": "Vulkan0",
+        "kind": "gpu",
+        "description": "the Vulkan0",
+        "free_bytes": 3,
+        "total_bytes": 4,
+    }
+
+
+def test_a_device_without_memory_and_a_report_without_reasons() -> None:
+    device = Device(runtime="onnx", name="cpu", kind="cpu", description="")
+    assert (device.free_bytes, device.total_bytes) == (None, None)
+    assert DeviceReport(devices=(device,)).missing == {}
+
+
+def test_llama_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert any(device.name == "cpu" and device.kind == "cpu" for device in list_devices().of("llama"))

@@ -1,0 +1,250 @@
+"""Every kind of measurement: kept, found again under what it depends on, and ignored with a note when damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.planning.acceptance import BINS, POSITIONS, AcceptancePrior
+from edgespec.planning.calibration import Contention, ModelTimes
+from edgespec.planning.measurements import SCHEMA_VERSION, Measurements
+from tests.planning.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
+
+SMALL = replace(FACTS, name="small", sha256="sha256:ef", weight_bytes=10**8)
+BOTH = Contention(target_factor=1.25, drafter_factor=2.5)
+PRIOR = AcceptancePrior(
+    by_position=(0.8, None, *(0.5,) * (POSITIONS - 2)), by_confidence=(None,) * (BINS - 1) + (1.0,)
+)
+
+Kind = tuple[Callable[[Measurements], None], Callable[[Measurements], Any], Any]
+
+KINDS: dict[str, Kind] = {
+    "widths": (lambda kept: kept.save_widths(FACTS, PROBE), lambda kept: kept.load_widths(FACTS), PROBE),
+    "times": (lambda kept: kept.save_times(FACTS, TIMES), lambda kept: kept.load_times(FACTS), TIMES),
+    "plain": (lambda kept: kept.save_plain_s(FACTS, 0.125), lambda kept: kept.load_plain_s(FACTS), 0.125),
+    "contention": (
+        lambda kept: kept.save_contention(FACTS, SMALL, BOTH),
+        lambda kept: kept.load_contention(FACTS, SMALL),
+        BOTH,
+    ),
+    "acceptance": (
+        lambda kept: kept.save_acceptance(FACTS, "lookup", PRIOR),
+        lambda kept: kept.load_acceptance(FACTS, "lookup"),
+        PRIOR,
+    ),
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Measurements:
+    return Measurements(tmp_path / "measurements", "machine-1", "mains")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+def test_each_kind_is_found_again(kept: Measurements, kind: Kind) -> None:
+    save, load, value = kind
+    assert load(kept) is None
+    save(kept)
+    assert load(kept) == value
+    assert load(Measurements(kept.folder, "machine-1", "mains")) == value
+    assert kept.notes == []
+
+
+def test_the_kinds_do_not_overwrite_each_other(kept: Measurements) -> None:
+    for save, _, _ in KINDS.values():
+        save(kept)
+    assert all(load(kept) == value for _, load, value in KINDS.values())
+    names = sorted(path.name.partition("-")[0] for path in kept.folder.iterdir())
+    assert names == sorted(KINDS)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"{", b"\xff", b"[" * 10_000])
+def test_a_damaged_file_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind, data: bytes) -> None:
+    save, load, value = kind
+    save(kept)
+    path = stored_file(kept)
+    path.write_bytes(data)
+    assert load(kept) is None
+    assert kept.notes == [f"the measurement {path.name} is ignored and made again: it is damaged"]
+    save(kept)
+    assert load(kept) == value
+
+
+def test_a_file_from_the_future_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
+    save, load, _ = kind
+    save(kept)
+    path = stored_file(kept)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "schema_version": SCHEMA_VERSION + 1}), encoding="utf-8")
+    assert load(kept) is None
+    assert "another version of edgespec wrote it" in kept.notes[0]
+
+
+def test_a_foreign_file_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind) -> None:
+    save, load, _ = kind
+    save(kept)
+    path = stored_file(kept)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "key": {**document["key"], "machine": "other"}}), encoding="utf-8")
+    assert load(kept) is None
+    assert "it was measured on another machine or model" in kept.notes[0]
+
+
+HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "no curve": ("times", lambda d: changed(d, "times", "forward_s", to=[])),
+    "a row too few": ("times", lambda d: changed(d, "times", "forward_s", to=[[0.1, 0.2, 0.3]])),
+    "a short row": ("times", lambda d: changed(d, "times", "forward_s", 0, to=[0.1, 0.2])),
+    "a forward in no time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=0)),
+    "a forward before its start": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=-0.1)),
+    "a forward without end": ("times", lambda d: changed(d, "times", "forward_s", 1, 2, to=math.inf)),
+    "not a time": ("times", lambda d: changed(d, "times", "forward_s", 0, 0, to=math.nan)),
+    "no width 1": ("times", lambda d: changed(d, "times", "widths", to=[2, 3, 4])),
+    "widths out of order": ("times", lambda d: changed(d, "times", "widths", to=[1, 4, 2])),
+    "an endless width": ("times", lambda d: changed(d, "times", "widths", to=[1, 2, math.inf])),
+    "contexts out of order": ("times", lambda d: changed(d, "times", "contexts", to=[1018, 96])),
+    "a context twice": ("times", lambda d: changed(d, "times", "contexts", to=[96, 96])),
+    "contexts as a number": ("times", lambda d: changed(d, "times", "contexts", to=2)),
+    "a free prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=0)),
+    "an endless prompt": ("times", lambda d: changed(d, "times", "prompt_token_s", to=math.inf)),
+    "a prompt in words": ("times", lambda d: changed(d, "times", "prompt_token_s", to="fast")),
+    "no repetition": ("times", lambda d: changed(d, "times", "repetitions", to=0)),
+    "times as a list": ("times", lambda d: changed(d, "times", to=[1])),
+    "plain in no time": ("plain", lambda d: changed(d, "plain", "forward_s", to=0)),
+    "plain without end": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.inf)),
+    "plain not a number": ("plain", lambda d: changed(d, "plain", "forward_s", to=math.nan)),
+    "plain nothing": ("plain", lambda d: changed(d, "plain", "forward_s", to=None)),
+    "faster together": ("contention", lambda d: changed(d, "contention", "target_factor", to=0.5)),
+    "never ready together": ("contention", lambda d: changed(d, "contention", "drafter_factor", to=math.inf)),
+    "no factor": ("contention", lambda d: changed(d, "contention", to={})),
+    "more than all accepted": ("acceptance", lambda d: changed(d, "acceptance", "by_position", 0, to=1.5)),
+    "not a rate": ("acceptance", lambda d: changed(d, "acceptance", "by_position", 0, to=math.nan)),
+    "too few positions": ("acceptance", lambda d: changed(d, "acceptance", "by_position", to=[0.5])),
+    "too many bins": ("acceptance", lambda d: changed(d, "acceptance", "by_confidence", to=[0.5] * (BINS + 1))),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_numbers_of_no_measurement_are_not_believed(kept: Measurements, name: str) -> None:
+    which, damage = HOSTILE[name]
+    save, load, value = KINDS[which]
+    save(kept)
+    path = stored_file(kept)
+    path.write_text(json.dumps(damage(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    assert load(kept) is None
+    assert "is ignored and made again" in kept.notes[0]
+    save(kept)
+    assert load(kept) == value
+
+
+# -------------------------------------------------------------------------------------- what it depends on
+
+
+def test_times_depend_on_the_source_of_power_and_widths_do_not(kept: Measurements) -> None:
+    for save, _, _ in KINDS.values():
+        save(kept)
+    for power in ("battery", None):
+        other = Measurements(kept.folder, "machine-1", power)
+        found = {name: load(other) is not None for name, (_, load, _) in KINDS.items()}
+        assert found == {"widths": True, "times": False, "plain": False, "contention": False, "acceptance": True}
+        assert other.notes == []
+
+
+def test_the_source_of_power_is_unknown_by_default(tmp_path: Path) -> None:
+    assert Measurements(tmp_path, "machine-1") == Measurements(tmp_path, "machine-1", None)
+
+
+def test_acceptance_depends_on_the_models_and_not_on_the_machine(kept: Measurements) -> None:
+    kept.save_acceptance(FACTS, "model:a", PRIOR)
+    elsewhere = Measurements(kept.folder, "machine-2", "battery")
+    assert elsewhere.load_acceptance(replace(FACTS, threads=1, build="other", device="gpu0"), "model:a") == PRIOR
+    assert elsewhere.load_acceptance(FACTS, "model:b") is None
+    assert elsewhere.load_acceptance(replace(FACTS, sha256="sha256:00"), "model:a") is None
+
+
+def test_contention_depends_on_both_sides(kept: Measurements) -> None:
+    kept.save_contention(FACTS, SMALL, BOTH)
+    assert kept.load_contention(SMALL, FACTS) is None
+    assert kept.load_contention(replace(FACTS, threads=1), SMALL) is None
+    assert kept.load_contention(FACTS, replace(SMALL, threads=1)) is None
+
+
+def test_times_as_json_and_back() -> None:
+    assert ModelTimes.from_json(json.loads(json.dumps(TIMES.as_json()))) == TIMES
+    assert TIMES.curves.at(96).plain_s == 0.1
+    assert TIMES.curves.at(2000).plain_s == 0.2
+    assert (TIMES.draft_cost.token_s, TIMES.draft_cost.lag_token_s, TIMES.draft_cost.round_s) == (0.1, 0.003, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------- the lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from edgespec.planning.measurements import Measurements
+with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=False) as alone:
+    print(alone, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_another_process_that_calibrates_is_noticed_and_waited_for(kept: Measurements, tmp_path: Path) -> None:
+    locks = tmp_path / "not" / "yet" / "locks"
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(locks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "True\n"
+        with kept.exclusive(locks, wait=False) as alone:
+            assert not alone
+        entered = threading.Event()
+
+        def wait() -> None:
+            with kept.exclusive(locks, wait=True) as alone:
+                assert alone
+                entered.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert not entered.wait(0.3)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert entered.wait(20)
+        waiting.join()
+    finally:
+        child.kill()
+        child.communicate()
+    with kept.exclusive(locks, wait=False) as alone:
+        assert alone
+
+
+def test_the_lock_is_given_back_after_an_error(kept: Measurements, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), kept.exclusive(tmp_path / "locks", wait=True):
+        raise ZeroDivisionError
+    with kept.exclusive(tmp_path / "locks", wait=False) as alone:
+        assert alone
+
+
+def test_where_no_lock_can_be_put_nobody_else_has_one(kept: Measurements, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    for wait in (False, True):
+        with kept.exclusive(tmp_path / "file" / "locks", wait=wait) as alone:
+            assert alone

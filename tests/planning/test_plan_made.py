@@ -1,0 +1,316 @@
+"""The planner's second half: what is decided from what was measured, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.planning.cost import FREE, Curve, DraftCost
+from edgespec.planning.depth_cost import MARGIN, Costs
+from edgespec.planning.pace import ContextCurves
+from edgespec.planning.plan import Plan
+from edgespec.planning.planner import (
+    NOT_CALIBRATED,
+    Wish,
+    make_plan,
+)
+from edgespec.planning.widths import WIDEST, ContextProbe, WidthProbe
+
+FACTS = ModelFacts(
+    name="big",
+    sha256="sha256:ab",
+    architecture="llama",
+    runtime="llama",
+    build="0.3.36+abc",
+    device="gpu0",
+    threads=4,
+    vocabulary_size=1000,
+    trained_context_length=2048,
+    weight_bytes=1,
+    bytes_per_forward=1,
+    kv_bytes_per_token=1,
+    kv_type="q8_0",
+    settings={"repack": True},
+)
+
+WISH = Wish(depth="auto", exactness="stable", context_length=2048, sources=("lookup",))
+
+
+def stable_to(width: int) -> WidthProbe:
+    others = dict.fromkeys(range(width + 1, WIDEST + 1), 0.5)
+    return WidthProbe(
+        widths=tuple(range(1, width + 1)),
+        contexts=(ContextProbe(start=96, positions=12, max_abs_diff=others),),
+        complete=True,
+    )
+
+
+# A forward costs the same at every width, and a draft token a tenth of it.
+FLAT = ContextCurves(contexts=(96,), curves=(Curve(widths=(1, 16), forward_s=(0.1, 0.1)),))
+CHEAP = DraftCost(token_s=0.01, lag_token_s=0.001)
+KNOWN = Costs(curves=FLAT, drafts={"lookup": FREE, "model": CHEAP})
+
+
+def plan(
+    probe: WidthProbe | None,
+    *,
+    facts: ModelFacts = FACTS,
+    reasons: Sequence[str] = (),
+    costs: Costs | None = KNOWN,
+    **wish: Any,
+) -> Plan:
+    return make_plan(replace(WISH, **wish), facts, probe, reasons, costs)
+
+
+def test_speculation_within_the_class() -> None:
+    made = plan(stable_to(4))
+    assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", 3)
+    assert made.numeric_class.widths == (1, 2, 3, 4)
+    assert made.drafter is not None
+    assert (made.drafter.kind, made.drafter.model, made.drafter.runtime, made.drafter.device) == ("lookup",) + (
+        None,
+    ) * 3
+    assert any("widths 1 to 4 are bit-equal" in reason and "depths to 3" in reason for reason in made.reasons)
+    assert "each round drafts as far as that is expected to pay, down to nothing" in made.reasons
+
+
+def test_only_consecutive_widths_count() -> None:
+    made = plan(WidthProbe(widths=(1, 2, 3, 7, 8)))
+    assert made.depth_cap == 2
+    assert made.numeric_class.widths == (1, 2, 3, 7, 8)
+
+
+@pytest.mark.parametrize(("asked", "cap"), [(1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
+def test_a_depth_that_was_asked_for_stays_within_the_class(asked: int, cap: int) -> None:
+    made = plan(stable_to(4), depth=asked)
+    assert (made.mode, made.exactness, made.depth_cap) == ("serial", "W", cap)
+    assert any(f"depth {asked} was asked for" in reason for reason in made.reasons) is (asked > 3)
+    assert not any("calibrated" in reason for reason in made.reasons)  # nobody weighs what was decreed
+    assert made.predicted_tokens_per_s is None  # and nobody guesses what comes of it
+    # So it needs no times.
+    assert plan(stable_to(4), depth=asked, costs=None) == made
+
+
+@pytest.mark.parametrize("exactness", ["stable", "near"])
+@pytest.mark.parametrize("probe", [None, stable_to(4)], ids=["unprobed", "probed"])
+def test_depth_zero_is_plain(probe: WidthProbe | None, exactness: str) -> None:
+    made = plan(probe, depth=0, exactness=exactness)
+    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+    assert made.reasons == ("plain: depth 0 was asked for",)
+
+
+@pytest.mark.parametrize("exactness", ["stable", "near"])
+@pytest.mark.parametrize("depth", ["auto", 3])
+def test_without_a_probe_it_is_plain(exactness: str, depth: int | str) -> None:
+    made = plan(None, exactness=exactness, depth=depth)
+    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+    assert made.numeric_class.widths == (1,)
+    unprobed = "plain: which widths are bit-equal here has not been measured"
+    assert made.reasons == (NOT_CALIBRATED if depth == "auto" else unprobed,)
+
+
+@pytest.mark.parametrize("depth", ["auto", 3])
+def test_without_a_stable_width_it_is_plain(depth: int | str) -> None:
+    made = plan(stable_to(1), depth=depth)
+    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+    assert any(reason.startswith("plain: no width beyond 1") for reason in made.reasons)
+
+
+@pytest.mark.parametrize("probe", [None, stable_to(1), stable_to(4)], ids=["unprobed", "unstable", "stable"])
+@pytest.mark.parametrize("exactness", ["stable", "near"])
+def test_without_a_drafter_it_is_plain(probe: WidthProbe | None, exactness: str) -> None:
+    made = plan(probe, sources=(), exactness=exactness)
+    assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+    assert "plain: there is no drafter" in made.reasons
+
+
+def test_a_cache_that_cannot_rewind_makes_it_plain() -> None:
+    for exactness in ("stable", "near"):
+        made = plan(stable_to(8), facts=replace(FACTS, can_rewind=False), exactness=exactness)
+        assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+        assert any("cannot drop" in reason for reason in made.reasons)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stable", "cap", "level"),
+    [
+        ("auto", 1, WIDEST - 1, "N"),
+        ("auto", 4, WIDEST - 1, "N"),
+        ("auto", WIDEST, WIDEST - 1, "W"),
+        (2, 4, 2, "W"),
+        (3, 4, 3, "W"),
+        (4, 4, 4, "N"),
+        (99, 4, WIDEST - 1, "N"),
+        (5, 1, 5, "N"),
+    ],
+)
+def test_near_exactness_goes_beyond_the_class_and_says_so(
+    asked: int | str, stable: int, cap: int, level: str
+) -> None:
+    made = plan(stable_to(stable), exactness="near", depth=asked)
+    assert (made.mode, made.exactness, made.depth_cap) == ("serial", level, cap)
+    says = [reason for reason in made.reasons if "near exactness was asked for" in reason]
+    assert len(says) == (level == "N")
+    if says:
+        assert f"depth up to {cap}" in says[0]
+        assert f"depths to {stable - 1} are bit-equal" in says[0]
+
+
+def test_near_is_never_chosen_unasked() -> None:
+    for stable in range(1, WIDEST + 1):
+        for depth in ("auto", *range(WIDEST + 2)):
+            assert plan(stable_to(stable), depth=depth).exactness == "W"
+            assert plan(stable_to(stable), depth=depth).depth_cap <= stable - 1
+
+
+def test_a_model_drafter_is_named() -> None:
+    made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", drafter_device="gpu1")
+    assert made.drafter is not None
+    drafter = made.drafter
+    assert (drafter.kind, drafter.model, drafter.runtime, drafter.device) == (
+        "lookup+model",
+        "small",
+        "llama",
+        "gpu1",
+    )
+
+
+def test_why_there_is_no_model_drafter_is_said_in_every_mode() -> None:
+    for probe in (None, stable_to(1), stable_to(4)):
+        made = plan(probe, drafter_off="another vocabulary")
+        assert made.drafter_off == "another vocabulary"
+        assert "no model drafter: another vocabulary" in made.reasons
+
+
+def test_the_plan_repeats_what_it_stands_on() -> None:
+    given = ["big on gpu0, 4 threads"]
+    made = plan(stable_to(3), reasons=given, context_length=777)
+    assert made.reasons[0] == given[0]
+    assert given == ["big on gpu0, 4 threads"]  # pure
+    assert made == plan(stable_to(3), reasons=given, context_length=777)
+    assert made.predicted_tokens_per_s == pytest.approx(10)  # copies of the text promise nothing
+    assert made.context_length == 777
+    assert (made.target.model, made.target.runtime, made.target.device, made.target.threads) == (
+        "big",
+        "llama",
+        "gpu0",
+        4,
+    )
+    kind = made.numeric_class
+    assert (kind.runtime, kind.build, kind.device, kind.threads, kind.kv_type) == (
+        "llama",
+        "0.3.36+abc",
+        "gpu0",
+        4,
+        "q8_0",
+    )
+    assert kind.settings == {"repack": True}
+    assert plan(stable_to(3), costs=None).predicted_tokens_per_s is None  # not measured
+    with pytest.raises(FrozenInstanceError):
+        made.depth_cap = 9  # type: ignore[misc]
+
+
+def test_a_plan_as_json() -> None:
+    made = plan(stable_to(3), drafter_model="small", sources=("model",), reasons=["why"]).as_json()
+    assert made["drafter"] == {"kind": "model", "model": "small", "runtime": "llama", "device": "cpu"}
+    assert made["target"] == {"model": "big", "runtime": "llama", "device": "gpu0", "threads": 4}
+    assert made["numeric_class"]["widths"] == [1, 2, 3]
+    assert (made["mode"], made["exactness"], made["depth_cap"]) == ("serial", "W", 2)
+    assert made["predicted_tokens_per_s"] == pytest.approx(10)
+    assert made["reasons"][0] == "why"
+    assert plan(None).as_json()["drafter"] is None
+
+
+# ------------------------------------------------------------------------------------- who drafts, by the times
+
+
+def both(**wish: Any) -> Plan:
+    return plan(stable_to(4), **{"sources": ("lookup", "model"), "drafter_model": "small", **wish})
+
+
+def test_uncalibrated_nobody_drafts_by_itself() -> None:
+    for costs in (None, Costs(), Costs(drafts=KNOWN.drafts)):
+        made = both(costs=costs)
+        assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
+        assert made.reasons[-1] == NOT_CALIBRATED
+        assert made.predicted_tokens_per_s is None
+
+
+def test_each_drafter_is_told_how_far_it_could_reach() -> None:
+    made = both()
+    assert (
+        "a plain step takes 100.0 ms; with drafted tokens to verify times 1.00 with 1, 1.00 with 2, 1.00 with 3"
+        in (made.reasons)
+    )
+    assert "lookup drafter: up to 4.00x plain, at depth 3, where it is always right" in made.reasons
+    assert "model drafter: up to 3.08x plain, at depth 3, where it is always right" in made.reasons  # 4 / 1.3
+
+
+def test_a_hopeless_drafter_is_dropped_with_what_it_could_reach() -> None:
+    dear = replace(KNOWN, drafts={"lookup": FREE, "model": DraftCost(token_s=0.2)})
+    made = both(costs=dear)
+    assert made.drafter is not None
+    assert (made.drafter.kind, made.drafter.runtime, made.drafter.device) == ("lookup", None, None)
+    # 2 tokens in 0.3 s, 3 in 0.5 s, 4 in 0.7 s: the first is the best, and plain decoding does 10 a second.
+    assert "no model drafter: even if it were always right it would reach 0.67x plain" in made.reasons
+    alone = both(costs=dear, sources=("model",))
+    assert (alone.mode, alone.drafter, alone.depth_cap) == ("plain", None, 0)
+    assert "plain: no drafter can be faster here" in alone.reasons
+    assert alone.predicted_tokens_per_s == pytest.approx(10)
+
+
+def test_a_curve_too_steep_for_anyone() -> None:
+    steep = ContextCurves(contexts=(96,), curves=(Curve(widths=(1, 16), forward_s=(0.1, 1.6)),))
+    made = both(costs=replace(KNOWN, curves=steep))
+    assert made.mode == "plain"
+    assert "no lookup drafter: even if it were always right it would reach 1.00x plain" in made.reasons
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(MARGIN + 0.005, True), (MARGIN - 0.005, False)])
+def test_a_gain_within_the_error_of_measurement_is_none(gain: float, kept: bool) -> None:
+    curve = Curve(widths=(1, 2), forward_s=(0.1, 0.2 / gain))
+    costs = Costs(curves=ContextCurves(contexts=(0,), curves=(curve,)), drafts={"lookup": FREE})
+    assert (plan(stable_to(2), costs=costs).mode == "serial") is kept
+
+
+def test_an_unmeasured_drafter_is_left_out_and_said_to_be() -> None:
+    made = both(costs=replace(KNOWN, drafts={"lookup": FREE}))
+    assert made.drafter is not None
+    assert made.drafter.kind == "lookup"
+    assert "no model drafter: what it costs has not been measured" in made.reasons
+
+
+def test_the_prediction_counts_what_acceptance_promises() -> None:
+    assert both().predicted_tokens_per_s == pytest.approx(10)  # nothing known: at least plain decoding
+    seen = replace(KNOWN, acceptance={"model": (0.5,)})
+    # Depths 1 to 3 commit 1.5, 1.75 and 1.875 tokens in 0.11, 0.12 and 0.13 s.
+    assert both(costs=seen).predicted_tokens_per_s == pytest.approx(1.75 / 0.12)
+    never = replace(KNOWN, acceptance={"model": (0.0,), "lookup": (1.0,)})
+    assert both(costs=never).predicted_tokens_per_s == pytest.approx(10)
+    assert both(costs=seen, depth=0).predicted_tokens_per_s == pytest.approx(10)
+    assert plan(None, costs=seen).predicted_tokens_per_s == pytest.approx(10)
+
+
+def test_a_given_depth_asks_nobody_whether_it_pays() -> None:
+    dear = replace(KNOWN, drafts={"model": DraftCost(token_s=9.0)})
+    made = both(depth=2, costs=dear)
+    assert (made.mode, made.depth_cap, made.predicted_tokens_per_s) == ("serial", 2, None)
+    assert made.drafter is not None
+    assert made.drafter.kind == "lookup+model"
+
+
+def test_near_exactness_weighs_the_depths_beyond_the_class() -> None:
+    made = plan(stable_to(1), exactness="near", sources=("model",), drafter_model="small")
+    assert (made.exactness, made.depth_cap, made.mode) == ("N", WIDEST - 1, "serial")
+    assert any("at depth 11" in reason for reason in made.reasons)
+    assert plan(stable_to(1), exactness="near", costs=None).mode == "plain"
+
+
+def test_the_first_context_is_what_the_plan_is_made_by() -> None:
+    longer = Curve(widths=(1, 16), forward_s=(0.5, 5.0))
+    curves = ContextCurves(contexts=(96, 1018), curves=(FLAT.curves[0], longer))
+    assert both(costs=replace(KNOWN, curves=curves)).predicted_tokens_per_s == pytest.approx(10)

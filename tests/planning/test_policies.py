@@ -1,0 +1,59 @@
+"""Every policy by its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.planning.acceptance import AcceptancePrior
+from edgespec.planning.depth import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.policies import make_policy
+from tests.support.simulated_decoding import FLAT, STEEP, Machine, Source, always, costs_of, decode
+
+KINDS = {
+    "fixed": FixedDepth,
+    "entropy": EntropyDepth,
+    "confidence": ConfidenceDepth,
+    "cost": CostDepth,
+    "bandit": BanditDepth,
+}
+SOURCES = [Source(text=always(0.9))]
+
+
+def test_every_name_has_a_policy() -> None:
+    assert set(POLICY_NAMES) == set(KINDS)
+    for name in POLICY_NAMES:
+        assert type(make_policy(name, 4, ["model"])) is KINDS[name]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_no_policy_exceeds_its_cap(name: PolicyName) -> None:
+    for depth_cap in (1, 4):
+        policy = make_policy(name, depth_cap, ["model"], costs_of(SOURCES))
+        answer = decode(policy, SOURCES, tokens=200)
+        assert max(answer.depths) == depth_cap
+
+
+def test_only_those_that_know_prices_are_plain_without_any() -> None:
+    depths = {name: make_policy(name, 4, ["model"]).allow("model").depth for name in POLICY_NAMES}
+    assert depths == {"fixed": 4, "entropy": 4, "confidence": 4, "cost": 0, "bandit": 0}
+
+
+def test_prices_and_experience_reach_the_policy() -> None:
+    priors = {"model": AcceptancePrior(by_position=(0.95,) * 8)}
+    assert make_policy("cost", 4, ["model"], costs_of(SOURCES, STEEP)).allow("model").depth == 0
+    assert make_policy("cost", 4, ["model"], costs_of(SOURCES, STEEP), priors).allow("model").depth == 4
+    assert make_policy("cost", 4, [], costs_of(SOURCES, STEEP), priors).allow("model").depth == 0
+
+
+def test_the_bandit_times_plain_decoding_first_and_knows_the_others() -> None:
+    policy = make_policy("bandit", 4, ["model"], costs_of(SOURCES))
+    assert isinstance(policy, BanditDepth)
+    seen = []
+    for place in range(5 * 4):
+        if place % 4 == 0:
+            seen.append(policy.current)
+        decode(policy, SOURCES, Machine(), tokens=1)
+    assert seen == ["plain", "cost", "confidence", "entropy", "fixed"]
+    assert policy.plain_tokens_per_s == pytest.approx(1 / FLAT.plain_s)

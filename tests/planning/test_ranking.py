@@ -1,0 +1,433 @@
+"""What is ranked first, what is turned away, and that the reasons say what was computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import MemoryLimitError
+from edgespec.planning.cost import (
+    FREE,
+    Curve,
+    DraftCost,
+    choose_depth,
+    choose_pipelined_depth,
+    pipelined_tokens_per_round,
+)
+from edgespec.planning.options import Contention, DrafterOption, Ranking, TargetOption
+from edgespec.planning.ranking import HEADROOM_BYTES, MARGIN, MODES, explain, rank, reasons
+from edgespec.planning.widths import WIDEST
+
+GIB = 2**30
+ROOMY = {"cpu": 32 * GIB, "GPU0": 32 * GIB}
+APART = {("cpu", "GPU0"): Contention(), ("GPU0", "cpu"): Contention()}
+
+
+def flat(plain_s: float) -> Curve:
+    return Curve(widths=(1, 16), forward_s=(plain_s, plain_s))
+
+
+def steep(plain_s: float) -> Curve:
+    """Every row costs as much as the first."""
+    return Curve(widths=(1,), forward_s=(plain_s,))
+
+
+def target(device: str = "cpu", curve: Curve | None = None, **changes: Any) -> TargetOption:
+    values: dict[str, Any] = {
+        "model": "large",
+        "runtime": "llama",
+        "device": device,
+        "curve": curve or flat(0.1),
+        "weights_bytes": 4 * GIB,
+        "cache_bytes": GIB // 2,
+        "depth_cap_stable": 7,
+    }
+    return TargetOption(**{**values, **changes})
+
+
+def drafter(device: str = "cpu", token_s: float = 0.01, **changes: Any) -> DrafterOption:
+    values: dict[str, Any] = {
+        "kind": "model",
+        "model": "small",
+        "runtime": "llama",
+        "device": device,
+        "cost": DraftCost(token_s=token_s),
+        "acceptance": (0.8,),
+        "weights_bytes": GIB,
+        "cache_bytes": GIB // 4,
+        "bytes_per_forward": GIB,
+    }
+    return DrafterOption(**{**values, **changes})
+
+
+LOOKUP = DrafterOption(kind="lookup", cost=FREE, acceptance=(0.3, 0.6))
+
+
+def placed(ranking: Ranking) -> tuple[str, str, str | None]:
+    best = ranking.best
+    return best.mode, best.target.device, best.drafter.device if best.drafter else None
+
+
+def reason_for(ranking: Ranking, words: str) -> str:
+    (found,) = [refusal.reason for refusal in ranking.rejected if words in refusal.sentence]
+    return found
+
+
+# ------------------------------------------------------------------------------------------- which one wins
+
+
+def test_the_drafter_on_the_gpu_beside_a_target_that_does_not_fit_there() -> None:
+    targets = [target("cpu"), target("GPU0", flat(0.02))]
+    drafters = [drafter("cpu", 0.04), drafter("GPU0", 0.02)]
+    ranking = rank(targets, drafters, {**ROOMY, "GPU0": 3 * GIB}, contention=APART)
+    assert placed(ranking) == ("pipelined", "cpu", "GPU0")
+    assert ranking.best.depth == 5
+    assert ranking.best.tokens_per_round == pytest.approx(pipelined_tokens_per_round(0.8, 5))
+    assert "large on GPU0: needs 4.69 GiB on GPU0 and 3.00 GiB may be used" in reasons(ranking)
+
+
+def test_the_reverse_where_the_target_leaves_no_room_on_the_gpu() -> None:
+    targets = [target("cpu"), target("GPU0", flat(0.02))]
+    drafters = [drafter("cpu", 0.005), drafter("GPU0", 0.001)]
+    ranking = rank(targets, drafters, {**ROOMY, "GPU0": 5 * GIB}, contention=APART)
+    assert placed(ranking) == ("pipelined", "GPU0", "cpu")
+    assert reason_for(ranking, "small on GPU0 drafting for large on GPU0") == (
+        "needs 1.44 GiB on GPU0 and 0.31 GiB are left beside the target"
+    )
+    with_room = rank(targets, drafters, ROOMY, contention=APART)
+    assert placed(with_room) == ("serial", "GPU0", "GPU0")
+
+
+def test_plain_where_nothing_pays() -> None:
+    ranking = rank([target(curve=steep(0.1))], [drafter(token_s=0.05), LOOKUP], ROOMY)
+    assert placed(ranking) == ("plain", "cpu", None)
+    assert reason_for(ranking, "small on cpu") == (
+        "even if every token were accepted 0.800x the fastest plain decoding"
+    )
+    assert reason_for(ranking, "lookup") == "even if every token were accepted 1.000x the fastest plain decoding"
+    assert len(reasons(ranking)) == 3
+
+
+def test_too_little_memory_drops_the_drafter_and_says_so() -> None:
+    ranking = rank([target()], [drafter()], {"cpu": 6 * GIB})
+    assert placed(ranking) == ("plain", "cpu", None)
+    assert "needs 1.44 GiB on cpu and 1.31 GiB are left beside the target" in " ".join(reasons(ranking))
+    assert placed(rank([target()], [drafter()], {"cpu": 7 * GIB})) == ("serial", "cpu", "cpu")
+
+
+def test_a_drafter_never_pushes_the_target_out() -> None:
+    """The GPU holds either; the target has it, although the drafter there would cost the target nothing but time."""
+    targets = [target("GPU0", flat(0.02)), target("cpu")]
+    ranking = rank(targets, [drafter("GPU0", 0.001)], {"cpu": 8 * GIB, "GPU0": 5 * GIB})
+    assert placed(ranking) == ("plain", "GPU0", None)
+
+
+def test_two_devices_of_one_memory_share_it() -> None:
+    integrated = drafter("Vulkan0", memory="cpu")
+    ranking = rank([target()], [integrated], {"cpu": 6 * GIB})
+    assert "on cpu and 1.31 GiB are left beside the target" in reason_for(ranking, "Vulkan0")
+
+
+def test_a_target_that_fits_nowhere() -> None:
+    with pytest.raises(MemoryLimitError, match=r"large fits nowhere: on cpu it needs 4\.69 GiB") as raised:
+        rank([target(), target("GPU0")], [], {"cpu": 4 * GIB, "GPU0": GIB})
+    assert raised.value.needed_bytes == 4 * GIB + GIB // 2 + HEADROOM_BYTES
+    assert raised.value.available_bytes == 4 * GIB
+    assert raised.value.hint
+    with pytest.raises(MemoryLimitError, match="how much memory cpu has is not known"):
+        rank([target()], [], {})
+    with pytest.raises(ValueError, match="no target"):
+        rank([], [], ROOMY)
+
+
+def test_a_drafter_whose_memory_is_not_known_is_not_used() -> None:
+    ranking = rank([target()], [drafter("GPU0")], {"cpu": 32 * GIB}, contention=APART)
+    assert reason_for(ranking, "GPU0") == "how much memory GPU0 has is not known"
+
+
+def test_the_headroom_counts_for_each_model() -> None:
+    assert rank([target()], [], {"cpu": 4 * GIB + GIB // 2}, headroom_bytes=0).best.mode == "plain"
+    with pytest.raises(MemoryLimitError):
+        rank([target()], [], {"cpu": 4 * GIB + GIB // 2}, headroom_bytes=1)
+
+
+# ------------------------------------------------------------------------------------- the class and its price
+
+
+def test_a_slower_class_has_to_repay_its_price() -> None:
+    """Without repacking more widths are bit-equal, and plain decoding is slower: judged by the fastest plain."""
+    fast = target(curve=flat(0.1), settings={"repack": True}, depth_cap_stable=1)
+    exact = target(curve=flat(0.125), settings={"repack": False}, depth_cap_stable=6)
+    ranking = rank([fast, exact], [drafter(token_s=0.01)], ROOMY)
+    assert ranking.best.target is exact
+    assert ranking.best.speedup == pytest.approx(
+        choose_depth(exact.curve, DraftCost(token_s=0.01), (0.8,), 6).tokens_per_s * 0.1
+    )
+    assert "plain decoding takes 1.25x as long there as in the fastest configuration" in ranking.best.reasons[-1]
+    assert "repack off" in ranking.best.what
+
+    poor = drafter(token_s=0.01, acceptance=(0.2,))
+    ranking = rank([replace(fast, depth_cap_stable=0), exact], [poor], ROOMY)
+    assert (ranking.best.mode, ranking.best.target.settings) == ("plain", {"repack": True})
+    assert "1.25x as long" in reason_for(ranking, "repack off, serial")
+    assert reason_for(ranking, "repack on") == "no width beyond 1 is bit-equal to plain decoding there"
+
+
+def test_how_exact_a_plan_is() -> None:
+    narrow, unknown = target(depth_cap_stable=2), target(depth_cap_stable=None)
+    assert (rank([narrow], [drafter()], ROOMY).best.depth, rank([narrow], [drafter()], ROOMY).best.exactness) == (
+        2,
+        "W",
+    )
+    near = rank([narrow], [drafter()], ROOMY, exactness="near").best
+    assert near.depth > 2
+    assert near.exactness == "N"
+    assert rank([unknown], [drafter()], ROOMY, exactness="any").best.exactness == "D"
+    stable = rank([unknown], [drafter()], ROOMY)
+    assert placed(stable) == ("plain", "cpu", None)
+    assert "has not been measured" in reason_for(stable, "small")
+
+
+def test_the_depth_may_be_limited() -> None:
+    free = drafter(token_s=0.0, acceptance=(1.0,))
+    assert rank([target()], [free], ROOMY, exactness="near").best.depth == WIDEST - 1
+    assert rank([target()], [free], ROOMY, exactness="near", depth_limit=3).best.depth == 3
+    assert rank([target()], [free], ROOMY, depth_limit=3).best.depth == 3
+
+
+# --------------------------------------------------------------------------------------- running both at once
+
+
+def test_one_device_is_never_run_twice_at_once() -> None:
+    ranking = rank([target()], [drafter()], ROOMY, contention={("cpu", "cpu"): Contention()})
+    assert {candidate.mode for candidate in ranking.candidates} == {"plain", "serial"}
+    assert not ranking.rejected
+
+
+def test_what_two_devices_cost_each_other_has_to_be_known() -> None:
+    ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY)
+    assert ranking.best.mode == "serial"
+    assert reason_for(ranking, "pipelined") == "what cpu and GPU0 cost each other when both run is not known"
+
+
+def test_contention_slows_both_sides() -> None:
+    crowded = {("cpu", "GPU0"): Contention(target_factor=1.5, drafter_factor=2.0)}
+    ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=crowded, modes=["pipelined"])
+    alone = choose_pipelined_depth(flat(0.15), DraftCost(token_s=0.04), 0.8, 7)
+    assert ranking.best.tokens_per_s == pytest.approx(alone.tokens_per_s)
+    assert ranking.best.depth == alone.depth
+    assert "the target 1.50x and the drafter 2.00x as slow as alone" in ranking.best.reasons[2]
+    apart = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, modes=["pipelined"])
+    assert apart.best.tokens_per_s > ranking.best.tokens_per_s
+
+
+def test_a_hand_over_costs_both_modes() -> None:
+    far = {("cpu", "GPU0"): 0.05}
+    near = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART)
+    ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, hand_over_s=far)
+    for mode in ("serial", "pipelined"):
+        before = next(candidate for candidate in near.candidates if candidate.mode == mode)
+        after = next(candidate for candidate in ranking.candidates if candidate.mode == mode)
+        assert after.tokens_per_s < before.tokens_per_s
+    serial = next(candidate for candidate in ranking.candidates if candidate.mode == "serial")
+    assert serial.round_s == pytest.approx(0.1 + 0.05 + serial.depth * 0.02)
+
+
+def test_a_pipeline_needs_a_chunk_of_two() -> None:
+    ranking = rank([target(depth_cap_stable=1)], [drafter("GPU0")], ROOMY, contention=APART)
+    assert "at least 2 tokens, and the depth cap is 1" in reason_for(ranking, "pipelined")
+
+
+@pytest.mark.parametrize("modes", [["plain"], ["plain", "serial"], ["pipelined"], []])
+def test_only_the_modes_asked_for_and_always_plain(modes: list[Any]) -> None:
+    ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, modes=modes)
+    assert {candidate.mode for candidate in ranking.candidates} == {"plain", *modes}
+
+
+# ------------------------------------------------------------------------------------------- margin and ties
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    # One token a round that costs nothing to draft, accepted with 2.5 %: 1.025x on a flat curve.
+    small = replace(LOOKUP, acceptance=(0.025, 0.0))
+    ranking = rank([target()], [small], ROOMY)
+    assert ranking.best.mode == "plain"
+    said = reason_for(ranking, "lookup")
+    assert "predicted 1.025x the fastest plain decoding (1.02 tokens a round at depth 1)" in said
+    assert "a gain below 3 % cannot be told from noise" in said
+    assert rank([target()], [small], ROOMY, margin=0.02).best.mode == "serial"
+    # Nor does no margin at all let a drafter in that gains nothing.
+    assert len(rank([target()], [replace(LOOKUP, acceptance=(0.0,))], ROOMY, margin=0.0).candidates) == 1
+
+
+def test_of_equals_the_simpler_goes_first() -> None:
+    model = drafter(token_s=0.0, acceptance=LOOKUP.acceptance)
+    ranking = rank([target()], [model, LOOKUP], ROOMY)
+    assert ranking.candidates[0].tokens_per_s == ranking.candidates[1].tokens_per_s
+    assert ranking.candidates[0].drafter is LOOKUP
+    # All accepted: 3 tokens of a serial round of 0.15 s, 2 of a pipelined pass of 0.1 s.
+    sure = drafter("GPU0", 0.025, acceptance=(1.0,))
+    both = rank([target(depth_cap_stable=2)], [sure], ROOMY, contention=APART)
+    assert [candidate.mode for candidate in both.candidates] == ["serial", "pipelined", "plain"]
+    assert both.candidates[0].tokens_per_s == pytest.approx(both.candidates[1].tokens_per_s)
+
+
+# ------------------------------------------------------------------------------------------------- in words
+
+
+def test_every_candidate_and_every_rejection_is_explained() -> None:
+    targets = [target("cpu"), target("GPU0", flat(0.02), weights_bytes=40 * GIB)]
+    drafters = [drafter("GPU0", 0.02), drafter("cpu", 0.5), LOOKUP]
+    ranking = rank(targets, drafters, ROOMY, contention=APART)
+    lines = explain(ranking)
+    assert len(lines) == len(ranking.candidates) + len(ranking.rejected)
+    for candidate, line in zip(ranking.candidates, lines, strict=False):
+        rate, speedup = map(float, re.findall(r"^([\d.]+) tokens/s, ([\d.]+)x", line)[0])
+        assert rate == pytest.approx(candidate.tokens_per_s, abs=0.051)
+        assert speedup == pytest.approx(candidate.speedup, abs=0.0051)
+    assert all(line.startswith("not ") for line in lines[len(ranking.candidates) :])
+
+
+def test_names_are_as_long_as_keeps_them_apart() -> None:
+    targets = [target(threads=4), target(threads=1, curve=flat(0.3)), target("GPU0", runtime="onnx")]
+    names = {candidate.what for candidate in rank(targets, [], ROOMY).candidates}
+    assert names == {"large on cpu, 4 threads, plain", "large on cpu, 1 thread, plain", "large on GPU0, plain"}
+    targets = [target(), target(runtime="onnx", settings={"kv": "q8_0"})]
+    names = {candidate.what for candidate in rank(targets, [], ROOMY).candidates}
+    assert names == {"large on cpu, llama, kv by default, plain", "large on cpu, onnx, kv q8_0, plain"}
+
+
+def test_a_candidate_as_json() -> None:
+    best = rank([target()], [drafter()], ROOMY).best
+    found = best.as_json()
+    assert found["predicted_tokens_per_s"] == best.tokens_per_s
+    assert found["memory_bytes"] == {"cpu": 4 * GIB + GIB // 2 + GIB + GIB // 4 + 2 * HEADROOM_BYTES}
+    assert found["memory_bound_speedup"] == pytest.approx(best.tokens_per_round / (1 + best.depth / 4))
+    refused = rank([target(curve=steep(0.1))], [drafter()], ROOMY).rejected[0].as_json()
+    assert refused["speedup"] < refused["possible_speedup"] < 1 + MARGIN
+    assert refused["needed_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"acceptance": ()}, {"acceptance": (1.1,)}, {"acceptance": (-0.1,)}, {"device": None}, {"kind": "lookup"}],
+)
+def test_what_is_no_drafter_is_refused(changes: Mapping[str, Any]) -> None:
+    with pytest.raises(ValueError, match="drafter"):
+        drafter(**{"device": "cpu", **changes})
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
+def test_contention_never_makes_faster(factor: float) -> None:
+    with pytest.raises(ValueError, match="faster"):
+        Contention(target_factor=factor)
+    with pytest.raises(ValueError, match="faster"):
+        Contention(drafter_factor=factor)
+
+
+# ----------------------------------------------------------------------------------------------- properties
+
+seconds = st.floats(0.001, 0.5)
+shapes = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[TargetOption], list[DrafterOption], dict[str, int]]:
+    targets = []
+    for device in ("cpu", "GPU0"):
+        plain_s = draw(seconds)
+        growth = draw(shapes)
+        times = [plain_s]
+        for step in growth:
+            times.append(times[-1] + step * plain_s)
+        curve = Curve(widths=(1, 2, 4, 8), forward_s=tuple(times))
+        targets.append(target(device, curve, depth_cap_stable=draw(st.integers(0, 7))))
+    drafters = [
+        drafter(device, draw(seconds), acceptance=tuple(draw(shapes)), weights_bytes=draw(st.integers(0, 4)) * GIB)
+        for device in ("cpu", "GPU0")
+    ]
+    memory = {"cpu": draw(st.integers(5, 12)) * GIB, "GPU0": draw(st.integers(0, 12)) * GIB}
+    return targets, [*drafters, replace(LOOKUP, acceptance=tuple(draw(shapes)))], memory
+
+
+def ranked(situation: Any, **options: Any) -> Ranking:
+    return rank(*situation, contention=APART, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situation=situations(), more=shapes)
+def test_more_acceptance_never_lowers_the_best_prediction(situation: Any, more: list[float]) -> None:
+    targets, drafters, memory = situation
+    raised = [
+        replace(one, acceptance=tuple(max(a, b) for a, b in zip(one.acceptance, more, strict=True)))
+        for one in drafters
+    ]
+    before, after = ranked(situation).best, ranked((targets, raised, memory)).best
+    assert after.tokens_per_s >= before.tokens_per_s * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situation=situations(), cpu=st.integers(5, 12), gpu=st.integers(0, 12))
+def test_less_memory_never_raises_the_best_prediction(situation: Any, cpu: int, gpu: int) -> None:
+    targets, drafters, memory = situation
+    less = {"cpu": min(memory["cpu"], cpu * GIB), "GPU0": min(memory["GPU0"], gpu * GIB)}
+    before, after = (ranked((targets, drafters, m), margin=0.0).best for m in (memory, less))
+    assert after.tokens_per_s <= before.tokens_per_s
+    # A faster plain that no longer fits no longer sets the bar, which is at most the margin above it.
+    before, after = (ranked((targets, drafters, m)).best for m in (memory, less))
+    assert after.tokens_per_s <= before.tokens_per_s * (1 + MARGIN)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situation=situations())
+def test_what_every_ranking_keeps(situation: Any) -> None:
+    targets, _, memory = situation
+    ranking = ranked(situation)
+    fitting = [one for one in targets if one.needed_bytes(HEADROOM_BYTES) <= memory[one.device]]
+    assert sum(candidate.mode == "plain" for candidate in ranking.candidates) == len(fitting)
+    assert ranking.fastest_plain.tokens_per_s == pytest.approx(max(1 / one.curve.plain_s for one in fitting))
+    rates = [candidate.tokens_per_s for candidate in ranking.candidates]
+    assert rates == sorted(rates, reverse=True)
+    for candidate in ranking.candidates:
+        assert candidate.speedup == pytest.approx(candidate.tokens_per_s / ranking.fastest_plain.tokens_per_s)
+        assert candidate.tokens_per_s == pytest.approx(candidate.tokens_per_round / candidate.round_s)
+        assert candidate.mode == "plain" or candidate.speedup >= 1 + MARGIN
+        assert candidate.exactness == "W"
+        assert candidate.depth <= candidate.target.depth_cap_stable
+        assert all(taken <= memory[place] for place, taken in candidate.memory_bytes.items())
+        assert candidate.mode in MODES
+
+
+@settings(max_examples=60, deadline=None)
+@given(situation=situations())
+def test_every_number_in_a_reason_is_the_one_computed(situation: Any) -> None:
+    for refusal in ranked(situation).rejected:
+        if refusal.needed_bytes is not None and refusal.available_bytes is not None:
+            needed, available = map(float, re.findall(r"([\d.]+) GiB", refusal.reason))
+            assert needed == pytest.approx(refusal.needed_bytes / GIB, abs=0.0051)
+            assert available == pytest.approx(max(0, refusal.available_bytes) / GIB, abs=0.0051)
+            assert refusal.needed_bytes > refusal.available_bytes
+        elif refusal.speedup is not None and refusal.possible_speedup is not None:
+            (said,) = re.findall(r"([\d.]+)x the fastest", refusal.reason)
+            sure = "every token" in refusal.reason
+            assert float(said) == pytest.approx(refusal.possible_speedup if sure else refusal.speedup, abs=0.00051)
+            assert refusal.speedup <= refusal.possible_speedup * (1 + 1e-9)
+            assert refusal.speedup < 1 + MARGIN
+
+
+@settings(max_examples=40, deadline=None)
+@given(plain_s=seconds, token_s=seconds, acceptance=st.floats(0.0, 1.0), cap=st.integers(2, 8))
+def test_the_rates_are_those_of_the_cost_model(plain_s: float, token_s: float, acceptance: float, cap: int) -> None:
+    one = target(curve=flat(plain_s), depth_cap_stable=cap)
+    ranking = rank([one], [drafter("GPU0", token_s, acceptance=(acceptance,))], ROOMY, contention=APART, margin=0.0)
+    cost = DraftCost(token_s=token_s)
+    serial = choose_depth(one.curve, cost, (acceptance,), cap)
+    pipelined = choose_pipelined_depth(one.curve, cost, acceptance, cap)
+    best = max(serial.tokens_per_s, pipelined.tokens_per_s)
+    assert ranking.best.tokens_per_s == pytest.approx(best)

@@ -1,0 +1,133 @@
+"""Described machines, ranked: which placement wins on which kind of machine, and the roofline behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import MemoryLimitError
+from edgespec.planning.described import DescribedMachine, machine_from_table
+from edgespec.planning.ranking import reasons
+from edgespec.planning.simulate import contention, described_curve, plan_of, simulate
+from edgespec.planning.widths import WIDEST
+from edgespec.profiles.machines import machine_names, read_machine
+
+# Mode, the target's device, drafter and its device, as each description is meant to come out.
+WINNERS = {
+    "board-4gb": ("plain", "cpu", None, None),
+    "desktop-full-gpu": ("pipelined", "CUDA0", "qwen2.5-0.5b", "cpu"),
+    "desktop-big-gpu": ("serial", "CUDA0", "llama-3.2-1b", "CUDA0"),
+    "laptop-small-gpu": ("pipelined", "cpu", "llama-3.2-3b", "CUDA0"),
+    "phone-npu": ("serial", "cpu", "llama-3.2-1b", "QNN"),
+    "ultrabook-8gb": ("plain", "cpu", None, None),
+    "ultrabook-8gb-flat": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
+}
+
+
+def machine_called(name: str) -> DescribedMachine:
+    origin, short_name, table = read_machine(name, cwd=Path())
+    return machine_from_table(table, origin, short_name)
+
+
+def with_memory(machine: DescribedMachine, device: str, memory_bytes: int) -> DescribedMachine:
+    devices = tuple(replace(d, memory_bytes=memory_bytes) if d.memory == device else d for d in machine.devices)
+    return replace(machine, devices=devices)
+
+
+def test_every_built_in_machine_has_a_winner_here() -> None:
+    assert tuple(sorted(WINNERS)) == machine_names()
+
+
+@pytest.mark.parametrize("name", sorted(WINNERS))
+def test_the_placement_that_should_win_does(name: str) -> None:
+    machine = machine_called(name)
+    ranking = simulate(machine)
+    plan = plan_of(machine, ranking)
+    drafter = (plan.drafter.model, plan.drafter.device) if plan.drafter else (None, None)
+    assert (plan.mode, plan.target.device, *drafter) == WINNERS[name]
+    assert plan.predicted_tokens_per_s == ranking.best.tokens_per_s
+    assert plan.numeric_class.widths == ()
+    assert plan.exactness == ("W" if plan.mode == "plain" else "D")
+    assert plan.depth_cap == ranking.best.depth
+    assert plan.context_length == machine.context_length
+    assert plan.reasons == reasons(ranking)
+
+
+def test_a_drafter_that_memory_drops_is_named_with_the_numbers_and_comes_back_with_memory() -> None:
+    board = machine_called("board-4gb")
+    plan = plan_of(board, simulate(board))
+    assert any("needs 0.69 GiB on cpu and 0.25 GiB are left beside the target" in reason for reason in plan.reasons)
+    more = with_memory(board, "cpu", 4_000_000_000)
+    assert plan_of(more, simulate(more)).mode == "serial"
+
+
+def test_with_more_memory_on_its_gpu_the_laptop_runs_everything_there() -> None:
+    laptop = with_memory(machine_called("laptop-small-gpu"), "CUDA0", 24_000_000_000)
+    best = simulate(laptop).best
+    assert (best.target.device, best.drafter and best.drafter.device) == ("CUDA0", "CUDA0")
+
+
+def test_a_target_that_fits_nowhere_is_a_sentence() -> None:
+    with pytest.raises(MemoryLimitError, match="fits nowhere: on cpu it needs"):
+        simulate(with_memory(machine_called("board-4gb"), "cpu", 1_000_000_000))
+
+
+def test_the_margin_is_the_rankings() -> None:
+    flat = machine_called("ultrabook-8gb-flat")
+    assert simulate(flat).best.mode == "serial"
+    assert simulate(flat, margin=10.0).best.mode == "plain"
+
+
+def test_the_roofline_is_flat_while_reading_takes_longer_and_then_rises_with_the_rows() -> None:
+    laptop = machine_called("laptop-small-gpu")
+    cpu, _ = laptop.devices
+    curve = described_curve(laptop.target, cpu, laptop.context_length)
+    read_s = (4_366_000_000 + 4096 * 131_072) / 67e9
+    row_s = 1.5e10 / 1.6e12
+    kink = int(read_s / row_s)
+    assert curve.widths == tuple(range(1, WIDEST + 1))
+    assert curve.seconds(1) == curve.seconds(kink) == pytest.approx(read_s + 0.001)
+    assert curve.seconds(kink + 1) == pytest.approx((kink + 1) * row_s + 0.001)
+    assert curve.seconds(WIDEST) == pytest.approx(WIDEST * row_s + 0.001)
+
+
+def test_known_ratios_stand_for_the_roofline() -> None:
+    ultrabook = machine_called("ultrabook-8gb")
+    curve = described_curve(ultrabook.target, ultrabook.devices[0], 4096)
+    assert curve.plain_s == pytest.approx((985_000_000 + 2048 * 28_672) / 45e9 + 0.001)
+    assert curve.ratio(4) == pytest.approx(2.63)
+    assert curve.ratio(6) == pytest.approx(3.25 + (6.10 - 3.25) / 3)
+
+
+def test_shared_bandwidth_slows_both_in_proportion_and_separate_memories_do_not() -> None:
+    phone = machine_called("phone-npu")
+    factor = (35e9 + 52e9) / 65e9
+    for pair in (("cpu", "QNN"), ("QNN", "cpu")):
+        both = contention(phone)[pair]
+        assert both.target_factor == both.drafter_factor == pytest.approx(factor)
+    roomy = replace(phone, shared_bandwidth=((frozenset({"cpu", "QNN"}), 200e9),))
+    assert contention(roomy)["cpu", "QNN"].target_factor == 1.0
+    laptop = contention(machine_called("laptop-small-gpu"))
+    assert laptop["cpu", "CUDA0"].drafter_factor == 1.0
+
+
+def test_what_one_memory_gives_two_devices_is_not_guessed() -> None:
+    phone = replace(machine_called("phone-npu"), shared_bandwidth=())
+    assert contention(phone) == {}
+    ranking = simulate(phone)
+    assert "pipelined" not in {candidate.mode for candidate in ranking.candidates}
+    assert any("cost each other" in refusal.reason for refusal in ranking.rejected)
+
+
+def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
+    phone = machine_called("phone-npu")
+    slow = replace(phone, links=((frozenset({"cpu", "QNN"}), 1.0),))
+    assert simulate(slow).best.tokens_per_s < simulate(phone).best.tokens_per_s
+    assert simulate(slow).best.drafter is not None
+    assert simulate(slow).best.drafter.device == "cpu"
+
+
+def test_a_model_stays_on_the_devices_it_may_run_on() -> None:
+    assert {candidate.target.device for candidate in simulate(machine_called("phone-npu")).candidates} == {"cpu"}

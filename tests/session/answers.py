@@ -1,0 +1,32 @@
+"""What the tests of sessions share: a plain answer to compare with, and how long to wait for a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.events import Done
+from edgespec.runtimes.llama import LlamaSequence
+from tests.support.tiny_models import answer
+
+SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
+# Long enough that a test stuck behind an answer would notice, short of the suite's own limit.
+WAIT_S = 20.0
+
+
+class CallerError(Exception):
+    """Raised by whoever reads an answer."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    sequence: LlamaSequence
+    tokens: int
+    rows: int
+
+
+def plain_text(engine: Engine, prompt: str, **settings: object) -> Done:
+    """What a fresh session answers without speculation."""
+    with engine.session() as fresh:
+        return answer(fresh.generate(prompt, depth=0, **settings))  # type: ignore[arg-type]

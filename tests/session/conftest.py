@@ -1,0 +1,47 @@
+"""Engines and sessions of the tiny pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.runtimes.llama import LlamaSequence
+from edgespec.session import Session
+from tests.session.answers import Forward
+from tests.support.tiny_models import TinyModels
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels) -> Iterator[Engine]:
+    """The pair, with the model drafter alone."""
+    with tiny.load_speculating(lookup=False) as engine:
+        yield engine
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    with engine.session() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def slow_engine(tiny: TinyModels) -> Iterator[Engine]:
+    """A prompt of a few thousand tokens takes this target seconds."""
+    with tiny.load(tiny.slow, draft="none", lookup=False, context=8192) as engine:
+        yield engine
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
+    """Every forward of every sequence, as it is asked for."""
+    seen: list[Forward] = []
+    real = LlamaSequence.forward
+
+    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+        seen.append(Forward(self, len(tokens), rows))
+        return real(self, tokens, rows)
+
+    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    return seen

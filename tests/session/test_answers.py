@@ -1,0 +1,136 @@
+"""Answers: what the events tell, and that every depth writes the same text."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.events import Done, Round, Text
+from edgespec.session import Session
+from tests.session.answers import SAMPLED, Forward, plain_text
+from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation, shown
+
+# -------------------------------------------------------------------------------------------------------- events
+
+
+@pytest.mark.parametrize("depth", [0, 4, None])
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_events_tell_the_whole_answer(session: Session, depth: int | None, sampling: Sampling) -> None:
+    events, done = read_all(session.generate("hello world", max_tokens=80, depth=depth, sampling=sampling))
+    assert [event for event in events if isinstance(event, Done)] == [done]
+    texts = [event for event in events if isinstance(event, Text)]
+    rounds = [event.record for event in events if isinstance(event, Round)]
+    assert len(texts) + len(rounds) + 1 == len(events)
+    assert isinstance(events[0], Text)  # the token of the prefill, which belongs to no round
+    assert shown(events) == done.text
+    assert tuple(token for event in texts for token in event.token_ids) == done.token_ids
+    assert done.finish_reason == "length"
+    assert done.stats.emitted_tokens == len(done.token_ids) == 80
+    assert 1 + sum(record.emitted for record in rounds) == 80
+    assert done.stats.rounds == len(rounds)
+    assert done.stats.accepted == sum(record.accepted for record in rounds)
+    assert all(record.accepted <= record.evaluated <= record.proposed == record.width - 1 for record in rounds)
+    assert done.stats.ttft_s is not None
+    assert done.stats.ttft_s > 0
+    # Each round is told before its text, and the context grows by what each round emitted.
+    contexts = [record.context_length for record in rounds]
+    prompt = done.stats.prompt_tokens
+    grown = [prompt + 1 + sum(record.emitted for record in rounds[:count]) for count in range(len(rounds))]
+    assert contexts == grown
+
+
+def test_after_the_end_there_is_nothing(session: Session) -> None:
+    generation = session.generate("hello", max_tokens=3)
+    answer(generation)
+    assert list(generation) == []
+    generation.close()
+    generation.close()
+    assert list(generation) == []
+
+
+def test_nothing_is_decoded_before_the_first_event_is_asked_for(session: Session, forwards: list[Forward]) -> None:
+    generation = session.generate("hello", max_tokens=3)
+    assert forwards == []
+    assert session.messages == ()
+    answer(generation)
+    assert forwards
+
+
+def test_an_end_of_sequence_counts_and_is_not_shown(tiny: TinyModels) -> None:
+    with tiny.load(tiny.ending, draft="none") as engine, engine.session() as session:
+        for prompt in ("hello", "what is it", "two words", "water"):
+            done = answer(session.generate(prompt, sampling=Sampling(temperature=1.0, seed=2), max_tokens=1500))
+            if done.finish_reason == "stop":
+                break
+            session.clear()
+        assert done.finish_reason == "stop"
+        assert done.token_ids[-1] in engine.tokenizer.stop_ids
+        assert done.text == engine.tokenizer.detokenize(done.token_ids[:-1])
+        assert "<|im_end|>" not in done.text
+        # The template writes the end of the turn; the cache must not hold it twice.
+        following = answer(session.generate("and then", max_tokens=10))
+        assert following.stats.cached_tokens == done.stats.prompt_tokens + len(done.token_ids) - 1
+
+
+# ------------------------------------------------------------------------------------------------------ equality
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED, Sampling(temperature=1.5, top_k=40, seed=5)])
+def test_every_depth_writes_the_same_conversation(engine: Engine, sampling: Sampling) -> None:
+    require_speculation(engine)
+
+    def talk(depth: int | None) -> list[tuple[int, ...]]:
+        with engine.session(system="be brief") as session:
+            return [
+                answer(session.generate(prompt, max_tokens=60, depth=depth, sampling=sampling)).token_ids
+                for prompt in ("hello world", "what is water", "你好 🙂")
+            ]
+
+    expected = talk(0)
+    for depth in (1, 2, 5, engine.plan.depth_cap, 99, None):
+        assert talk(depth) == expected, depth
+
+
+def test_the_comparison_above_is_not_empty(engine: Engine, session: Session) -> None:
+    """Drafts are really proposed, some accepted and some rejected."""
+    require_speculation(engine, 4)
+    done = answer(session.generate("hello world", max_tokens=300, depth=4, sampling=SAMPLED))
+    assert 0 < done.stats.accepted < done.stats.evaluated
+    assert done.stats.rounds < 299
+    assert done.stats.rounds_by_source.keys() == {"model"}
+
+
+def test_lookup_and_model_together_write_the_same(tiny: TinyModels) -> None:
+    prompt = "the people use water and the people use words and the people"
+    with tiny.load_speculating() as engine:
+        require_speculation(engine)
+        expected = plain_text(engine, prompt, max_tokens=150).token_ids
+        for depth in (3, None):
+            with engine.session() as session:
+                assert answer(session.generate(prompt, max_tokens=150, depth=depth)).token_ids == expected
+
+
+def test_the_rejection_rule_gives_as_many_tokens_and_repeats_itself(engine: Engine) -> None:
+    sampling = Sampling(temperature=0.8, seed=4, rule="rejection")
+    answers = []
+    for _ in range(2):
+        with engine.session() as session:
+            answers.append(answer(session.generate("hello", max_tokens=60, depth=4, sampling=sampling)))
+    assert len(answers[0].token_ids) == 60
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_seeds_matter_and_are_kept(engine: Engine) -> None:
+    texts = [
+        plain_text(engine, "hi", max_tokens=30, sampling=Sampling(temperature=1, seed=s)).text for s in (1, 2, 1)
+    ]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_sampling_of_one_answer_does_not_leak_into_the_next(session: Session) -> None:
+    greedy = answer(session.generate("hello", max_tokens=20)).token_ids
+    session.clear()
+    answer(session.generate("hello", max_tokens=20, sampling=Sampling(temperature=2.0, seed=3)))
+    session.clear()
+    assert answer(session.generate("hello", max_tokens=20)).token_ids == greedy

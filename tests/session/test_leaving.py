@@ -1,0 +1,315 @@
+"""Answers that do not end by themselves: cancelled, left early, failed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.errors import (
+    ForwardError,
+    InvalidRequestError,
+    RewindError,
+)
+from edgespec.events import Done, Text
+from edgespec.runtimes.llama import LlamaSequence
+from edgespec.session import Session
+from tests.session.answers import WAIT_S, CallerError, plain_text
+from tests.support.tiny_models import answer, read_all, shown
+
+# -------------------------------------------------------------------------------------------------------- cancel
+
+
+def run_and_cancel(session: Session, prompt: str, when: threading.Event, delay_s: float = 0.0) -> tuple[Done, float]:
+    """The end of an answer that another thread cancels after ``when``, and how long that end took to come."""
+    cancelled_at = [0.0]
+
+    def cancel() -> None:
+        assert when.wait(WAIT_S)
+        time.sleep(delay_s)
+        cancelled_at[0] = time.perf_counter()
+        session.cancel()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    done = None
+    for event in session.generate(prompt):
+        if isinstance(event, Text):
+            when.set()
+        if isinstance(event, Done):
+            done = event
+    ended_at = time.perf_counter()
+    canceller.join()
+    assert done is not None
+    return done, ended_at - cancelled_at[0]
+
+
+def test_cancel_during_the_prefill(slow_engine: Engine) -> None:
+    expected = plain_text(slow_engine, "hello", max_tokens=8).token_ids
+    with slow_engine.session() as session:
+        now = threading.Event()
+        now.set()
+        done, took_s = run_and_cancel(session, "the " * 6000, now, delay_s=0.3)
+        assert (done.finish_reason, done.text, done.token_ids) == ("cancelled", "", ())
+        assert done.stats.ttft_s is None
+        assert took_s < 2.0  # the prefill as a whole takes several times that
+        assert session.messages == ()  # a turn without an answer is none
+        assert answer(session.generate("hello", max_tokens=8)).token_ids == expected
+
+
+def test_cancel_while_decoding(slow_engine: Engine) -> None:
+    with slow_engine.session() as session:
+        done, took_s = run_and_cancel(session, "hello", threading.Event())
+        assert done.finish_reason == "cancelled"
+        assert 0 < len(done.token_ids) < 4000
+        assert took_s < 2.0
+        assert session.messages[-1] == {"role": "assistant", "content": done.text}
+        prompt = slow_engine.render([*session.messages, {"role": "user", "content": "go on"}])
+        tokens = answer(session.generate("go on", max_tokens=8)).token_ids
+    assert plain_text(slow_engine, prompt, max_tokens=8, raw=True).token_ids == tokens
+
+
+def test_cancel_of_a_drafting_session(engine: Engine) -> None:
+    with engine.session() as session:
+        generation = session.generate("hello", depth=5)
+        read = [next(generation) for _ in range(5)]
+        session.cancel()  # the worker has paused: it is far ahead of this reader
+        rest, done = read_all(generation)
+        assert done.finish_reason == "cancelled"
+        assert shown([*read, *rest]) == done.text
+        assert plain_text(engine, "hello", max_tokens=len(done.token_ids)).token_ids == done.token_ids
+        prompt = engine.render([*session.messages, {"role": "user", "content": "go on"}])
+        tokens = answer(session.generate("go on", max_tokens=30, depth=5)).token_ids
+    assert plain_text(engine, prompt, max_tokens=30, raw=True).token_ids == tokens
+
+
+def test_cancel_with_nothing_to_cancel(engine: Engine, session: Session) -> None:
+    expected = plain_text(engine, "hello", max_tokens=20).token_ids
+    session.cancel()
+    generation = session.generate("hello", max_tokens=20)
+    session.cancel()  # not started yet
+    assert answer(generation).token_ids == expected
+    session.cancel()
+    session.clear()
+    done = answer(session.generate("hello", max_tokens=20))
+    assert (done.token_ids, done.finish_reason) == (expected, "length")
+
+
+def test_cancel_between_the_last_token_and_done(engine: Engine, session: Session) -> None:
+    """Everything was decoded but not read: the answer is whole, and the next one is not touched."""
+    generation = session.generate("hello", max_tokens=20)
+    next(generation)
+    time.sleep(0.2)
+    session.cancel()
+    done = answer(generation)
+    assert len(done.token_ids) == 20
+    session.clear()
+    assert answer(session.generate("hello", max_tokens=20)).token_ids == done.token_ids
+
+
+def test_cancel_from_many_threads_at_random_moments(engine: Engine) -> None:
+    expected = plain_text(engine, "hello world", max_tokens=200).token_ids
+    with engine.session() as session:
+        stop = threading.Event()
+
+        def pester(pause_s: float) -> None:
+            while not stop.is_set():
+                time.sleep(pause_s)
+                session.cancel()
+
+        threads = [threading.Thread(target=pester, args=(pause,)) for pause in (0.003, 0.007)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(60):
+                done = answer(session.generate("hello world", max_tokens=200, depth=3))
+                assert done.token_ids == expected[: len(done.token_ids)]
+                assert done.finish_reason == ("length" if len(done.token_ids) == 200 else "cancelled")
+                session.clear()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert answer(session.generate("hello world", max_tokens=200)).token_ids == expected
+
+
+# ------------------------------------------------------------------------------------------------- leaving early
+
+
+def leave_by_break(session: Session, count: int) -> str:
+    text = ""
+    for event in session.generate("hello world", depth=3):
+        if isinstance(event, Text):
+            text += event.text
+            count -= 1
+        if not count:
+            break
+    return text
+
+
+def leave_by_close(session: Session, count: int) -> str:
+    text = ""
+    with session.generate("hello world", depth=3) as generation:
+        while count:
+            event = next(generation)
+            if isinstance(event, Text):
+                text += event.text
+                count -= 1
+    assert list(generation) == []
+    return text
+
+
+def leave_by_forgetting(session: Session, count: int) -> str:
+    generation = session.generate("hello world", depth=3)
+    cycle = [generation]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    text = ""
+    while count:
+        event = next(generation)
+        if isinstance(event, Text):
+            text += event.text
+            count -= 1
+    del generation, cycle
+    gc.collect()
+    return text
+
+
+def leave_by_exception(session: Session, count: int) -> str:
+    text = ""
+    try:
+        with session.generate("hello world", depth=3) as generation:
+            for event in generation:
+                if isinstance(event, Text):
+                    text += event.text
+                    count -= 1
+                if not count:
+                    raise CallerError
+    except CallerError:
+        pass
+    return text
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_forgetting, leave_by_exception])
+@pytest.mark.parametrize("count", [1, 4, 40])
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_what_was_read_before_leaving_is_the_answer(
+    engine: Engine, leave: object, count: int, pause_s: float
+) -> None:
+    with engine.session() as session:
+        text = leave(session, count)  # type: ignore[operator]
+        time.sleep(pause_s)
+        prompt = engine.render(
+            [
+                {"role": "user", "content": "hello world"},
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": "go on"},
+            ]
+        )
+        done = answer(session.generate("go on", max_tokens=25, depth=3))
+        assert session.messages[:2] == (
+            {"role": "user", "content": "hello world"},
+            {"role": "assistant", "content": text},
+        )
+    assert len(session.messages) == 4
+    expected = plain_text(engine, prompt, max_tokens=25, raw=True)
+    assert done.token_ids == expected.token_ids
+
+
+def test_a_generation_that_was_never_started_leaves_nothing(session: Session) -> None:
+    with session.generate("hello"):
+        pass
+    session.generate("hello").close()
+    del_me = session.generate("hello")
+    del del_me
+    assert session.messages == ()
+    assert answer(session.generate("hello", max_tokens=3)).text
+
+
+def test_an_exception_in_the_loop_without_a_with_block(session: Session) -> None:
+    """The traceback keeps the generation alive; closing it frees the session."""
+    generation = session.generate("hello")
+
+    def fail() -> None:
+        for _ in generation:
+            raise CallerError
+
+    with pytest.raises(CallerError):
+        fail()
+    with pytest.raises(InvalidRequestError, match="already generating"):
+        session.generate("more")
+    generation.close()
+    assert answer(session.generate("more", max_tokens=3)).text
+
+
+def test_one_answer_at_a_time(session: Session) -> None:
+    generation = session.generate("hello")
+    next(generation)
+    for use in (lambda: session.generate("more"), session.clear):
+        with pytest.raises(InvalidRequestError, match="already generating") as caught:
+            use()
+        assert caught.value.hint
+    early = session.generate  # a second one that was created in time is refused when it starts
+    generation.close()
+    first, second = early("one", max_tokens=300), early("two", max_tokens=300)
+    next(first)
+    with pytest.raises(InvalidRequestError, match="already generating"):
+        next(second)
+    assert answer(first).finish_reason == "length"
+    assert answer(second).finish_reason == "length"
+
+
+def test_a_failing_forward_reaches_the_reader_and_the_session_goes_on(
+    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain_text(engine, "hello", max_tokens=30).token_ids
+    real, calls = LlamaSequence.forward, [0]
+
+    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+        calls[0] += 1
+        if calls[0] == 12:
+            raise ForwardError("the device went away", code=-3)
+        return real(self, tokens, rows)
+
+    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    read: list[int] = []
+
+    def follow() -> None:
+        for event in session.generate("hello", max_tokens=30, depth=0):
+            if isinstance(event, Text):
+                read.extend(event.token_ids)
+
+    with pytest.raises(ForwardError, match="went away"):
+        follow()
+    assert tuple(read) == expected[: len(read)]
+    assert len(read) > 3
+    session.clear()
+    assert answer(session.generate("hello", max_tokens=30)).token_ids == expected
+
+
+def test_a_cache_that_cannot_rewind_is_an_error_not_a_hang(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(session.generate("hello", max_tokens=5))
+    session.clear()
+
+    def rewind(self: LlamaSequence, length: int) -> None:
+        raise RewindError("this cache keeps what it has")
+
+    monkeypatch.setattr(LlamaSequence, "rewind", rewind)
+    generation = session.generate("other", max_tokens=5)
+    caught: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            answer(generation)
+        except BaseException as error:
+            caught.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(WAIT_S)
+    assert not reader.is_alive()
+    assert isinstance(caught[0], RewindError)
+    monkeypatch.undo()
+    assert answer(session.generate("other", max_tokens=5)).text

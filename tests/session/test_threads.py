@@ -1,0 +1,305 @@
+"""Sessions in several threads and in asyncio, closing, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.errors import (
+    ClosedError,
+    TemplateError,
+)
+from edgespec.events import Done, Text
+from edgespec.runtimes.llama import LlamaSequence
+from edgespec.session import Session
+from tests.session.answers import SAMPLED, WAIT_S, plain_text
+from tests.support.command_line import run_python
+from tests.support.tiny_models import TinyModels, answer
+
+# ------------------------------------------------------------------------------------------- threads and asyncio
+
+
+def test_sessions_in_two_threads_each_equal_running_alone(engine: Engine) -> None:
+    prompts = {"a": ["hello world", "what is water"], "b": ["two words", "who said that"]}
+
+    def talk(name: str) -> list[tuple[int, ...]]:
+        with engine.session() as session:
+            return [
+                answer(session.generate(prompt, max_tokens=200, depth=4, sampling=SAMPLED)).token_ids
+                for prompt in prompts[name]
+            ]
+
+    alone = {name: talk(name) for name in prompts}
+    for _ in range(3):
+        with ThreadPoolExecutor() as threads:
+            assert dict(zip(prompts, threads.map(talk, prompts, timeout=WAIT_S), strict=True)) == alone
+
+
+def test_sessions_interleaved_event_by_event(engine: Engine) -> None:
+    expected = [plain_text(engine, prompt, max_tokens=50).token_ids for prompt in ("hello world", "two words")]
+    with engine.session() as one, engine.session() as two:
+        left = one.generate("hello world", max_tokens=50, depth=4)
+        right = two.generate("two words", max_tokens=50, depth=4)
+        events: list[list[object]] = [[], []]
+        for pair in zip(left, right, strict=False):
+            for kept, event in zip(events, pair, strict=True):
+                kept.append(event)
+        events[0] += left
+        events[1] += right
+    for kept, tokens in zip(events, expected, strict=True):
+        done = [event for event in kept if isinstance(event, Done)]
+        # The shorter stream ends the zip, which drops one event of the other: Done still has everything.
+        assert [each.token_ids for each in done] == [tokens] or not done
+    assert any(isinstance(event, Done) for event in events[0] + events[1])
+
+
+def test_async_for(engine: Engine) -> None:
+    expected = plain_text(engine, "hello", max_tokens=40)
+
+    async def main() -> tuple[str, Done | None, int]:
+        ticks = [0]
+
+        async def tick() -> None:
+            while True:
+                ticks[0] += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        text, last = "", None
+        with engine.session() as session:
+            async for event in session.generate("hello", max_tokens=40):
+                if isinstance(event, Text):
+                    text += event.text
+                if isinstance(event, Done):
+                    last = event
+        ticking.cancel()
+        return text, last, ticks[0]
+
+    text, last, ticks = asyncio.run(main())
+    assert last is not None
+    assert (text, last.token_ids) == (expected.text, expected.token_ids)
+    assert ticks > 40  # the event loop went on meanwhile
+
+
+def test_async_errors_and_aclose(engine: Engine) -> None:
+    async def main() -> None:
+        with engine.session() as session:
+            generation = session.generate("hello")
+            async for _ in generation:
+                break
+            await generation.aclose()
+            await generation.aclose()
+            again = session.generate("more", max_tokens=3)
+            assert [event async for event in again][-1].text  # type: ignore[union-attr]
+            late = session.generate("late")
+            session.close()
+            with pytest.raises(ClosedError):
+                async for _ in late:
+                    pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_async_cancellation(slow_engine: Engine, delay_s: float) -> None:
+    """A cancelled ``await`` ends the answer, also in the middle of a long prefill."""
+    expected = plain_text(slow_engine, "hello", max_tokens=8).token_ids
+
+    async def main() -> tuple[tuple[int, ...], float]:
+        with slow_engine.session() as session:
+
+            async def read() -> None:
+                async for _ in session.generate("the " * 6000):
+                    pass
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(delay_s)
+            started = time.perf_counter()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            done = answer(session.generate("hello", max_tokens=8))
+            took_s = time.perf_counter() - started
+            assert [message["content"] for message in session.messages] == ["hello", done.text]
+            return done.token_ids, took_s
+
+    tokens, took_s = asyncio.run(main())
+    assert tokens == expected
+    assert took_s < 3.0
+
+
+def test_async_cancellation_while_decoding_keeps_the_conversation_consistent(engine: Engine) -> None:
+    """Whoever settles the answer first, the turn is in the conversation once, and with what was read."""
+
+    async def main() -> None:
+        for pause_s in (0.0, 0.0005, 0.002, 0.01):
+            for _ in range(5):
+                with engine.session() as session:
+                    read: list[str] = []
+
+                    async def follow(session: Session = session, read: list[str] = read) -> None:
+                        async for event in session.generate("hello", max_tokens=60):
+                            if isinstance(event, Text):
+                                read.append(event.text)
+
+                    reading = asyncio.create_task(follow())
+                    await asyncio.sleep(pause_s)
+                    reading.cancel()
+                    await asyncio.wait([reading])
+                    done = answer(session.generate("more", max_tokens=3))
+                    contents = [message["content"] for message in session.messages]
+                    turn = ["hello", "".join(read)] if "".join(read) else []
+                    assert contents == [*turn, "more", done.text]
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------------------------------------------- closing
+
+
+def test_close_during_generation_in_another_thread(slow_engine: Engine) -> None:
+    for wait_for_text in (False, True):
+        session = slow_engine.session()
+        started, outcome = threading.Event(), list[object]()
+
+        def read(
+            session: Session = session, started: threading.Event = started, outcome: list[object] = outcome
+        ) -> None:
+            try:
+                for event in session.generate("the " * 300):
+                    if isinstance(event, Text):
+                        started.set()
+                    outcome.append(event)
+            except ClosedError as error:
+                outcome.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        if wait_for_text:
+            assert started.wait(WAIT_S)
+        else:
+            time.sleep(0.1)
+        session.close()
+        reader.join(WAIT_S)
+        assert not reader.is_alive()
+        last = outcome[-1]
+        assert isinstance(last, ClosedError) or (isinstance(last, Done) and last.finish_reason == "cancelled")
+
+
+def test_close_inside_the_loop(engine: Engine) -> None:
+    session = engine.session()
+    events = []
+    for event in session.generate("hello"):
+        session.close()
+        events.append(event)
+    assert isinstance(events[-1], Done)
+    assert events[-1].finish_reason == "cancelled"
+
+
+def test_two_threads_close_at_once(slow_engine: Engine) -> None:
+    """The second one returns when the caches are really gone: the engine may free the weights next."""
+    session = slow_engine.session()
+    reader = threading.Thread(target=lambda: list(session.generate("the " * 2000)))
+    reader.start()
+    time.sleep(0.2)
+    states: list[bool] = []
+    target = session._target
+    assert isinstance(target, LlamaSequence)
+
+    def close() -> None:
+        session.close()
+        states.append(target._worker._thread.is_alive())
+
+    closers = [threading.Thread(target=close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    for closer in [*closers, reader]:
+        closer.join(WAIT_S)
+    assert states == [False] * 3
+
+
+def test_use_after_close(engine: Engine) -> None:
+    session = engine.session()
+    late = session.generate("hello")
+    session.close()
+    session.close()
+    for use in (lambda: session.generate("hello"), session.clear, lambda: next(late)):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    session.cancel()
+    late.close()
+    assert session.messages == ()
+
+
+def test_a_closed_or_forgotten_session_is_freed(engine: Engine) -> None:
+    references = []
+    for close in (True, False):
+        session = engine.session()
+        answer(session.generate("hello", max_tokens=3, depth=3))
+        if close:
+            session.close()
+        references.append(weakref.ref(session))
+        del session
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_template_errors_cost_nothing(tiny: TinyModels) -> None:
+    picky = (
+        "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}{{ messages[0]['content'] }}"
+    )
+    target = tiny.with_template("one-turn", picky)
+    with tiny.load(target, draft="none") as engine, engine.session() as session:
+        done = answer(session.generate("hello", max_tokens=5))
+        with pytest.raises(TemplateError, match="one turn only"):
+            session.generate("again")
+        assert [message["content"] for message in session.messages] == ["hello", done.text]
+        session.clear()
+        assert answer(session.generate("hello", max_tokens=5)).token_ids == done.token_ids
+
+
+# ---------------------------------------------------------------------------------------------- interpreter exit
+
+
+STREAM_AND_EXIT = """
+import sys, threading, time
+from edgespec import Engine
+engine = Engine.load(sys.argv[1], draft=sys.argv[2], threads=1, lookup=sys.argv[2] != "none", depth=3)
+session = engine.session()
+generation = session.generate(sys.argv[4])
+if sys.argv[3] == "thread":
+    def read():
+        for _ in generation:
+            pass
+    threading.Thread(target=read, daemon=True).start()
+    time.sleep(0.2)
+elif sys.argv[3] == "paused":
+    next(generation)
+    time.sleep(0.7)  # by now the worker waits for this reader
+elif sys.argv[3] == "raise":
+    next(generation)
+    raise SystemExit(7)
+else:
+    next(generation)
+"""
+
+
+@pytest.mark.parametrize("how", ["return", "paused", "thread", "raise"])
+def test_the_interpreter_exits_while_an_answer_streams(tiny: TinyModels, how: str) -> None:
+    started = time.perf_counter()
+    result = run_python(STREAM_AND_EXIT, tiny.target, tiny.drafter, how, "hello", home=tiny.home.root)
+    assert (result.code, result.out, result.err) == (7 if how == "raise" else 0, "", "")
+    assert time.perf_counter() - started < 15
+
+
+def test_the_interpreter_exits_during_a_prefill(tiny: TinyModels) -> None:
+    prompt = "the " * 1900
+    result = run_python(STREAM_AND_EXIT, tiny.slow, "none", "thread", prompt, home=tiny.home.root)
+    assert (result.code, result.out, result.err) == (0, "", "")

@@ -1,0 +1,345 @@
+"""An engine that learns its machine: plain and at once the first time, calibrated later, by one process at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.files.locations import Home
+from edgespec.planning.acceptance import NO_PRIOR
+from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.planner import NOT_CALIBRATED
+from edgespec.runtimes.llama import LlamaSequence
+from tests.support.calibrating import damage, measured, shorten_contention, stored
+from tests.support.command_line import environment
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+
+REPEATING = "the people use water and the people use words and the people"
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_contention(monkeypatch)
+
+
+@pytest.fixture
+def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
+    """The pair with a home of this test's own: nothing is measured at first."""
+
+    def load(**overrides: object) -> Engine:
+        return tiny.load(**{"store_home": home, "context": 400, **overrides})  # type: ignore[arg-type]
+
+    return load
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The width of every forward there is."""
+    seen: list[int] = []
+    real = LlamaSequence.forward
+
+    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+        seen.append(len(tokens))
+        return real(self, tokens, rows)
+
+    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    return seen
+
+
+def learn_all(engine: Engine) -> tuple[str, ...]:
+    for _ in range(2000):
+        reasons = engine.learn(0.02)
+        if reasons:
+            return reasons
+    raise AssertionError("it never came to an end")
+
+
+# -------------------------------------------------------------------------------------------------- at once
+
+
+def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], forwards: list[int]) -> None:
+    with load() as engine, engine.session() as session:
+        assert forwards == []
+        done = answer(session.generate("hello", max_tokens=10))
+        assert (done.plan.mode, done.stats.proposed) == ("plain", 0)
+        # The prompt but its last token, that token, and each answered token but the last.
+        assert len(forwards) == 2 + 9
+        assert done.speculation_off == NOT_CALIBRATED.removeprefix("plain: ")
+        assert engine.unmeasured
+
+
+def test_calibrate_at_load(load: Callable[..., Engine], home: Home, forwards: list[int]) -> None:
+    with load(calibrate=True) as engine:
+        assert not engine.unmeasured
+        assert engine.plan.predicted_tokens_per_s is not None
+        assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+        assert NOT_CALIBRATED not in engine.plan.reasons
+    forwards.clear()
+    for calibrate in (True, False):
+        with load(calibrate=calibrate) as again:
+            assert not again.unmeasured
+            assert again.plan.reasons == engine.plan.reasons
+    assert forwards == []
+
+
+def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> None:
+    with load() as engine, engine.session() as session:
+        answer(session.generate("hello", max_tokens=3))
+        engine.calibrate()
+        assert not engine.unmeasured
+        first = engine.knowledge.target_times()
+        engine.calibrate()
+        assert engine.knowledge.target_times() == first
+        engine.calibrate(afresh=True)
+        assert engine.knowledge.target_times() != first
+        assert "plain" not in stored(home)
+        assert answer(session.generate("more", max_tokens=3)).text
+
+
+# ---------------------------------------------------------------------------------------------- by and by
+
+
+def test_learning_in_slices_makes_the_plan(load: Callable[..., Engine], home: Home) -> None:
+    with load() as engine:
+        assert engine.learn(0.0) == ()
+        assert measured(home) == {}
+        reasons = learn_all(engine)
+        assert reasons == engine.plan.reasons
+        assert NOT_CALIBRATED not in reasons
+        assert not engine.unmeasured
+        assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+        assert engine.learn() == ()  # nothing is left
+
+
+def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine]) -> None:
+    with load() as engine, engine.session() as session:
+        before = answer(session.generate(REPEATING, max_tokens=150))
+        assert (before.plan.mode, before.stats.proposed) == ("plain", 0)
+        invent_measurements(engine)
+        require_speculation(engine)
+        session.clear()
+        after = answer(session.generate(REPEATING, max_tokens=150))
+        assert after.plan.mode == "serial"
+        assert after.stats.proposed > 0
+        assert after.token_ids == before.token_ids
+
+
+def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list[int]) -> None:
+    stop = threading.Event()
+    stop.set()
+    with load() as engine:
+        assert engine.learn(1e9, stop) == ()
+        assert forwards == []
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_given_depth_needs_no_learning(load: Callable[..., Engine], forwards: list[int], depth: int) -> None:
+    with load(depth=depth) as engine:
+        forwards.clear()
+        assert engine.learn() == ()
+        assert forwards == []
+
+
+def test_a_lost_drafter_is_told_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    with load() as engine:
+        monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
+        assert any("the model drafter is lost" in reason for reason in learn_all(engine))
+        assert engine.learn() == ()
+        with engine.session() as session:
+            assert answer(session.generate("hello", max_tokens=5)).text
+
+
+def test_nothing_is_learned_after_the_end(load: Callable[..., Engine]) -> None:
+    engine = load()
+    assert engine.learn(0.01) == ()
+    engine.close()
+    assert engine.unmeasured
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
+def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_s: float) -> None:
+    engine = load()
+    engine.learn(0.0)  # begun
+    outcome: list[object] = []
+
+    def learn() -> None:
+        try:
+            outcome.append(engine.learn(1e9))
+        except BaseException as error:
+            outcome.append(error)
+
+    learner = threading.Thread(target=learn)
+    threads = threading.active_count()
+    learner.start()
+    threading.Event().wait(delay_s)
+    engine.close()
+    learner.join(20)
+    assert outcome == [()]
+    assert threading.active_count() == threads
+
+
+# ------------------------------------------------------------------------------------------ other processes
+
+HOLD = """
+import sys
+from pathlib import Path
+from edgespec.planning.measurements import Measurements
+with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=False) as alone:
+    print(alone, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def other_process(home: Home) -> Iterator[Callable[[], None]]:
+    """Another process that calibrates, until the function it comes with is called."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(home.locks)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(home.root),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "True\n"
+
+    def end() -> None:
+        child.communicate("\n", timeout=20)
+
+    try:
+        yield end
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_while_another_process_calibrates_nothing_is_learned(
+    load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
+) -> None:
+    with load() as engine:
+        assert engine.learn(1e9) == ()
+        assert forwards == []
+        with engine.session() as session:  # answering needs no lock
+            answer(session.generate("hello", max_tokens=3))
+        other_process()
+        assert learn_all(engine)
+
+
+def test_calibrating_waits_for_another_process(
+    load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
+) -> None:
+    with load() as engine:
+        calibrating = threading.Thread(target=engine.calibrate)
+        calibrating.start()
+        threading.Event().wait(0.3)
+        assert forwards == []
+        other_process()
+        calibrating.join(30)
+        assert not engine.unmeasured
+
+
+# ------------------------------------------------------------------------------------- what was there before
+
+
+def test_another_process_s_measurements_are_taken_over(load: Callable[..., Engine]) -> None:
+    with load() as engine:
+        with load() as other:
+            invent_measurements(other)
+        assert not engine.unmeasured
+        assert engine.plan.mode == "plain"
+        engine.replan()
+        assert engine.plan == other.plan
+
+
+@pytest.mark.parametrize("kind", ["times", "widths"])
+def test_a_damaged_measurement_is_told_and_made_again(load: Callable[..., Engine], home: Home, kind: str) -> None:
+    with load(calibrate=True):
+        pass
+    (path, *_) = damage(home, kind)
+    with load() as engine:
+        assert engine.unmeasured
+        assert any(f"{path.name} is ignored and made again: it is damaged" in r for r in engine.plan.reasons)
+        assert engine.plan.mode == "plain"
+    with load(calibrate=True) as engine:
+        assert not engine.unmeasured
+        assert NOT_CALIBRATED not in engine.plan.reasons
+    with load() as engine:
+        assert not engine.unmeasured
+        assert not any("ignored" in reason for reason in engine.plan.reasons)
+
+
+def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine], home: Home) -> None:
+    with load() as engine:
+        invent_measurements(engine)
+        require_speculation(engine)
+        assert engine.knowledge.priors == {}
+        assert isinstance(engine.policy, CostDepth)
+        with engine.session() as session:
+            assert answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
+            answer(session.generate("hello", max_tokens=60, depth=3))
+        learned = engine.policy.priors()
+        assert "acceptance" not in stored(home)
+    assert any(prior != NO_PRIOR for prior in learned.values())
+    with load() as engine:
+        assert engine.knowledge.priors == {source: prior for source, prior in learned.items() if prior != NO_PRIOR}
+        assert isinstance(engine.policy, CostDepth)
+        assert engine.policy.priors() == learned
+    damaged = damage(home, "acceptance")
+    with load() as engine:
+        assert engine.knowledge.priors == {}
+        assert any(damaged[0].name in reason for reason in engine.plan.reasons)
+
+
+# -------------------------------------------------------------------------------------------------- policies
+
+POLICIES = {
+    "cost": CostDepth,
+    "fixed": FixedDepth,
+    "entropy": EntropyDepth,
+    "confidence": ConfidenceDepth,
+    "bandit": BanditDepth,
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) -> None:
+    with load(depth_policy=name) as engine, engine.session() as session:
+        assert type(engine.policy) is POLICIES[name]
+        expected = answer(session.generate(REPEATING, max_tokens=100))
+        assert expected.stats.proposed == 0
+        invent_measurements(engine)
+        require_speculation(engine)
+        assert type(engine.policy) is POLICIES[name]
+        session.clear()
+        done = answer(session.generate(REPEATING, max_tokens=100))
+        assert done.token_ids == expected.token_ids
+        if name != "bandit":  # which may find plain decoding best
+            assert done.stats.rounds_by_source
+
+
+def test_a_depth_given_as_a_number_is_a_fixed_policy(load: Callable[..., Engine]) -> None:
+    with load(depth=2, depth_policy="entropy") as engine:
+        require_speculation(engine, 2)
+        assert type(engine.policy) is FixedDepth
+        assert engine.policy.allow("model").depth == 2
+        engine.calibrate()
+        assert type(engine.policy) is FixedDepth
+        assert engine.plan.depth_cap == 2
+
+
+def test_the_drafters_measurements_are_filed_as_the_loaded_drafter_is(tiny: TinyModels, home: Home) -> None:
+    narrow = tiny._make("narrow", heads=4, kv_heads=2)  # its heads allow no quantised cache
+    for drafter in (tiny.drafter, narrow):
+        with tiny.load(store_home=home, draft=str(drafter)) as engine:
+            described, loaded = engine.knowledge.drafter, engine.drafter_model().facts
+            assert described is not None
+            assert described == loaded
+    assert isinstance(narrow, Path)

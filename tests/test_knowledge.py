@@ -1,0 +1,154 @@
+"""What is known of a pair: read from the store, said to be missing, and acceptance kept for the next time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.knowledge import Knowledge
+from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN
+from edgespec.planning.cost import FREE
+from edgespec.planning.depth import FixedDepth
+from edgespec.planning.depth_bandit import BanditDepth
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.measurements import Measurements
+from edgespec.planning.widths import BORDERS, ContextProbe, WidthProbe
+from tests.support.fake_runtime import FakeModel
+from tests.support.tiny_models import invented_times
+
+TARGET = replace(FakeModel().facts, name="big", sha256="sha256:ab", threads=4)
+DRAFTER = replace(TARGET, name="small", sha256="sha256:cd")
+END = BORDERS[-1] + 12
+PROBE = WidthProbe(widths=(1, 2, 3), contexts=(ContextProbe(start=END - 12, positions=12, max_abs_diff={}),))
+BOTH = ("lookup", "model")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Measurements:
+    return Measurements(tmp_path / "measurements", "machine-1", "mains")
+
+
+def knowledge(
+    store: Measurements,
+    *sources: str,
+    drafter: ModelFacts | None = DRAFTER,
+    context_length: int = 2048,
+) -> Knowledge:
+    return Knowledge(store, TARGET, drafter, sources, context_length)
+
+
+def test_nothing_is_known_at_first(store: Measurements) -> None:
+    known = knowledge(store, *BOTH)
+    assert (known.widths(), known.target_times(), known.drafter_times()) == (None, None, None)
+    assert known.priors == {}
+    costs = known.costs()
+    assert (costs.curves, dict(costs.drafts), dict(costs.acceptance)) == (None, {"lookup": FREE}, {})
+    assert known.missing
+    assert known.notes == ("big on cpu, 4 threads",)
+
+
+def test_what_is_missing(store: Measurements) -> None:
+    known = knowledge(store, *BOTH)
+    store.save_times(TARGET, invented_times(0.1))
+    assert known.missing
+    store.save_widths(TARGET, PROBE)
+    assert known.missing
+    assert not knowledge(store, "lookup").missing
+    assert not knowledge(store, drafter=None).missing
+    store.save_times(DRAFTER, invented_times(0.01))
+    assert not known.missing
+    assert knowledge(Measurements(store.folder, "machine-1", "battery"), *BOTH).missing
+
+
+def test_without_anyone_to_draft_nothing_is_missing(store: Measurements) -> None:
+    assert not knowledge(store).missing
+
+
+def test_costs_are_those_measured(store: Measurements) -> None:
+    store.save_times(TARGET, invented_times(0.1))
+    store.save_times(DRAFTER, invented_times(0.01))
+    costs = knowledge(store, *BOTH).costs()
+    assert costs.curves is not None
+    assert costs.curves.at(96).plain_s == 0.1
+    assert costs.drafts["model"].token_s == 0.01
+    assert costs.drafts["model"].lag_token_s == pytest.approx(0.001)
+    assert "lookup" not in knowledge(store, "model").costs().drafts
+    assert set(knowledge(store, "lookup", drafter=None).costs().drafts) == {"lookup"}
+
+
+def test_widths_hold_for_the_context_asked_for(store: Measurements) -> None:
+    short = replace(PROBE, contexts=(ContextProbe(start=96, positions=12, max_abs_diff={}),))
+    store.save_widths(TARGET, short)
+    store.save_times(TARGET, invented_times(0.1))
+    assert knowledge(store, "lookup", context_length=128).widths() == short
+    longer = knowledge(store, "lookup", context_length=2048)
+    assert longer.widths() is None
+    assert longer.missing
+    store.save_widths(TARGET, PROBE)
+    assert longer.widths() == PROBE
+
+
+def test_a_lost_drafter_is_said_and_not_missing(store: Measurements) -> None:
+    store.save_times(TARGET, invented_times(0.1))
+    store.save_widths(TARGET, PROBE)
+    known = knowledge(store, *BOTH)
+    assert known.missing
+    known.drafter_failure = "it does not fit"
+    assert not known.missing
+    assert known.notes[1] == "the model drafter is lost: it does not fit"
+
+
+def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
+    store.save_times(TARGET, invented_times(0.1))
+    (path,) = store.folder.iterdir()
+    path.write_text("{", encoding="utf-8")
+    known = knowledge(store, *BOTH)
+    for _ in range(3):
+        assert known.missing
+    assert len(known.notes) == 2
+    assert f"the measurement {path.name} is ignored and made again" in known.notes[1]
+
+
+# ------------------------------------------------------------------------------------------------ acceptance
+
+
+def learned(*sources: str, hits: int = 30) -> CostDepth:
+    policy = CostDepth(3, BOTH)
+    for source in sources:
+        policy.learn(source, (0.9,) * hits, (True,) * hits)
+    return policy
+
+
+def test_acceptance_is_kept_for_the_next_time(store: Measurements) -> None:
+    knowledge(store, *BOTH).keep(learned("model"))
+    again = knowledge(store, *BOTH)
+    assert set(again.priors) == {"model"}
+    rates = again.costs().acceptance["model"]
+    assert len(rates) == POSITIONS
+    assert rates[-1] > UNKNOWN
+    # It begins with what is known, and keeps nothing where nothing was learned.
+    before = {path: path.stat().st_mtime_ns for path in store.folder.iterdir()}
+    assert len(before) == 1
+    again.keep(CostDepth(3, BOTH, priors=again.priors))
+    assert {path: path.stat().st_mtime_ns for path in store.folder.iterdir()} == before
+
+
+def test_each_source_and_each_drafter_has_its_own(store: Measurements) -> None:
+    knowledge(store, *BOTH).keep(learned("model", "lookup"))
+    assert set(knowledge(store, *BOTH).priors) == {"model", "lookup"}
+    other = replace(DRAFTER, sha256="sha256:00")
+    assert set(knowledge(store, *BOTH, drafter=other).priors) == {"lookup"}
+    nameless = replace(DRAFTER, sha256=None)
+    assert set(knowledge(store, *BOTH, drafter=nameless).priors) == {"lookup"}
+
+
+def test_nothing_learned_nothing_written(store: Measurements) -> None:
+    known = knowledge(store, *BOTH)
+    known.keep(CostDepth(3, BOTH))
+    known.keep(FixedDepth(3))
+    known.keep(BanditDepth({"plain": FixedDepth(0)}))
+    assert not store.folder.exists()
+    assert NO_PRIOR.by_position == (None,) * POSITIONS

@@ -1,0 +1,319 @@
+"""Measuring what is missing: each part stored when it is complete, in slices, resumed, and given up cleanly."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.errors import ForwardError
+from edgespec.events import Loading
+from edgespec.files.locations import Home
+from edgespec.learning import LEARNING_BUDGET_S, Learning
+from edgespec.planning.calibration import FULL, QUICK
+from edgespec.runtimes.llama import LlamaSequence
+from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
+from tests.support.tiny_models import TinyModels, answer
+
+NEVER = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_contention(monkeypatch)
+
+
+@pytest.fixture
+def engine(tiny: TinyModels, home: Home) -> Iterator[Engine]:
+    """The pair on two threads (so that there are other settings), nothing measured."""
+    with tiny.load(store_home=home, context=300, threads=2) as engine:
+        assert engine.unmeasured
+        yield engine
+
+
+class Ticks:
+    """A clock that goes on by one with every look at it."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self) -> float:
+        return float(next(self._count))
+
+
+def labels(steps: list[Loading]) -> list[str]:
+    return list(dict.fromkeys(step.stage for step in steps))
+
+
+@pytest.fixture
+def sequences(monkeypatch: pytest.MonkeyPatch) -> list[LlamaSequence]:
+    """Every sequence that a forward was asked of."""
+    seen: list[LlamaSequence] = []
+    real = LlamaSequence.forward
+
+    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+        if self not in seen:
+            seen.append(self)
+        return real(self, tokens, rows)
+
+    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    return seen
+
+
+def all_closed(sequences: list[LlamaSequence]) -> bool:
+    return not any(sequence._worker._thread.is_alive() for sequence in sequences)
+
+
+# ---------------------------------------------------------------------------------------------- all at once
+
+
+def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[LlamaSequence]) -> None:
+    told: list[Loading] = []
+    Learning(engine, QUICK).run(told.append)
+    assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+    assert not engine.unmeasured
+    assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter side by side"]
+    for label in labels(told):
+        fractions = [step.fraction for step in told if step.stage == label]
+        assert fractions == sorted(fractions)  # type: ignore[type-var]
+        assert fractions[-1] == 1
+    assert all_closed(sequences)
+    times = engine.knowledge.target_times()
+    assert times is not None
+    assert (times.contexts, times.repetitions) == ((96, 250), QUICK.repetitions)
+
+
+def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[LlamaSequence]) -> None:
+    Learning(engine, QUICK).run()
+    assert sequences
+    sequences.clear()
+    told: list[Loading] = []
+    Learning(engine, QUICK).run(told.append)
+    assert (told, sequences) == ([], [])
+
+
+def test_afresh_everything_is(engine: Engine) -> None:
+    Learning(engine, QUICK).run()
+    first = engine.knowledge.target_times()
+    told: list[Loading] = []
+    Learning(engine, FULL, afresh=True).run(told.append)
+    assert len(labels(told)) == 3
+    again = engine.knowledge.target_times()
+    assert again is not None
+    assert again != first
+    assert again.repetitions == FULL.repetitions
+
+
+def test_alternatives_are_other_settings_of_the_target(
+    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 1.5)
+    told: list[Loading] = []
+    Learning(engine, QUICK, alternatives=True).run(told.append)
+    assert engine.target_model.settings.threads == 2
+    assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
+    others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
+    assert others == {
+        "1 thread, a q8_0 cache",
+        "2 threads, a f16 cache",
+        "2 threads, a f16 cache, no flash attention",
+    }
+    times = engine.knowledge.target_times()
+    assert times is not None
+    with engine.target_model.with_caches(threads=1) as other:
+        seconds = engine.knowledge.store.load_plain_s(other.facts)
+    assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
+
+
+def test_fewer_threads_are_gone_on_with_if_they_are_faster(
+    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 0.5)
+    Learning(engine, QUICK, alternatives=True).run()
+    assert engine.target_model.settings.threads == 1
+    engine.replan()
+    assert engine.plan.target.threads == 1
+    assert engine.knowledge.target_times() is not None
+    assert not engine.unmeasured
+
+
+def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_plain_ratio(monkeypatch, 0.5)
+    with engine.session() as session:
+        Learning(engine, QUICK, alternatives=True).run()
+        assert engine.target_model.settings.threads == 2
+        assert answer(session.generate("hello", max_tokens=3)).text
+
+
+def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: Home) -> None:
+    with tiny.load(store_home=home, draft="none", context=200) as engine:
+        Learning(engine, QUICK).run()
+        assert measured(home) == {"times": 1, "widths": 1}
+        assert not engine.unmeasured
+
+
+def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None:
+    Learning(engine, QUICK).run()
+    for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter side by side")):
+        for path in home.measurements.glob(f"{kind}-*"):
+            path.unlink()
+        told: list[Loading] = []
+        Learning(engine, QUICK).run(told.append)
+        assert labels(told) == [label]
+        assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+
+
+def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> None:
+    with tiny.load(store_home=home, context=200, exactness="near") as engine:
+        Learning(engine, QUICK, afresh=True).run()
+        probe = engine.knowledge.widths()
+        assert probe is not None
+        assert probe.complete
+
+
+def test_a_width_class_of_a_shorter_context_does_not_serve(tiny: TinyModels, home: Home) -> None:
+    """It says nothing about the rest of a longer one: there the promise would be a guess."""
+    with tiny.load(store_home=home, context=128, draft="none") as engine:
+        Learning(engine, QUICK).run()
+        engine.replan()
+        assert engine.probe is not None
+    with tiny.load(store_home=home, context=2048, draft="none") as engine:
+        assert engine.unmeasured
+        engine.replan()
+        assert (engine.probe, engine.plan.depth_cap) == (None, 0)
+        Learning(engine, QUICK).run()
+        engine.replan()
+        assert engine.probe is not None
+        assert engine.probe.covers(2048)
+
+
+def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.load(store_home=home, context=300) as engine:
+        monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
+        Learning(engine, QUICK).run()
+        assert measured(home) == {"times": 1, "widths": 1}
+        assert not engine.unmeasured
+        engine.replan()
+        assert any("the model drafter is lost: drafter needs about" in reason for reason in engine.plan.reasons)
+        assert engine.plan.drafter is None or engine.plan.drafter.kind == "lookup"
+
+
+def test_an_error_in_the_progress_ends_it_cleanly(engine: Engine, home: Home, sequences: list[LlamaSequence]) -> None:
+    def fail(_step: Loading) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Learning(engine, QUICK).run(fail)
+    assert sequences
+    assert all_closed(sequences)
+    assert measured(home) == {}
+
+
+# ------------------------------------------------------------------------------------------------- in slices
+
+
+def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home: Home) -> None:
+    steps: list[Loading] = []
+    Learning(engine, QUICK).run(steps.append)
+    for path in home.measurements.iterdir():
+        path.unlink()
+    engine.knowledge.priors.clear()
+    learning, slices, seen = Learning(engine, QUICK), 0, [stored(home)]
+    while not learning.run_for(10, NEVER, Ticks()):  # looks at the clock: once before, once before each step
+        slices += 1
+        seen.append(stored(home))
+        assert slices < 1000
+    assert slices >= len(steps) // 10 - 1
+    # What is complete is stored on the way, the target first.
+    assert {"times": 1, "widths": 1} in seen
+    assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+    assert learning.complete
+    assert learning.run_for(0, NEVER)
+
+
+def test_no_time_no_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+    assert not Learning(engine, QUICK).run_for(0, NEVER, Ticks())
+    assert sequences == []
+
+
+def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+    learning, stop = Learning(engine, QUICK), threading.Event()
+    stop.set()
+    assert not learning.run_for(1e9, stop)
+    assert sequences == []
+    counts: list[int] = []
+    for allowed in (1, 2, 3):
+        steps = itertools.count()
+
+        def clock(allowed: int = allowed, steps: Iterator[int] = steps) -> float:
+            if next(steps) == allowed:
+                stop.set()
+            return 0.0
+
+        stop.clear()
+        assert not learning.run_for(1e9, stop, clock)
+        counts.append(next(steps))
+    assert counts == [2, 3, 4]  # the look that set it was the last
+    learning.close()
+
+
+def test_by_default_a_slice_is_as_long_as_a_person_reads() -> None:
+    assert LEARNING_BUDGET_S == 8.0
+
+
+def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_missing(
+    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = Learning(engine, QUICK)
+    real = LlamaSequence.forward
+
+    def fail(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+        raise ForwardError("the device went away", code=-3)
+
+    assert not learning.run_for(3, NEVER, Ticks())
+    monkeypatch.setattr(LlamaSequence, "forward", fail)
+    with pytest.raises(ForwardError):
+        learning.run_for(1e9, NEVER)
+    assert not learning.complete
+    monkeypatch.setattr(LlamaSequence, "forward", real)
+    assert learning.run_for(1e9, NEVER)
+    assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+
+
+def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[LlamaSequence]) -> None:
+    learning = Learning(engine, QUICK)
+    assert not learning.run_for(5, NEVER, Ticks())
+    assert not all_closed(sequences)
+    learning.close()
+    learning.close()
+    assert all_closed(sequences)
+    assert not learning.run_for(1e9, NEVER)
+    assert not learning.complete
+
+
+def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+    for delay_s in (0.0, 0.005, 0.02):
+        learning, begun, outcome = Learning(engine, QUICK, afresh=True), threading.Event(), list[object]()
+
+        def learn(
+            learning: Learning = learning, begun: threading.Event = begun, outcome: list[object] = outcome
+        ) -> None:
+            begun.set()
+            try:
+                outcome.append(learning.run_for(1e9, NEVER))
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=learn)
+        thread.start()
+        assert begun.wait(20)
+        threading.Event().wait(delay_s)
+        learning.close()
+        thread.join(20)
+        assert outcome == [False]
+        assert all_closed(sequences)
