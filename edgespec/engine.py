@@ -248,6 +248,8 @@ class Engine:
             self._learning = self._learning or Learning(self, QUICK)
             if self._learning.complete or not self._learning.run_for(seconds, stop or threading.Event()):
                 return ()
+        if self._closed:
+            return ()
         self.replan()
         return self.plan.reasons
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.decoding.contracts import ModelFacts
-from edgespec.errors import EdgespecError
+from edgespec.errors import ClosedError, EdgespecError
 from edgespec.events import Loading
 from edgespec.planning.calibration import (
     Scope,
@@ -157,6 +157,8 @@ class Learning:
             return
         try:
             drafter = engine.drafter_model()
+        except ClosedError:
+            return  # the engine is going: nothing was found out about its drafter
         except EdgespecError as error:  # it does not fit beside the target, for one
             engine.knowledge.drafter_failure = error.message
             return

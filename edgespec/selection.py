@@ -43,11 +43,18 @@ def choose_device(wanted: str, weight_bytes: int) -> str:
 
 def choose_settings(profile: Profile, machine: Machine, max_threads: int | None, weight_bytes: int) -> LlamaSettings:
     threads = machine.physical_cores if profile.threads == "auto" else profile.threads
+    device = choose_device(profile.device, weight_bytes)
     return LlamaSettings(
         threads=max(1, min(threads, max_threads or threads)),
-        device=choose_device(profile.device, weight_bytes),
+        device=device,
         gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
+        kv_type=cache_type(device),
     )
+
+
+def cache_type(device: str) -> str:
+    """The cache in which the most widths are bit-equal: GPU kernels are built for keys and values of one type only."""
+    return LlamaSettings().kv_type if device == "cpu" else "q8_0"
 
 
 def source_names(profile: Profile, drafter: LocatedModel | None) -> tuple[str, ...]:
@@ -88,7 +95,9 @@ def drafter_settings(profile: Profile, target: LlamaSettings, drafter: LocatedMo
     Repacked whatever the target needs: how a drafter rounds decides nothing but its own proposals.
     """
     device = choose_device(profile.draft_device, drafter.header.tensor_bytes)
-    return replace(target, device=device, gpu_layers=None, repack=True)
+    return replace(
+        target, device=device, gpu_layers=None, repack=True, flash_attention=True, kv_type=cache_type(device)
+    )
 
 
 def know(

@@ -29,7 +29,7 @@ from edgespec.loading import Limits
 from edgespec.planning.machine import describe_machine
 from edgespec.planning.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import KV_TYPES
+from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, put_into_store, require_speculation
 
@@ -49,7 +49,7 @@ def expected(tiny: TinyModels) -> tuple[int, ...]:
 
 
 def needed_bytes(path: Path, context_length: int) -> int:
-    return estimate_memory(read_header(path), context_length, KV_TYPES["q8_0"][1]).total_bytes
+    return estimate_memory(read_header(path), context_length, KV_TYPES[LlamaSettings().kv_type][1]).total_bytes
 
 
 # ------------------------------------------------------------------------------------------------ arguments

@@ -99,7 +99,7 @@ def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sh
 
 def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
     """The settings with the cache type that the model can have. Raises InvalidRequestError."""
-    if settings.kv_type not in ("q8_0", "q4_0"):
+    if "q" not in settings.kv_type:
         return settings
     if not settings.flash_attention:
         raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
