@@ -53,7 +53,7 @@ def choose_settings(profile: Profile, machine: Machine, max_threads: int | None,
 
 
 def cache_type(device: str) -> str:
-    """The cache in which the most widths are bit-equal: GPU kernels are built for keys and values of one type only."""
+    """The cache in which most widths are bit-equal; GPU kernels are built for keys and values of one type only."""
     return LlamaSettings().kv_type if device == "cpu" else "q8_0"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.bench.arms import PLAIN, Arm
 from edgespec.bench.statistics import abba, shuffled
@@ -75,7 +75,8 @@ def run_passes(
     raises.
 
     Within a pass the arms take turns A B B A on each prompt. Before its turns a prompt is answered plainly once
-    without counting: that warms the machine up and tells the replay drafters what to say.
+    without counting: that warms the machine up and tells the replay drafters what to say. Unless the run is cold,
+    every arm then reads the prompt, so that its turns find it in the cache.
     """
     by_name = {arm.name: arm for arm in arms}
     names = list(by_name)
@@ -85,6 +86,10 @@ def run_passes(
     for number in range(settings.passes):
         for place, prompt in enumerate(shuffled(prompts, settings.seed + number)):
             reference, _ = _answer(by_name[PLAIN], prompt, settings, cold=False)
+            if not settings.cold:
+                # So that no arm's first turn, and no other's, comes right after the work of reading the prompt.
+                for arm in arms:
+                    _answer(arm, prompt, replace(settings, max_tokens=1), cold=False)
             known = [*encoded[prompt.id], *reference.token_ids]
             seen = dict.fromkeys(names, 0)
             for name in abba(names, 1, settings.seed + number + place):
