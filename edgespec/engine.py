@@ -28,6 +28,7 @@ from edgespec.planning.options import Ranking
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import make_plan
 from edgespec.planning.policies import make_policy
+from edgespec.planning.ranking import HEADROOM_BYTES
 from edgespec.planning.widths import WIDEST
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, load_model
@@ -200,9 +201,9 @@ class Engine:
     @property
     def depth_cap_allowed(self) -> int:
         """The deepest draft that keeps the exactness asked for, whether or not the plan drafts at all."""
-        if self.profile.exactness == "near":
-            return WIDEST - 1
-        return 0 if self.probe is None else self.probe.depth_cap
+        if not self.can_rewind or self.probe is None:
+            return 0
+        return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
 
     @property
     def target_model(self) -> LlamaModel:
@@ -212,7 +213,8 @@ class Engine:
     def unmeasured(self) -> bool:
         """Whether something a plan needs has not been measured on this machine, or ``learn`` is not done yet."""
         begun = self._learning is not None and not self._learning.complete
-        return self.can_rewind and self._wish.plain_because is None and (begun or self.knowledge.missing)
+        missing = begun or self.knowledge.missing or self.knowledge.unproven
+        return self.can_rewind and self._wish.plain_because is None and missing
 
     def calibrate(
         self,
@@ -245,8 +247,9 @@ class Engine:
         with self.knowledge.store.exclusive(self._home.locks, wait=False) as alone:
             if not alone:
                 return ()
-            self._learning = self._learning or Learning(self, QUICK)
-            if self._learning.complete or not self._learning.run_for(seconds, stop or threading.Event()):
+            # Kept apart: an answer that begins meanwhile on another source of power gives the measuring up.
+            self._learning = learning = self._learning or Learning(self, QUICK)
+            if learning.complete or not learning.run_for(seconds, stop or threading.Event()):
                 return ()
         if self._closed:
             return ()
@@ -297,13 +300,16 @@ class Engine:
             self._target.close()
             self._target, self.probe = other, None
             self.knowledge = know(self.knowledge.store, self.profile, other, self._located_drafter, self._wish)
+            self.replan()  # the depths of the old plan are those of another numeric class
         return True
 
     def ranking(self) -> Ranking | None:
         """Every way to run on this machine that was measured, the fastest first; None before anything was."""
         others = [self._target.facts_with(**caches) for caches in other_settings(self._target)]
         near = self.profile.exactness == "near"
-        allowed = self._memory_allowed_bytes + self._target_estimate().total_bytes
+        # What the target takes is taken already: it fits whatever headroom the ranking leaves.
+        taken = replace(self._target_estimate(), buffers_bytes=HEADROOM_BYTES)
+        allowed = self._memory_allowed_bytes + taken.total_bytes
         return self.knowledge.ranking(others, self.plan.context_length, allowed, near=near)
 
     def close(self) -> None:

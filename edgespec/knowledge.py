@@ -85,6 +85,11 @@ class Knowledge:
         unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
         return costs.curves is None or unpriced or self.widths() is None
 
+    @property
+    def unproven(self) -> bool:
+        """Whether nobody has looked how often the drafting model is right, and it could pay if it were."""
+        return self.drafter_failure is None and "model" not in self.priors and self.may_pay("model")
+
     def ranking(
         self, others: Sequence[ModelFacts], context_length: int, allowed_bytes: int, *, near: bool
     ) -> Ranking | None:

@@ -153,7 +153,7 @@ class Learning:
             return
         known = store.load_times(facts) is not None
         paired = store.load_contention(target, facts) is not None
-        if known and paired and not self._afresh:
+        if known and paired and not engine.knowledge.unproven and not self._afresh:
             return
         try:
             drafter = engine.drafter_model()
@@ -170,7 +170,7 @@ class Learning:
             both = measure_contention(engine.target_model, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
             store.save_contention(target, facts, (yield from _labelled(both, label)))
-        if engine.knowledge.may_pay("model") and "model" not in engine.knowledge.priors:
+        if engine.knowledge.unproven:
             agreeing = measure_agreement(engine.target_model, drafter, map(engine.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
             engine.knowledge.learn_prior("model", (yield from _labelled(agreeing, label)))

@@ -48,13 +48,7 @@ def choose_settings(profile: Profile, machine: Machine, max_threads: int | None,
         threads=max(1, min(threads, max_threads or threads)),
         device=device,
         gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
-        kv_type=cache_type(device),
     )
-
-
-def cache_type(device: str) -> str:
-    """The cache in which most widths are bit-equal; GPU kernels are built for keys and values of one type only."""
-    return LlamaSettings().kv_type if device == "cpu" else "q8_0"
 
 
 def source_names(profile: Profile, drafter: LocatedModel | None) -> tuple[str, ...]:
@@ -96,7 +90,7 @@ def drafter_settings(profile: Profile, target: LlamaSettings, drafter: LocatedMo
     """
     device = choose_device(profile.draft_device, drafter.header.tensor_bytes)
     return replace(
-        target, device=device, gpu_layers=None, repack=True, flash_attention=True, kv_type=cache_type(device)
+        target, device=device, gpu_layers=None, repack=True, flash_attention=True, kv_type=LlamaSettings().kv_type
     )
 
 

@@ -12,6 +12,7 @@ from edgespec.engine import Engine
 from edgespec.errors import ForwardError
 from edgespec.events import Loading
 from edgespec.files.locations import Home
+from edgespec.knowledge import Knowledge
 from edgespec.learning import LEARNING_BUDGET_S, Learning
 from edgespec.planning.calibration import FULL, QUICK
 from edgespec.runtimes.llama import LlamaSequence
@@ -24,6 +25,8 @@ NEVER = threading.Event()
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
+    # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
+    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture
@@ -164,6 +167,31 @@ def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None
         Learning(engine, QUICK).run(told.append)
         assert labels(told) == [label]
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+
+
+def test_agreement_is_made_up_for_where_the_drafter_could_pay(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its measurement comes last, so it is what a chat that ends early leaves out."""
+    Learning(engine, QUICK).run()
+    assert not engine.knowledge.unproven
+    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: True)
+    assert engine.knowledge.unproven
+    told: list[Loading] = []
+    Learning(engine, QUICK).run(told.append)
+    assert labels(told) == ["measuring how often drafter says what target says"]
+    assert "model" in engine.knowledge.priors
+    assert not engine.knowledge.unproven
+
+
+def test_another_setting_is_planned_for_at_once(engine: Engine) -> None:
+    """The old plan's depths are those of another numeric class, also if measuring the new one fails."""
+    Learning(engine, QUICK).run()
+    engine.replan()
+    assert engine.adopt(threads=1)
+    assert engine.probe is None
+    assert engine.plan.depth_cap == 0
+    assert engine.plan.numeric_class.threads == 1
 
 
 def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> None:

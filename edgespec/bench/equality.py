@@ -13,9 +13,10 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
 from edgespec.engine import Engine
 from edgespec.events import Done
-from edgespec.planning.plan import Plan
+from edgespec.planning.depth import FixedDepth
+from edgespec.planning.plan import Exactness, Plan
 from edgespec.planning.widths import WidthProbe, width_classes
-from edgespec.session import Session
+from edgespec.session import Session, Speculation
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
@@ -55,6 +56,7 @@ class EqualityReport:
 
     plan: Plan
     probe: WidthProbe | None
+    level: Exactness
     depths: tuple[int, ...]
     bound: float
     results: tuple[PromptResult, ...]
@@ -79,14 +81,14 @@ class EqualityReport:
         """Whether the promise of the plan's level held, and was put to the test."""
         if self.nothing_proposed:
             return False
-        if self.plan.exactness == "N":
+        if self.level == "N":
             return all(divergence.gap <= self.bound for divergence in self.divergences)
         return self.identical == len(self.results)
 
     def as_json(self) -> dict[str, Any]:
         """CLI.md's ``verify`` object."""
         return {
-            "level": self.plan.exactness,
+            "level": self.level,
             "width_classes": width_classes(
                 self.plan.target.model,
                 self.plan.target.runtime,
@@ -127,11 +129,17 @@ class EqualityReport:
 
 
 def depths_to_check(engine: Engine) -> tuple[int, ...]:
-    """Every depth of the stable class; under near exactness the plan's one depth, asked for by name."""
-    cap = engine.plan.depth_cap
-    if engine.plan.exactness == "N":
-        return (cap,)
-    return tuple(range(1, cap + 1))
+    """Every depth of the stable class, whether or not the plan uses it; under near exactness the one asked for."""
+    cap, wanted = engine.depth_cap_allowed, engine.profile.depth
+    if wanted != "auto":
+        cap = min(cap, wanted)
+    if cap < 1 or not engine.drafters:
+        return ()
+    return (cap,) if engine.profile.exactness == "near" and cap > _stable_cap(engine) else tuple(range(1, cap + 1))
+
+
+def _stable_cap(engine: Engine) -> int:
+    return 0 if engine.probe is None else engine.probe.depth_cap
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
@@ -154,21 +162,32 @@ def check_equality(
     ``samplings`` are greedy and ``SAMPLED`` by default; greedy alone under near exactness, where the gap between the
     two best scores, which the bound is about, decides nothing else.
     """
-    if samplings is None:
-        samplings = (Sampling(),) if engine.plan.exactness == "N" else (Sampling(), SAMPLED)
-    samplings = tuple(samplings)
     depths = depths_to_check(engine)
-    bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and engine.plan.exactness == "N" else 0.0
+    near = any(depth > _stable_cap(engine) for depth in depths)
+    if samplings is None:
+        samplings = (Sampling(),) if near else (Sampling(), SAMPLED)
+    samplings = tuple(samplings)
+    bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and near else 0.0
+    # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
+    cap = max(depths, default=0)
+    every = Speculation(drafters=engine.drafters, policy=FixedDepth(cap), depth_cap=cap)
     results = []
-    with engine.session() as session:
+    with engine.session(speculation=every) as session:
         for prompt in prompts:
             result = _check_prompt(engine, session, prompt, depths, samplings, max_tokens)
             results.append(result)
             if on_result is not None:
                 on_result(result)
         why = session.speculation_off
+    level: Exactness = "N" if near else "W"
     return EqualityReport(
-        plan=engine.plan, probe=engine.probe, depths=depths, bound=bound, results=tuple(results), why=why
+        plan=engine.plan,
+        level=level,
+        probe=engine.probe,
+        depths=depths,
+        bound=bound,
+        results=tuple(results),
+        why=why,
     )
 
 

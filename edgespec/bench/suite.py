@@ -40,6 +40,7 @@ BUILTIN_SUITES = ("ours", "quick", "long-prompts", "verify")
 MAX_PROMPTS = 10_000
 MAX_PROMPT_CHARACTERS = 1_000_000
 MAX_FILE_BYTES = 64_000_000
+MAX_LABEL_CHARACTERS = 400
 
 HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 
@@ -95,7 +96,7 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
         code = _text(record, "prompt", where)
         prompts.append(
             Prompt(
-                id=_text(record, "task_id", where),
+                id=_label(record, "task_id", where),
                 category="code",
                 prompt=f"{HUMANEVAL_REQUEST}```python\n{code.rstrip()}\n```",
             )
@@ -192,7 +193,7 @@ def _parse(content: bytes, name: str) -> tuple[Prompt, ...]:
 
 
 def _prompt(record: dict[str, object], where: str) -> Prompt:
-    category = _text(record, "category", where)
+    category = _label(record, "category", where)
     if "turns" not in record:
         return Prompt(id=_id(record, "id", where), category=category, prompt=_text(record, "prompt", where))
     turns = record["turns"]
@@ -206,7 +207,15 @@ def _id(record: dict[str, object], key: str, where: str) -> str:
     value = record.get(key)
     if isinstance(value, int) and not isinstance(value, bool):  # Spec-Bench numbers its questions
         return str(value)
-    return _text(record, key, where)
+    return _label(record, key, where)
+
+
+def _label(record: dict[str, object], key: str, where: str) -> str:
+    """A text that is printed beside figures; a terminal would obey a control character."""
+    value = _text(record, key, where)
+    if not value.isprintable() or len(value) > MAX_LABEL_CHARACTERS:
+        raise InvalidRequestError(f'{where}: "{key}" must be a line of up to {MAX_LABEL_CHARACTERS} characters')
+    return value
 
 
 def _text(record: dict[str, object], key: str, where: str) -> str:

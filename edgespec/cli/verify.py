@@ -63,7 +63,7 @@ def verify(
             )
         note(
             f"{len(selected)} prompts, {max_tokens} tokens, "
-            f"{'greedy' if engine.plan.exactness == 'N' else 'greedy and sampled'}, depths "
+            f"{'greedy' if engine.profile.exactness == 'near' else 'greedy and sampled'}, depths "
             f"{', '.join(map(str, depths))} against plain decoding"
         )
         done = 0
@@ -78,7 +78,7 @@ def verify(
     if json:
         print_json(report.as_json())
     else:
-        print(f"level       {report.plan.exactness}")
+        print(f"level       {report.level}")
         print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
         print(
             f"identical   {report.identical} of {len(report.results)} prompts, depths {', '.join(map(str, depths))}"

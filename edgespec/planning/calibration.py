@@ -239,7 +239,7 @@ def _time_widths(
             rows.argmax()  # as verification does
             if turn:
                 samples[width].append(clock() - before)
-        yield done
+            yield done
     return tuple(_typical(samples[width]) for width in widths)
 
 
@@ -317,8 +317,9 @@ def measure_agreement(
 
 
 def _confidence(logits: LogitsArray) -> float:
-    """The highest probability of softmax(logits)."""
-    return float(1.0 / np.exp(logits - logits.max()).sum())
+    """The highest probability of softmax(logits); 0.0 where a score is NaN or infinite, which no draft survives."""
+    best = logits.max()
+    return float(1.0 / np.exp(logits - best).sum()) if np.isfinite(best) else 0.0
 
 
 def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[float]:

@@ -250,7 +250,8 @@ def width_classes(
             "settings": dict(settings),
             "context": list(probe.context_range),
             "widths": [list(probe.widths), *([width] for width in others)],
-            "max_abs_diff": probe.max_abs_diff,
+            # A width that differs is only measured to the end where a bound is wanted.
+            "max_abs_diff": probe.max_abs_diff if probe.complete or not probe.max_abs_diff else None,
         }
     ]
 

@@ -16,6 +16,7 @@ import pytest
 
 import edgespec.learning as learning_module
 import edgespec.planning.bandwidth as bandwidth_module
+from edgespec.errors import MemoryLimitError
 from edgespec.files.locations import Home
 from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
@@ -72,6 +73,19 @@ def test_what_is_measured_is_stored_and_used(here: InProcess, options: tuple[str
     assert "not calibrated" not in (after["speculation_off"] or "")
     assert after["plan"]["predicted_tokens_per_s"] > 0
     assert after["token_ids"] == before["token_ids"]
+
+
+def test_too_little_memory_for_the_bandwidth_loses_only_that(
+    here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(_threads: list[int]) -> BandwidthMeasurement:
+        raise MemoryLimitError("measuring bandwidth takes too much", needed_bytes=2, available_bytes=1)
+
+    monkeypatch.setattr(bandwidth_module, "measure_read_bandwidth", measure)
+    found = succeeded(here("calibrate", "--quick", *options, "--json"))
+    assert found.json["read_bytes_per_s"] is None
+    assert found.json["curves"]
+    assert "measuring bandwidth takes too much" in found.err
 
 
 def number(value: Any, *, null: bool = False) -> bool:
