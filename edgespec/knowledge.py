@@ -39,8 +39,19 @@ class Knowledge:
         self._context_length = context_length
         self.drafter_failure: str | None = None  # why its model could not be loaded to be measured
         self._sources = tuple(sources)
-        found = {source: store.load_acceptance(target, self._identity(source)) for source in sources}
-        self.priors: dict[str, AcceptancePrior] = {s: prior for s, prior in found.items() if prior is not None}
+        self.priors: dict[str, AcceptancePrior] = {}
+        for source in sources:
+            prior = self._load_prior(source)
+            if prior is not None and prior != NO_PRIOR:
+                self.priors[source] = prior
+
+    def _load_prior(self, source: str) -> AcceptancePrior | None:
+        """A file that cannot be used is begun afresh: nothing else would, where nothing is drafted."""
+        noted = len(self.store.notes)
+        prior = self.store.load_acceptance(self.target, self._identity(source))
+        if len(self.store.notes) > noted:
+            self.store.save_acceptance(self.target, self._identity(source), NO_PRIOR)
+        return prior
 
     @property
     def notes(self) -> tuple[str, ...]:
