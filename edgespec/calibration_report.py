@@ -44,7 +44,7 @@ def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -
     times, drafter_times, probe = knowledge.target_times(), knowledge.drafter_times(), knowledge.widths()
     read_bytes_per_s = None if bandwidth is None else bandwidth.read_bytes_per_s
     lines: list[str] = []
-    extra: dict[str, Any] = {"drafting": None, "contention": None, "plain": [], "plan": engine.plan.as_json()}
+    extra: dict[str, Any] = {"drafting": None, "contention": None, "plain": []}
     curves: list[dict[str, Any]] = []
     if times is not None:
         curves += _curves(target, times)
@@ -79,7 +79,6 @@ def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -
         low, high = probe.context_range
         widths = ", ".join(map(str, probe.widths))
         lines.append(f"exactness    widths {widths} are bit-equal at contexts of {low} to {high} tokens")
-    lines += [f"plan         {reason}" for reason in engine.plan.reasons]
     return CalibrationReport(
         machine=engine.machine.as_json(),
         curves=tuple(curves),

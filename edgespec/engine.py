@@ -17,22 +17,23 @@ from edgespec.files.locations import Home, home
 from edgespec.files.progress import Cancelled
 from edgespec.files.store import Store
 from edgespec.learning import LEARNING_BUDGET_S, Learning
-from edgespec.loading import Limits, Parts, load_parts
+from edgespec.loading import Limits, Parts, load_parts, model_memory
 from edgespec.locate import Locator
 from edgespec.planning.calibration import QUICK, Scope
 from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.depth_cost import CostDepth, Costs
 from edgespec.planning.machine import power_source
-from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory
+from edgespec.planning.measurements import Measurements
+from edgespec.planning.memory import MemoryEstimate, require_memory
 from edgespec.planning.options import Ranking
 from edgespec.planning.plan import Plan
-from edgespec.planning.planner import make_plan
+from edgespec.planning.planner import CLASS_TOO_DEAR, make_plan
 from edgespec.planning.policies import make_policy
 from edgespec.planning.ranking import HEADROOM_BYTES
 from edgespec.planning.widths import WIDEST
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, load_model
-from edgespec.selection import drafter_settings, know, other_settings, resolve_profile
+from edgespec.runtimes.llama import LlamaModel, LlamaSequence, load_model
+from edgespec.selection import class_too_dear, drafter_settings, fastest_plain, know, other_settings, resolve_profile
 from edgespec.session import Session, Speculation
 from edgespec.text.templates import ChatTemplate
 
@@ -60,6 +61,7 @@ class Engine:
         self._drafter_model: LlamaModel | None = None
         self._template: ChatTemplate | None = None
         self._learning: Learning | None = None
+        self._others: list[LlamaModel] = []  # the target's weights in other settings
         drafters: list[Drafter] = []
         if profile.lookup:
             drafters.append(LookupDrafter())
@@ -69,14 +71,8 @@ class Engine:
             drafters.append(ModelDrafter(lambda: _called(open_drafter)))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         costs = self.knowledge.costs()
-        self.plan: Plan = make_plan(wish, self._target.facts, self.probe, self.knowledge.notes, costs)
-        self.policy: DepthPolicy = make_policy(
-            profile.depth_policy if profile.depth == "auto" else "fixed",
-            self.plan.depth_cap,
-            wish.sources,
-            costs,
-            self.knowledge.priors,
-        )
+        self.plan: Plan = self._plan_by(costs)
+        self.policy: DepthPolicy = self._policy_by(costs)
 
     @classmethod
     def load(
@@ -90,6 +86,7 @@ class Engine:
         cancelled: Cancelled | None = None,
         store_home: Home | None = None,
         calibrate: bool = False,
+        keep_class: bool = False,
         **overrides: Any,
     ) -> Engine:
         """Load a target and plan for it.
@@ -98,8 +95,10 @@ class Engine:
         Without ``download`` nothing touches the network. ``calibrate`` measures what is not known of these models on
         this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan is
         plain, and ``learn`` can measure between answers. A depth given as a number, or near exactness, needs the
-        check which widths are bit-equal (about 20 seconds), and makes it. ``progress`` is told each step, on the
-        calling thread.
+        check which widths are bit-equal (about 20 seconds), and makes it. ``keep_class`` stays in the setting whose
+        widths are bit-equal also where plain decoding was measured to be so much faster in another that drafting is
+        not expected to win it back: for measuring and checking. ``progress`` is told each step, on the calling
+        thread.
 
         Raises EdgespecError and its subclasses only.
         """
@@ -109,7 +108,9 @@ class Engine:
         locator = Locator(store=Store(place), download=download, progress=progress, cancelled=cancelled)
         engine = cls(load_parts(chosen, place, locator, limits or Limits(), tell, calibrate=calibrate))
         try:
-            if calibrate and engine.unmeasured:
+            if not keep_class:
+                engine.leave_dear_class()
+            if calibrate and engine.unmeasured and chosen.depth != 0:
                 engine.calibrate(progress=tell)
         except BaseException:
             engine.close()
@@ -148,7 +149,7 @@ class Engine:
             return session
 
     def _target_estimate(self) -> MemoryEstimate:
-        return estimate_memory(self._target.header, self.plan.context_length, KV_TYPES[self._target.facts.kv_type][1])
+        return model_memory(self._target.header, self.plan.context_length, self._target.settings)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
@@ -189,7 +190,7 @@ class Engine:
                 raise ClosedError("this engine is closed")
             if self._drafter_model is None:
                 settings = drafter_settings(self.profile, self._target.settings, located)
-                estimate = estimate_memory(located.header, self.plan.context_length, KV_TYPES[settings.kv_type][1])
+                estimate = model_memory(located.header, self.plan.context_length, settings)
                 require_memory(located.name, estimate, self._memory_allowed_bytes)
                 self._drafter_model = load_model(
                     located.path, settings, name=located.name, sha256=located.identity, header=located.header
@@ -258,36 +259,63 @@ class Engine:
 
     def replan(self) -> None:
         """Plan from what is stored now; answers that begin from here on follow the new plan."""
-        self.probe = self.knowledge.widths() or self.probe
+        if self._wish.plain_because is None:  # else nothing is drafted, and widths need not be known
+            self.probe = self.knowledge.widths() or self.probe
         costs = self.knowledge.costs()
-        self.plan = make_plan(self._wish, self._target.facts, self.probe, self.knowledge.notes, costs)
+        self.plan = self._plan_by(costs)
         if isinstance(self.policy, CostDepth | BanditDepth):
             self.policy.calibrate(costs, self.plan.depth_cap, self.knowledge.priors)
-        elif self.profile.depth == "auto":
-            self.policy = make_policy(
-                self.profile.depth_policy, self.plan.depth_cap, self._wish.sources, costs, self.knowledge.priors
-            )
+        else:
+            self.policy = self._policy_by(costs)
+
+    def _plan_by(self, costs: Costs) -> Plan:
+        return make_plan(self._wish, self._target.facts, self.probe, self.knowledge.notes, costs)
+
+    def _policy_by(self, costs: Costs) -> DepthPolicy:
+        name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
+        return make_policy(name, self.plan.depth_cap, self._wish.sources, costs, self.knowledge.priors)
 
     def follow_power(self) -> bool:
         """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
 
-        Each answer begins with this. True if there is a new plan.
+        Each answer begins with this. True if there is a new plan. A source that cannot be told for a moment is no
+        change.
         """
         now = power_source()
         with self._lock:
-            if self._closed or now == self.machine.power_source:
+            if self._closed or now is None or now == self.machine.power_source:
                 return False
             self.machine = replace(self.machine, power_source=now)
-            store = replace(self.knowledge.store, power_source=now, notes=[])
-            self.knowledge = know(store, self.profile, self._target, self._located_drafter, self._wish)
-            self._learning = None
+            self._know_by(self.knowledge.store.on_power(now))
+            learning, self._learning = self._learning, None
+            if learning is not None:
+                learning.close()
             self.replan()
         return True
 
-    def adopt(self, **caches: Any) -> bool:
+    def _know_by(self, store: Measurements) -> None:
+        self.knowledge = know(store, self.profile, self._target, self._located_drafter, self._wish)
+
+    def leave_dear_class(self) -> bool:
+        """Decode plainly in another setting, where the numeric class costs more than drafting is expected to gain.
+
+        Nothing changes before other settings were timed (``calibrate``), while a session is open, or where a depth or
+        near exactness was asked for. True if there is a new plan.
+        """
+        if self.profile.depth != "auto" or self.profile.exactness != "stable":
+            return False
+        faster = class_too_dear(self._target, self.knowledge, 0 if self.probe is None else self.probe.depth_cap)
+        if faster is None:
+            return False
+        # Fewer threads are only another class, which may draft as well.
+        because = self._wish.plain_because if "threads" in faster else CLASS_TOO_DEAR
+        return self.adopt(plain_because=because, **faster)
+
+    def adopt(self, *, plain_because: str | None = None, **caches: Any) -> bool:
         """Go on with the target's weights in other caches or threads; False while a session is open.
 
-        ``caches`` are those of ``LlamaModel.with_caches``. What is planned next is planned for the new setting.
+        ``caches`` are those of ``LlamaModel.with_caches``. What is planned next is planned for the new setting:
+        plainly, if there is a reason ``plain_because``.
         """
         with self._lock:
             if self._closed or any(not session.closed for session in self._sessions):
@@ -299,9 +327,27 @@ class Engine:
             other = self._target.with_caches(**caches)
             self._target.close()
             self._target, self.probe = other, None
-            self.knowledge = know(self.knowledge.store, self.profile, other, self._located_drafter, self._wish)
+            self._wish = replace(self._wish, plain_because=plain_because)
+            self._know_by(self.knowledge.store)
             self.replan()  # the depths of the old plan are those of another numeric class
         return True
+
+    def in_setting(self, **caches: Any) -> LlamaModel:
+        """The target's weights in other caches or threads, beside it; closed with the engine.
+
+        ``caches`` are those of ``LlamaModel.with_caches``, which says what is raised.
+        """
+        other = self._target.with_caches(**caches)
+        with self._lock:
+            self._others.append(other)
+        return other
+
+    def fastest_plain(self) -> tuple[dict[str, Any], float] | None:
+        """The setting (for ``in_setting``) known to decode plainly faster than the target's own, and how many times.
+
+        None if its own is the fastest that was timed.
+        """
+        return fastest_plain(self._target, self.knowledge.store)
 
     def ranking(self) -> Ranking | None:
         """Every way to run on this machine that was measured, the fastest first; None before anything was."""
@@ -329,6 +375,8 @@ class Engine:
         with self._drafter_lock:
             if self._drafter_model is not None:
                 self._drafter_model.close()
+        for other in self._others:
+            other.close()
         self._target.close()
         self.tokenizer.close()
 

@@ -16,12 +16,12 @@ from edgespec.planning.calibration import QUICK, ModelTimes, measure_target
 from edgespec.planning.machine import Machine, describe_machine
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory, too_large_words
-from edgespec.planning.planner import CLASS_TOO_DEAR, Wish, find_stable_model
+from edgespec.planning.planner import Wish, find_stable_model
 from edgespec.planning.widths import WidthProbe, probe_widths
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSettings, load_model, usable_settings
 from edgespec.runtimes.llama_library import load as load_library
-from edgespec.selection import choose_device, choose_settings, faster_plain, find_drafter, know, source_names
+from edgespec.selection import choose_device, choose_settings, find_drafter, know, source_names
 from edgespec.text.tokenizer import LlamaVocabulary
 
 
@@ -88,21 +88,13 @@ def load_parts(
             open_model,
             settings,
             store,
-            measure=_measure(wish, store, tell, calibrate=calibrate),
+            measure=_measure(wish, store, place, tell, calibrate=calibrate),
             complete=wish.exactness == "near",
             context_length=context_length,
         )
     try:
         tokenizer = LlamaVocabulary(located.path)
         knowledge = know(store, profile, model, drafter, wish)
-        faster = faster_plain(model, knowledge, 0 if widths is None else widths.depth_cap)
-        if faster is not None and wish.depth == "auto" and wish.exactness == "stable":
-            slower, model = model, model.with_caches(**faster)
-            slower.close()
-            if "threads" not in faster:
-                wish = replace(wish, plain_because=CLASS_TOO_DEAR)
-            knowledge = know(store, profile, model, drafter, wish)
-            widths = knowledge.widths()
     except BaseException:
         model.close()
         raise
@@ -142,9 +134,12 @@ def _fitting_drafter(
 
 
 def _measure(
-    wish: Wish, store: Measurements, tell: LoadProgress, *, calibrate: bool
+    wish: Wish, store: Measurements, place: Home, tell: LoadProgress, *, calibrate: bool
 ) -> Callable[[LlamaModel], WidthProbe] | None:
-    """How to find out which widths are bit-equal, where that has to be known before the first answer."""
+    """How to find out which widths are bit-equal, where that has to be known before the first answer.
+
+    While another process calibrates that waits: two that time the machine at once would time each other.
+    """
     complete = wish.exactness == "near"
     if not calibrate and not complete and wish.depth == "auto":
         return None
@@ -160,7 +155,8 @@ def _measure(
             )
         # One walk through the contexts measures both, and the times are needed as well.
         scope = replace(QUICK, complete=complete)
-        with closing(measure_target(model, wish.context_length, scope)) as steps:
+        steps = measure_target(model, wish.context_length, scope)
+        with store.exclusive(place.locks, wait=True), closing(steps):
             while True:
                 try:
                     tell(Loading(f"measuring {model.facts.name}", next(steps)))

@@ -48,7 +48,13 @@ def choose_settings(profile: Profile, machine: Machine, max_threads: int | None,
         threads=max(1, min(threads, max_threads or threads)),
         device=device,
         gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
+        kv_type=cache_type(device),
     )
+
+
+def cache_type(device: str) -> str:
+    """The cache whose widths are bit-equal. GPU kernels are built for keys and values of one type only."""
+    return LlamaSettings().kv_type if device == "cpu" else "q8_0"
 
 
 def source_names(profile: Profile, drafter: LocatedModel | None) -> tuple[str, ...]:
@@ -90,7 +96,7 @@ def drafter_settings(profile: Profile, target: LlamaSettings, drafter: LocatedMo
     """
     device = choose_device(profile.draft_device, drafter.header.tensor_bytes)
     return replace(
-        target, device=device, gpu_layers=None, repack=True, flash_attention=True, kv_type=LlamaSettings().kv_type
+        target, device=device, gpu_layers=None, repack=True, flash_attention=True, kv_type=cache_type(device)
     )
 
 
@@ -122,20 +128,30 @@ def other_settings(target: LlamaModel) -> list[dict[str, Any]]:
     return settings
 
 
-def faster_plain(target: LlamaModel, knowledge: Knowledge, depth_cap: int) -> dict[str, Any] | None:
+def fastest_plain(target: LlamaModel, store: Measurements) -> tuple[dict[str, Any], float] | None:
+    """The setting in which plain decoding is faster than in the target's own, and how many times.
+
+    None if its own is the fastest, or if nothing else was timed.
+    """
+    own_s = store.plain_s(target.facts)
+    timed = [
+        (seconds, caches)
+        for caches in other_settings(target)
+        if (seconds := store.plain_s(target.facts_with(**caches))) is not None
+    ]
+    if own_s is None or not timed:
+        return None
+    seconds, caches = min(timed, key=lambda pair: pair[0])
+    return (caches, own_s / seconds) if seconds < own_s else None
+
+
+def class_too_dear(target: LlamaModel, knowledge: Knowledge, depth_cap: int) -> dict[str, Any] | None:
     """The setting to decode plainly in instead, if the numeric class costs more than drafting is expected to gain.
 
     None if the class costs plain decoding no more than DESIGN.md's 3 %, if a drafter repays it, or if nothing else
     was timed.
     """
-    own_s = knowledge.store.plain_s(target.facts)
-    timed = [
-        (seconds, caches)
-        for caches in other_settings(target)
-        if (seconds := knowledge.store.plain_s(target.facts_with(**caches))) is not None
-    ]
-    if own_s is None or not timed:
+    faster = fastest_plain(target, knowledge.store)
+    if faster is None or faster[1] <= max(SLOWER_ALLOWED, knowledge.expected_gain(depth_cap)):
         return None
-    seconds, caches = min(timed, key=lambda pair: pair[0])
-    price = own_s / seconds
-    return caches if price > max(SLOWER_ALLOWED, knowledge.expected_gain(depth_cap)) else None
+    return faster[0]

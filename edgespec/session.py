@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.answer import AnswerTask, AnswerText
-from edgespec.decoding.contracts import DepthPolicy, Drafter, DraftRequest, common_prefix
+from edgespec.decoding.contracts import DepthPolicy, Drafter, DraftRequest, Model, common_prefix
 from edgespec.decoding.contracts import Sequence as TokenSequence
 from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 class Speculation:
     """Who drafts in a session and how far, in place of the engine's plan: for measuring and comparing.
 
-    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text.
+    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
+    of the engine's: the same weights in another setting, say.
     """
 
     drafters: tuple[Drafter, ...]
     policy: DepthPolicy
     depth_cap: int
+    target: Model | None = None
 
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -64,7 +66,7 @@ class Session:
         self._closed = False
         self._active: tuple[AnswerTask, Future[None], str | None] | None = None
         self._policy: DepthPolicy = self._speculating.policy  # of the latest answer
-        self._target: TokenSequence = engine.open_target()
+        self._target: TokenSequence = self._open_target()
         self._drafts: CombinationState | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
 
@@ -206,7 +208,11 @@ class Session:
             self._target.rewind(self._target.length)
         except RewindError:
             self._target.close()
-            self._target = self._engine.open_target()
+            self._target = self._open_target()
+
+    def _open_target(self) -> TokenSequence:
+        other = None if self._speculation is None else self._speculation.target
+        return self._engine.open_target() if other is None else other.open(self._engine.plan.context_length)
 
     def _draft_state(self) -> CombinationState:
         """The drafters' state, kept between answers so that their caches are."""
@@ -328,10 +334,11 @@ class Session:
             return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
         plan = self._engine.plan
         plain_because = [reason for reason in plan.reasons if reason.startswith("plain: ")]
-        if plain_because and (plan.drafter_off is None or self._engine.drafters):
-            return plain_because[-1].removeprefix("plain: ")
-        if plan.drafter_off is not None:
+        if plan.drafter_off is not None and not (plain_because and self._engine.drafters):
             return plan.drafter_off
+        if plain_because:
+            lost = [] if plan.drafter_off is None else [f"no model drafter: {plan.drafter_off}"]
+            return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
         reasons = [self._policy.why_off(drafter.kind) for drafter in self._engine.drafters]
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
 

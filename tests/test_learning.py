@@ -120,7 +120,7 @@ def test_alternatives_are_other_settings_of_the_target(
     assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
     others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
     assert others == {
-        "1 thread, a q8_0 cache",
+        "1 thread, a q8_0+f16 cache",
         "2 threads, a f16 cache",
         "2 threads, a f16 cache, no flash attention",
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
+from edgespec.decoding.contracts import Drafter
 from edgespec.engine import Engine
 from edgespec.errors import InvalidRequestError
 from edgespec.planning.cost import FREE
@@ -15,18 +16,22 @@ from edgespec.planning.depth_cost import CostDepth, Costs
 from edgespec.planning.policies import make_policy
 from edgespec.session import Session, Speculation
 
-PLAIN, AGAIN, PLANNED = "plain", "again", "planned"
+PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)
 
 # What can be asked for beside "depth-N".
-ARM_NAMES = (PLAIN, AGAIN, PLANNED, "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
+ARM_NAMES = (PLAIN, AGAIN, FASTEST, PLANNED, "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
+
+# Plain decoding in another setting is worth an arm of its own if calibration found it faster by more than two runs of
+# one setting usually differ.
+_FASTER = 1.01
 
 _DEPTH = re.compile(r"(?:(oracle|lookup|model)-)?depth-(\d{1,2})")
 
 ARMS_HELP = (
-    "plain, again (plain once more: the noise), planned, oracle (always right), worst (always wrong), lookup, "
-    "loaded (plain with the drafter in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, or a depth "
-    "policy: " + ", ".join(POLICY_NAMES)
+    "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, oracle (always "
+    "right), worst (always wrong), lookup, loaded (plain with the drafter in memory), depth-N, oracle-depth-N, "
+    "lookup-depth-N, model-depth-N, or a depth policy: " + ", ".join(POLICY_NAMES)
 )
 
 
@@ -48,6 +53,14 @@ def parse_arms(names: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((PLAIN, *wanted)))
 
 
+def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
+    """The arms and, where the plan is held against plain decoding, plain decoding in a setting known to be faster."""
+    faster = engine.fastest_plain()
+    if PLANNED not in names or FASTEST in names or faster is None or faster[1] <= _FASTER:
+        return tuple(names)
+    return (PLAIN, FASTEST, *(name for name in names if name != PLAIN))
+
+
 def open_arm(engine: Engine, name: str, depth_cap: int) -> Arm:
     """A session that decodes the way the arm says, up to ``depth_cap`` tokens deep.
 
@@ -66,17 +79,17 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         if name == "loaded" and engine.knowledge.drafter is not None:
             engine.drafter_model()
         return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0)
-    costs = engine.knowledge.costs()
+    if name == FASTEST:
+        faster = engine.fastest_plain()
+        other = None if faster is None else engine.in_setting(**faster[0])
+        return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0, target=other)
     if name in ("oracle", "worst"):
-        drafter = ReplayDrafter(script, wrong=name == "worst")
-        free = Costs(curves=costs.curves, drafts={drafter.kind: FREE})
-        return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], free), depth_cap=cap)
+        return _free(engine, ReplayDrafter(script, wrong=name == "worst"), cap)
     if name == "lookup":
-        free = Costs(curves=costs.curves, drafts={"lookup": FREE})
-        own = tuple(d for d in engine.drafters if d.kind == "lookup")
-        if not own:
+        own = next((drafter for drafter in engine.drafters if drafter.kind == "lookup"), None)
+        if own is None:
             raise InvalidRequestError("the arm lookup needs lookup = true in the profile")
-        return Speculation(drafters=own, policy=CostDepth(cap, ["lookup"], free), depth_cap=cap)
+        return _free(engine, own, cap)
     forced = _DEPTH.fullmatch(name)
     if forced is not None:
         who, depth = forced.group(1), min(cap, int(forced.group(2)))
@@ -87,8 +100,15 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
             raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     sources = [d.kind for d in engine.drafters]
-    policy = make_policy(next(p for p in POLICY_NAMES if p == name), cap, sources, costs, engine.knowledge.priors)
+    costs, priors = engine.knowledge.costs(), engine.knowledge.priors
+    policy = make_policy(next(p for p in POLICY_NAMES if p == name), cap, sources, costs, priors)
     return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap)
+
+
+def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
+    """One drafter alone that costs nothing to ask, drafting what pays."""
+    costs = Costs(curves=engine.knowledge.costs().curves, drafts={drafter.kind: FREE})
+    return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], costs), depth_cap=cap)
 
 
 def open_arms(engine: Engine, names: Sequence[str], depth_cap: int) -> list[Arm]:

@@ -6,7 +6,7 @@ import statistics as stdlib_statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.bench.arms import AGAIN, PLAIN, PLANNED
+from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
 from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
 from edgespec.decoding.contracts import RoundRecord
@@ -21,10 +21,10 @@ def arm_report(
     """CLI.md's entry of one arm; ``pace`` is how many times longer forwards took than when they were calibrated."""
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
-    pairs = paired(answers, name, PLAIN)
+    against = baseline(answers)
     report: dict[str, Any] = {
         "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
-        "speedup": None if name == PLAIN or not pairs else speedup_json(answers, name, PLAIN),
+        "speedup": None if name == against else speedup_json(answers, name, against),
         "identical_fraction": _fraction([answer.identical for answer in own]),
         "predicted_vs_measured": _predicted_vs_measured(engine, own, None if name == PLAIN else pace),
         **_work(engine, own, read_bytes_per_s),
@@ -33,9 +33,16 @@ def arm_report(
     return report
 
 
-def speedup_json(answers: Sequence[Answer], name: str, baseline: str) -> dict[str, Any]:
-    """Paired speed-up of one arm over another, overall and by category."""
-    pairs = paired(answers, name, baseline)
+def baseline(answers: Sequence[Answer]) -> str:
+    """The arm that every other one is held against: the fastest plain decoding there is."""
+    return FASTEST if any(answer.arm == FASTEST for answer in answers) else PLAIN
+
+
+def speedup_json(answers: Sequence[Answer], name: str, against: str) -> dict[str, Any] | None:
+    """Paired speed-up of one arm over another, overall and by category; None without pairs."""
+    pairs = paired(answers, name, against)
+    if not pairs:
+        return None
     categories = {answer.prompt_id: answer.category for answer in answers}
     return {
         **speedup(pairs).as_json(),
@@ -43,12 +50,12 @@ def speedup_json(answers: Sequence[Answer], name: str, baseline: str) -> dict[st
     }
 
 
-def paired(answers: Sequence[Answer], name: str, baseline: str) -> dict[str, list[tuple[float, float]]]:
+def paired(answers: Sequence[Answer], name: str, against: str) -> dict[str, list[tuple[float, float]]]:
     """Tokens a second of both arms by prompt, the n-th answer of one with the n-th of the other."""
     speeds = {(a.arm, a.prompt_id, a.turn): a.tokens_per_s for a in answers}
     pairs: dict[str, list[tuple[float, float]]] = {}
     for (arm, prompt_id, turn), own in speeds.items():
-        other = speeds.get((baseline, prompt_id, turn))
+        other = speeds.get((against, prompt_id, turn))
         if arm == name and own is not None and other is not None:
             pairs.setdefault(prompt_id, []).append((own, other))
     return pairs
@@ -87,7 +94,9 @@ def bench_report(
         "suite": dict(suite),
         "arms": arms,
         "speedup": None if planned is None else planned["speedup"],
-        "identical_fraction": _fraction([answer.identical for answer in answers if answer.arm != PLAIN]),
+        "baseline": baseline(answers),
+        # Another setting's plain text is nothing that was promised.
+        "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST)]),
         "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
         "noise": {**noise_json(answers), "repeated": repeated},
         "regret": _regret(answers),
@@ -207,11 +216,12 @@ def _work(engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None)
 
 
 def _requests(answers: Sequence[Answer], name: str) -> dict[str, Any]:
-    """Time to first token and whole requests against plain decoding; None where prompts were in the cache."""
+    """Time to first token and whole requests against the fastest plain decoding; None where prompts were cached."""
+    against = baseline(answers)
     by_key = {(a.arm, a.prompt_id, a.turn): a for a in answers}
     ttft, request = [], []
     for answer in answers:
-        plain = by_key.get((PLAIN, answer.prompt_id, answer.turn))
+        plain = by_key.get((against, answer.prompt_id, answer.turn))
         if answer.arm != name or plain is None:
             continue
         if answer.ttft_s is not None and plain.ttft_s:

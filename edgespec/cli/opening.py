@@ -53,9 +53,18 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
     )
 
 
-def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
-    """Load what the profile asks for, fetching models that are missing, with progress on stderr."""
+def open_engine(profile: Profile, state: State, *, calibrate: bool = False, keep_class: bool = False) -> Engine:
+    """Load what the profile asks for, fetching models that are missing, with progress on stderr.
+
+    ``calibrate`` and ``keep_class`` are those of ``Engine.load``.
+    """
     from edgespec.engine import Engine
 
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
-        return Engine.load(profile=profile, download=not state.offline, progress=progress, calibrate=calibrate)
+        return Engine.load(
+            profile=profile,
+            download=not state.offline,
+            progress=progress,
+            calibrate=calibrate,
+            keep_class=keep_class,
+        )

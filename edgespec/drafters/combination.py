@@ -20,6 +20,7 @@ from edgespec.decoding.contracts import (
     Outcome,
     Proposal,
 )
+from edgespec.drafters.gates import admitted
 from edgespec.errors import CancelledError, EdgespecError
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
@@ -106,9 +107,7 @@ class CombinationState:
         allowance = self.policy.allow(kind)
         kept = min(depth, allowance.depth, len(idea.tokens))
         if allowance.gate is not None:
-            own_gate = allowance.gate
-            sure = (idea.confidences or (_UNSURE,) * len(idea.tokens))[:kept]
-            kept = next((index for index, own in enumerate(sure) if not own_gate.admits(own, None)), kept)
+            kept = admitted(allowance.gate, _confidences(idea)[:kept])
         return idea.cut(kept) if kept > 0 else NOTHING
 
     def _judge_watched(self, context: Context) -> None:
@@ -124,8 +123,7 @@ class CombinationState:
                     break
                 hits.append(tokens[start + place] == token)
             if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):
-                sure = watched.proposal.confidences or (_UNSURE,) * len(hits)
-                self.policy.learn(watched.kind, sure[: len(hits)], hits)
+                self.policy.learn(watched.kind, _confidences(watched.proposal)[: len(hits)], hits)
             else:
                 self._watched.append(watched)
 
@@ -153,3 +151,8 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
+
+
+def _confidences(proposal: Proposal) -> tuple[float, ...]:
+    """One for each token, also where the drafter has none."""
+    return proposal.confidences or (_UNSURE,) * len(proposal.tokens)

@@ -6,6 +6,7 @@ Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025
 from __future__ import annotations
 
 from edgespec.decoding.contracts import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.drafters.gates import admitted
 
 KIND = "lookup"
 
@@ -75,9 +76,7 @@ class LookupDraftState:
                 break
         # Once a copied token turns out right, the match before the next one is that much longer.
         sure = [match_confidence(matched + index) for index in range(len(copied))]
-        kept = len(copied)
-        if gate is not None:
-            kept = next((index for index, own in enumerate(sure) if not gate.admits(own, None)), kept)
+        kept = len(copied) if gate is None else admitted(gate, sure)
         return Proposal(
             tokens=tuple(copied[:kept]),
             sources=(KIND,) * kept,

@@ -80,6 +80,12 @@ class DraftCost:
         """Seconds of drafting ``depth`` tokens, ``lag`` tokens behind; depth 0 drafts nothing."""
         return 0.0 if depth == 0 else self.round_s + depth * self.token_s + lag * self.lag_token_s
 
+    def scaled(self, factor: float) -> DraftCost:
+        """The same drafter, ``factor`` times as slow in all it does."""
+        return DraftCost(
+            token_s=factor * self.token_s, round_s=factor * self.round_s, lag_token_s=factor * self.lag_token_s
+        )
+
 
 FREE = DraftCost()
 
@@ -135,6 +141,22 @@ def best_possible(curve: Curve, draft: DraftCost, depth_cap: int) -> DepthChoice
     return choose_depth(curve, draft, (1.0,), depth_cap)
 
 
+def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float], offered: float = 1.0) -> float:
+    """The best speed-up over plain at depths from 1 to the length of ``acceptance``, also where that is below 1.
+
+    It says what drafting would come to, where ``choose_depth`` would fall back on depth 0. ``acceptance`` is as in
+    ``expected_tokens``; if it is empty there is no such depth, and the speed-up is 0. In all but the share
+    ``offered`` of the rounds one forward of the drafter is spent for nothing.
+    """
+    in_vain_s = (1.0 - offered) * (draft.seconds(1) + curve.plain_s)
+    tokens, survives, best = 1.0, 1.0, 0.0
+    for depth, probability in enumerate(acceptance, start=1):
+        survives *= probability
+        tokens += offered * survives
+        best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, draft, depth)))
+    return best
+
+
 def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:
     """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
 
@@ -147,20 +169,3 @@ def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:
         return float(depth)
     tail = acceptance**depth
     return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))
-
-
-def choose_pipelined_depth(
-    curve: Curve, draft: DraftCost, acceptance: float, depth_cap: int, *, sync_s: float = 0.0
-) -> DepthChoice:
-    """The best chunk length of a pipelined loop, each pass as long as the slower side; depth 0 is plain decoding.
-
-    ``curve`` and ``draft`` must be those of both sides running at once. ``sync_s`` is the price of a hand-over.
-    """
-    plain = 1.0 / curve.plain_s
-    best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
-    for depth in range(2, depth_cap + 1):
-        tokens = pipelined_tokens_per_round(acceptance, depth)
-        rate = tokens / (max(draft.seconds(depth), curve.seconds(depth)) + sync_s)
-        if rate > best.tokens_per_s:
-            best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
-    return best

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from edgespec.decoding.contracts import Allowance, RoundRecord
 from edgespec.planning.acceptance import DECAY, NO_PRIOR, PRIOR_STRENGTH, Acceptance, AcceptancePrior
-from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, round_seconds
+from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, drafting_speedup
 from edgespec.planning.depth import OFF, TimedPolicy
 from edgespec.planning.pace import ContextCurves
 
@@ -89,11 +89,7 @@ class _Source:
         if self.cost is None or self.cost == FREE:
             return self.cost
         factor = statistics.median(self.slowness) if len(self.slowness) >= _ENOUGH_DRAFTS else pace
-        return DraftCost(
-            token_s=factor * self.cost.token_s,
-            round_s=factor * self.cost.round_s,
-            lag_token_s=factor * self.cost.lag_token_s,
-        )
+        return self.cost.scaled(factor)
 
 
 class CostGate:
@@ -215,8 +211,8 @@ class CostDepth(TimedPolicy):
 
     def _pays(self, source: _Source, cost: DraftCost, curve: Curve, lag: int) -> bool:
         rates = source.acceptance.by_position(self._depth_cap)
-        source.expected = self._at_best_depth(cost, curve, rates, source.offered / source.asked)
-        source.possible = self._at_best_depth(cost, curve, (1.0,) * self._depth_cap)
+        source.expected = drafting_speedup(curve, cost, rates, source.offered / source.asked)
+        source.possible = drafting_speedup(curve, cost, (1.0,) * self._depth_cap)
         if source.expected <= (1.0 if source.on else MARGIN):
             return False
         lag_s = lag * cost.lag_token_s
@@ -224,19 +220,6 @@ class CostDepth(TimedPolicy):
             # Nobody knows yet whether this drafter is any good for this target: finding out comes out of the budget.
             return lag_s <= self._credit_s
         return lag_s <= HORIZON_TOKENS * curve.plain_s * (1.0 - 1.0 / source.expected)
-
-    def _at_best_depth(self, cost: DraftCost, curve: Curve, rates: Sequence[float], offered: float = 1.0) -> float:
-        """The best speed-up of depths from 1 on, also where that is below one: what drafting would come to.
-
-        In all but the share ``offered`` of the rounds one forward of the drafter is spent for nothing.
-        """
-        in_vain_s = (1.0 - offered) * (cost.seconds(1) + curve.plain_s)
-        tokens, survives, best = 1.0, 1.0, 0.0
-        for depth, rate in enumerate(rates, start=1):
-            survives *= rate
-            tokens += offered * survives
-            best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, cost, depth)))
-        return best
 
     def _look_again(self, source: _Source, cost: DraftCost, curve: Curve, lag: int, gate: CostGate) -> Allowance:
         begins = source.look_rounds == 0

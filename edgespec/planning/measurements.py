@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,12 @@ class Measurements:
     power_source: str | None = None
     notes: list[str] = field(default_factory=list, compare=False)
     _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def on_power(self, power_source: str) -> Measurements:
+        """The same folder, for a machine that runs on another source of power."""
+        other = replace(self, power_source=power_source, notes=[])
+        other._unwritten.update(self._unwritten)
+        return other
 
     # ---------------------------------------------------------------------------- what one model takes
 
@@ -148,10 +154,8 @@ class Measurements:
 
     def _save(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
         """A folder that cannot be written costs a new measurement in the next process, not an error now."""
-        path, document = (
-            self._path(kind, key),
-            {"schema_version": SCHEMA_VERSION, "key": dict(key), kind: dict(value)},
-        )
+        path = self._path(kind, key)
+        document = {"schema_version": SCHEMA_VERSION, "key": dict(key), kind: dict(value)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(path, document)

@@ -179,8 +179,3 @@ class Ranking:
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
-
-    @property
-    def fastest_plain(self) -> Candidate:
-        """What every speedup is measured against."""
-        return next(candidate for candidate in self.candidates if candidate.mode == "plain")

@@ -7,16 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgespec.decoding.contracts import ModelFacts, NumericClass
-from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth, round_seconds
+from edgespec.planning.cost import FREE, best_possible, choose_depth, drafting_speedup
 from edgespec.planning.depth_cost import MARGIN, Costs
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.plan import Exactness, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.widths import WIDEST, WidthProbe
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings
 
-# A class that costs plain decoding more than this has to be repaid by a predicted gain (DESIGN.md), and nothing
-# predicts one before the machine is calibrated.
-SLOWER_ALLOWED = 1.03
+__all__ = [
+    "CLASS_TOO_DEAR",
+    "NOT_CALIBRATED",
+    "SLOWER_ALLOWED",
+    "Wish",
+    "find_stable_model",
+    "hopeless_words",
+    "make_plan",
+    "stable_settings",
+]
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
 CLASS_TOO_DEAR = (
@@ -66,7 +73,8 @@ def find_stable_model(
 
     Stored probes are used silently; new ones are made by ``measure``, if given. If no setting is stable the preferred
     one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
-    slower: it decodes plainly. ``complete`` asks for probes that also bound the differences of unstable widths.
+    slower: it decodes plainly, as nothing predicts a gain before the machine is calibrated. ``complete`` asks for
+    probes that also bound the differences of unstable widths.
     """
     fallback: WidthProbe | None = None
     for settings in stable_settings(preferred):
@@ -180,7 +188,7 @@ def _paying_sources(wish: Wish, costs: Costs, cap: int, why: list[str]) -> tuple
             continue
         best = best_possible(curve, cost, cap)
         if best.speedup <= MARGIN:
-            why.append(f"no {source} drafter: {hopeless_words(curve_speedup(curve, cost, cap))}")
+            why.append(f"no {source} drafter: {hopeless_words(drafting_speedup(curve, cost, (1.0,) * cap))}")
             continue
         paying.append(source)
         rates = costs.acceptance.get(source)
@@ -194,11 +202,6 @@ def _paying_sources(wish: Wish, costs: Costs, cap: int, why: list[str]) -> tuple
     else:
         why.append("each round drafts as far as that is expected to pay, down to nothing")
     return tuple(paying), predicted
-
-
-def curve_speedup(curve: Curve, cost: DraftCost, cap: int) -> float:
-    """The best a drafter could do at depths from 1 on if it were always right, also where that is below plain."""
-    return max((depth + 1) * curve.plain_s / round_seconds(curve, cost, depth) for depth in range(1, cap + 1))
 
 
 def hopeless_words(speedup: float) -> str:

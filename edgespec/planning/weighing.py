@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 
 from edgespec.planning.cost import Curve, DraftCost, expected_tokens, pipelined_tokens_per_round, round_seconds
 from edgespec.planning.options import Candidate, Contention, DrafterOption, Rejected, TargetOption
-from edgespec.planning.plan import Exactness, Mode
+from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Mode
 
 __all__ = ["Weighing", "gib", "rate", "taken_bytes"]
-
-# A configuration that costs plain decoding more than this is named in the reasons (DESIGN.md, "Numeric class").
-_SLOWER_SAID = 1.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class Weighing:
         if self._cap < 2:
             return self._reject("a pipelined chunk has at least 2 tokens, and the depth cap is 1", mode="pipelined")
         curve = self.target.curve.scaled(max(1.0, contention.target_factor))
-        cost = _scaled(self.drafter.cost, max(1.0, contention.drafter_factor))
+        cost = self.drafter.cost.scaled(max(1.0, contention.drafter_factor))
         rounds = list(_pipelined_rounds(curve, cost, self._acceptance(), hand_over_s))
         expected = max(rounds, key=lambda one: one.tokens_per_s)
         sure_rounds = _pipelined_rounds(curve, cost, (1.0,) * self._cap, hand_over_s)
@@ -113,7 +110,7 @@ class Weighing:
             f"({rate(plain)}, {self.fastest_name})",
             *said,
         ]
-        if slower > _SLOWER_SAID:
+        if slower > SLOWER_ALLOWED:
             sentences.append(
                 f"plain decoding takes {slower:.2f}x as long there as in the fastest configuration, and drafting "
                 "repays it"
@@ -147,7 +144,7 @@ class Weighing:
             )
             if speedup > 1:
                 reason += f", and a gain below {100 * self.margin:g} % cannot be told from noise"
-        if slower > _SLOWER_SAID:
+        if slower > SLOWER_ALLOWED:
             reason += f"; plain decoding takes {slower:.2f}x as long there as in the fastest configuration"
         return reason
 
@@ -203,12 +200,6 @@ def _pipelined_rounds(
             tokens=pipelined_tokens_per_round(steady, depth),
             seconds=max(cost.seconds(depth), curve.seconds(depth)) + hand_over_s,
         )
-
-
-def _scaled(cost: DraftCost, factor: float) -> DraftCost:
-    return DraftCost(
-        token_s=factor * cost.token_s, round_s=factor * cost.round_s, lag_token_s=factor * cost.lag_token_s
-    )
 
 
 def _level(target: TargetOption, depth: int) -> Exactness:

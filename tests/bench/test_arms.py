@@ -7,16 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.bench import arms as module
-from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms
+from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms, with_fastest
 from edgespec.bench.controls import Script
 from edgespec.engine import Engine
-from edgespec.errors import InvalidRequestError, MemoryLimitError
+from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
+from edgespec.files.locations import Home
 from edgespec.planning.depth import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth
 from edgespec.session import Session, Speculation
 from tests.support.bench_answers import require_depth
-from tests.support.tiny_models import TinyModels
+from tests.support.calibrating import time_other
+from tests.support.tiny_models import TinyModels, answer
 
 CAP = 3
 
@@ -88,7 +90,9 @@ def test_an_unknown_name_is_refused_with_all_the_names(name: str) -> None:
 # ------------------------------------------------------------------------------------------- who drafts
 
 
-@pytest.mark.parametrize("name", ["plain", "again", "loaded", "depth-0", "oracle-depth-0", "model-depth-0"])
+@pytest.mark.parametrize(
+    "name", ["plain", "again", "fastest", "loaded", "depth-0", "oracle-depth-0", "model-depth-0"]
+)
 def test_plain_arms_never_draft(engine: Engine, name: str) -> None:
     found = speculation(engine, name)
     assert found.depth_cap == 0
@@ -98,6 +102,27 @@ def test_plain_arms_never_draft(engine: Engine, name: str) -> None:
 
 def test_the_planned_arm_is_the_engines_own(engine: Engine) -> None:
     assert module._speculation(engine, "planned", CAP, Script()) is None
+
+
+def test_plain_in_a_setting_that_was_found_faster(tiny: TinyModels, home: Home) -> None:
+    names = ("plain", "again", "planned")
+    with tiny.load_speculating(store_home=home) as engine:
+        assert speculation(engine, "fastest").target is None, "the plan's own setting is the fastest known"
+        assert with_fastest(engine, names) == names
+        time_other(engine, 1.005)
+        assert with_fastest(engine, names) == names, "that is within the noise"
+        time_other(engine, 1.02)
+        assert with_fastest(engine, names) == ("plain", "fastest", "again", "planned")
+        assert with_fastest(engine, ("plain", "oracle")) == ("plain", "oracle"), "nothing is held against it"
+        assert with_fastest(engine, ("plain", "planned", "fastest")) == ("plain", "planned", "fastest")
+        other = speculation(engine, "fastest").target
+        assert other is not None
+        assert other.facts.kv_type == "f16"
+        arm = open_arm(engine, "fastest", CAP)
+        assert answer(arm.session.generate("hello", max_tokens=5)).stats.emitted_tokens == 5
+        assert speculation(engine, "plain").target is None
+    with pytest.raises(ClosedError):
+        other.open(16)
 
 
 @pytest.mark.parametrize("name", ["oracle", "worst"])

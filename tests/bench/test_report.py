@@ -108,6 +108,7 @@ def test_a_speedup_is_the_mean_over_prompts_of_their_median_pairs() -> None:
                 answered("planned", prompt=prompt, category=category, turn=turn, decode_s=0.1 / ratio)
             )  # fmt: skip
     found = speedup_json(answers, "planned", "plain")
+    assert found is not None
     assert found["geomean"] == pytest.approx(4 ** (1 / 3))
     assert found["median"] == pytest.approx(2.0)
     assert found["prompts"] == 3
@@ -117,7 +118,10 @@ def test_a_speedup_is_the_mean_over_prompts_of_their_median_pairs() -> None:
     assert found["by_category"]["chat"]["geomean"] == pytest.approx(2.0)
     assert found["by_category"]["qa"]["geomean"] == pytest.approx(2**0.5)
     assert found["by_category"]["qa"]["prompts"] == 2
-    assert speedup_json(answers, "plain", "planned")["geomean"] == pytest.approx(4 ** (-1 / 3))
+    inverse = speedup_json(answers, "plain", "planned")
+    assert inverse is not None
+    assert inverse["geomean"] == pytest.approx(4 ** (-1 / 3))
+    assert speedup_json(answers, "plain", "nobody") is None
 
 
 def test_the_speed_of_an_arm_is_a_geometric_mean_of_the_answers_that_have_one() -> None:
@@ -131,6 +135,22 @@ def test_the_speed_of_an_arm_is_a_geometric_mean_of_the_answers_that_have_one() 
 def test_one_answer_that_differs_is_a_fraction() -> None:
     answers = [answered("planned", turn=turn, identical=turn != 2) for turn in range(4)]
     assert arm(answers, "planned")["identical_fraction"] == 0.75
+
+
+def test_never_slower_is_held_against_the_fastest_plain_decoding() -> None:
+    answers = [
+        answered(decode_s=0.1, ttft_s=0.1),
+        answered("fastest", decode_s=0.08, ttft_s=0.05, identical=False),
+        answered("planned", decode_s=0.04, ttft_s=0.1),
+    ]
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None)
+    assert found["baseline"] == "fastest"
+    assert found["speedup"]["geomean"] == pytest.approx(2.0)
+    assert found["arms"]["fastest"]["speedup"] is None
+    assert found["arms"]["plain"]["speedup"]["geomean"] == pytest.approx(0.8)
+    assert found["arms"]["planned"]["ttft_vs_plain_p50"] == pytest.approx(2.0)
+    assert found["identical_fraction"] == 1.0, "another setting's text was never promised"
+    assert bench_report(engine(), {}, answers[::2], read_bytes_per_s=None)["baseline"] == "plain"
 
 
 # ------------------------------------------------------------------------------------------- the A/A arm
@@ -159,7 +179,9 @@ def test_the_interval_that_is_shown_is_the_one_that_is_judged(speeds: tuple[floa
     found = noise_json(answers)
     assert found["noisy"] is is_noisy(answers) is noisy
     low, high = found["aa_ci95"]
-    assert found["aa_ci95"] == speedup_json(answers, "again", "plain")["ci95"]
+    judged = speedup_json(answers, "again", "plain")
+    assert judged is not None
+    assert found["aa_ci95"] == judged["ci95"]
     assert (low < 0.97 or high > 1.03) is noisy
     assert low <= found["aa_geomean"] <= high
 

@@ -16,7 +16,7 @@ from edgespec.planning.cost import (
     DraftCost,
     best_possible,
     choose_depth,
-    choose_pipelined_depth,
+    drafting_speedup,
     expected_tokens,
     pipelined_tokens_per_round,
     round_seconds,
@@ -93,6 +93,14 @@ def test_drafting_costs_what_its_parts_cost_and_nothing_at_depth_0() -> None:
     assert FREE.seconds(16, lag=100) == 0.0
     assert round_seconds(FLAT, cost, 4) == pytest.approx(0.142)
     assert round_seconds(FLAT, cost, 0) == FLAT.plain_s
+
+
+def test_a_slower_drafter_is_slower_in_all_its_parts() -> None:
+    cost = DraftCost(token_s=0.01, round_s=0.002, lag_token_s=0.003)
+    slower = cost.scaled(1.5)
+    assert (slower.token_s, slower.round_s, slower.lag_token_s) == pytest.approx((0.015, 0.003, 0.0045))
+    assert cost.scaled(1.0) == cost
+    assert FREE.scaled(7.0) == FREE
 
 
 # ------------------------------------------------------------------------------------------------ serial rounds
@@ -194,6 +202,40 @@ def test_more_acceptance_cheaper_drafts_and_more_room_never_hurt(
     assert best_possible(curve, DraftCost(token_s=token_s), cap).tokens_per_s >= before * slack
 
 
+# --------------------------------------------------------------------------------- what drafting would come to
+
+
+@given(curve=curves, token_s=st.floats(0, 0.5), acceptance=st.lists(probabilities, min_size=1, max_size=6))
+def test_drafting_comes_to_the_best_depth_that_drafts(curve: Curve, token_s: float, acceptance: list[float]) -> None:
+    cost = DraftCost(token_s=token_s, round_s=0.001)
+    speedup = drafting_speedup(curve, cost, acceptance)
+    rates = [expected_tokens(acceptance[:d]) / round_seconds(curve, cost, d) for d in range(1, len(acceptance) + 1)]
+    assert speedup == pytest.approx(max(rates) * curve.plain_s)
+    assert max(1.0, speedup) == pytest.approx(choose_depth(curve, cost, acceptance, len(acceptance)).speedup)
+
+
+def test_drafting_that_loses_is_told_by_how_much() -> None:
+    assert drafting_speedup(STEEP, DraftCost(token_s=0.0193), (1.0,)) == pytest.approx(2 / (1.64 + 0.0193 / 0.0347))
+    assert drafting_speedup(FLAT, DraftCost(token_s=0.1), (0.0, 0.9)) == pytest.approx(0.5)
+
+
+def test_without_a_depth_drafting_comes_to_nothing() -> None:
+    assert drafting_speedup(FLAT, FREE, ()) == 0.0
+
+
+def test_rounds_in_which_nothing_is_offered_cost_a_forward_and_bring_one_token() -> None:
+    # Plain 0.1 s, a forward of the drafter 0.02 s. Offered: 1.8 tokens in 0.12 s; not offered: 1 token in 0.12 s.
+    cost = DraftCost(token_s=0.02)
+    assert drafting_speedup(FLAT, cost, (0.8,), 0.25) == pytest.approx((0.25 * 1.8 + 0.75) * 0.1 / 0.12)
+    assert drafting_speedup(FLAT, cost, (0.8,), 0.0) == pytest.approx(0.1 / 0.12)
+
+
+def test_something_is_offered_in_every_round_unless_told_otherwise() -> None:
+    cost = DraftCost(token_s=0.02)
+    assert drafting_speedup(FLAT, cost, (0.8, 0.7)) == drafting_speedup(FLAT, cost, (0.8, 0.7), 1.0)
+    assert drafting_speedup(FLAT, cost, (0.8, 0.7)) > drafting_speedup(FLAT, cost, (0.8, 0.7), 0.9)
+
+
 # ------------------------------------------------------------------------------------------- pipelined passes
 
 
@@ -239,21 +281,3 @@ def test_a_pipeline_commits_more_with_more_acceptance_and_never_more_than_a_chun
     less, more = pipelined_tokens_per_round(low, depth), pipelined_tokens_per_round(high, depth)
     assert less <= more * (1 + 1e-9)
     assert 1 - 1e-12 <= less <= depth * (1 + 1e-9)
-
-
-def test_a_pass_is_as_long_as_the_slower_side_and_the_hand_over() -> None:
-    # Flat target of 0.1 s, drafter of 0.02 s a token: five tokens fill a pass.
-    choice = choose_pipelined_depth(FLAT, DraftCost(token_s=0.02), 0.8, 12)
-    assert choice.depth == 5
-    assert choice.speedup == pytest.approx(pipelined_tokens_per_round(0.8, 5))
-    assert choice.speedup > choose_depth(FLAT, DraftCost(token_s=0.02), (0.8,), 12).speedup
-    dearer = choose_pipelined_depth(FLAT, DraftCost(token_s=0.02), 0.8, 12, sync_s=0.1)
-    assert dearer.tokens_per_s == pytest.approx(
-        pipelined_tokens_per_round(0.8, dearer.depth) / (0.1 + 0.02 * max(dearer.depth, 5))
-    )
-
-
-@pytest.mark.parametrize(("acceptance", "token_s", "cap"), [(0.0, 0.001, 8), (0.9, 1.0, 8), (0.9, 0.001, 1)])
-def test_a_pipeline_that_does_not_pay_is_plain(acceptance: float, token_s: float, cap: int) -> None:
-    choice = choose_pipelined_depth(FLAT, DraftCost(token_s=token_s), acceptance, cap)
-    assert (choice.depth, choice.tokens_per_round, choice.speedup) == (0, 1.0, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +15,8 @@ from edgespec.errors import (
     InvalidRequestError,
     RewindError,
 )
-from edgespec.events import Done, Text
+from edgespec.events import Done, Event, Text
+from edgespec.generation import Generation
 from edgespec.runtimes.llama import LlamaSequence
 from edgespec.session import Session
 from tests.session.answers import WAIT_S, CallerError, plain_text
@@ -139,83 +141,80 @@ def test_cancel_from_many_threads_at_random_moments(engine: Engine) -> None:
 # ------------------------------------------------------------------------------------------------- leaving early
 
 
-def leave_by_break(session: Session, count: int) -> str:
-    text = ""
-    for event in session.generate("hello world", depth=3):
+class Reading:
+    """Reads pieces of an answer until there are ``count``, or until they are ``text``."""
+
+    def __init__(self, count: int | None = None, text: str | None = None) -> None:
+        self._count, self._text = count, text
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def enough(self, event: Event) -> bool:
         if isinstance(event, Text):
-            text += event.text
-            count -= 1
-        if not count:
+            self._pieces.append(event.text)
+        return self.text == self._text if self._count is None else len(self._pieces) == self._count
+
+
+Leave = Callable[[Generation, Reading], None]
+
+
+def leave_by_break(generation: Generation, reading: Reading) -> None:
+    for event in generation:
+        if reading.enough(event):
             break
-    return text
 
 
-def leave_by_close(session: Session, count: int) -> str:
-    text = ""
-    with session.generate("hello world", depth=3) as generation:
-        while count:
-            event = next(generation)
-            if isinstance(event, Text):
-                text += event.text
-                count -= 1
+def leave_by_close(generation: Generation, reading: Reading) -> None:
+    with generation:
+        while not reading.enough(next(generation)):
+            pass
     assert list(generation) == []
-    return text
 
 
-def leave_by_forgetting(session: Session, count: int) -> str:
-    generation = session.generate("hello world", depth=3)
+def leave_by_forgetting(generation: Generation, reading: Reading) -> None:
     cycle = [generation]
     cycle.append(cycle)  # type: ignore[arg-type]
-    text = ""
-    while count:
-        event = next(generation)
-        if isinstance(event, Text):
-            text += event.text
-            count -= 1
-    del generation, cycle
-    gc.collect()
-    return text
+    while not reading.enough(next(generation)):
+        pass
 
 
-def leave_by_exception(session: Session, count: int) -> str:
-    text = ""
+def leave_by_exception(generation: Generation, reading: Reading) -> None:
     try:
-        with session.generate("hello world", depth=3) as generation:
+        with generation:
             for event in generation:
-                if isinstance(event, Text):
-                    text += event.text
-                    count -= 1
-                if not count:
+                if reading.enough(event):
                     raise CallerError
     except CallerError:
         pass
-    return text
+
+
+def leave_and_go_on(session: Session, leave: Leave, reading: Reading, *, depth: int, pause_s: float) -> Done:
+    """Ask, leave the answer by and by, and ask on."""
+    leave(session.generate("hello world", depth=depth), reading)
+    gc.collect()
+    time.sleep(pause_s)
+    done = answer(session.generate("go on", max_tokens=25, depth=depth))
+    first = ({"role": "user", "content": "hello world"}, {"role": "assistant", "content": reading.text})
+    assert session.messages[:2] == first
+    assert len(session.messages) == 4
+    return done
 
 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_forgetting, leave_by_exception])
 @pytest.mark.parametrize("count", [1, 4, 40])
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
-def test_what_was_read_before_leaving_is_the_answer(
-    engine: Engine, leave: object, count: int, pause_s: float
-) -> None:
+def test_what_was_read_before_leaving_is_the_answer(engine: Engine, leave: Leave, count: int, pause_s: float) -> None:
+    """The conversation goes on as one that was decoded plainly and left at the same token does."""
+    reading = Reading(count=count)
     with engine.session() as session:
-        text = leave(session, count)  # type: ignore[operator]
-        time.sleep(pause_s)
-        prompt = engine.render(
-            [
-                {"role": "user", "content": "hello world"},
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": "go on"},
-            ]
-        )
-        done = answer(session.generate("go on", max_tokens=25, depth=3))
-        assert session.messages[:2] == (
-            {"role": "user", "content": "hello world"},
-            {"role": "assistant", "content": text},
-        )
-    assert len(session.messages) == 4
-    expected = plain_text(engine, prompt, max_tokens=25, raw=True)
-    assert done.token_ids == expected.token_ids
+        done = leave_and_go_on(session, leave, reading, depth=3, pause_s=pause_s)
+    with engine.session() as session:
+        plain = leave_and_go_on(session, leave, Reading(text=reading.text), depth=0, pause_s=0.0)
+    assert done.token_ids == plain.token_ids
+    assert done.stats.cached_tokens == plain.stats.cached_tokens
 
 
 def test_a_generation_that_was_never_started_leaves_nothing(session: Session) -> None:

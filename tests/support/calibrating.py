@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgespec.learning as learning_module
+from edgespec.engine import Engine
 from edgespec.files.locations import Home
 from edgespec.planning.calibration import measure_contention
+from tests.support.tiny_models import FORWARD_S, invent_measurements, require_speculation
 
 KINDS = ("acceptance", "contention", "plain", "times", "widths")
 
@@ -48,3 +51,17 @@ def damage(home: Home, kind: str, data: bytes = b"{") -> list[Path]:
     for path in paths:
         path.write_bytes(data)
     return paths
+
+
+def time_other(engine: Engine, factor: float, caches: dict[str, Any] | None = None) -> None:
+    """As if plain decoding had been timed in another setting (an F16 cache), and were ``factor`` times as fast."""
+    facts = engine.target_model.facts_with(**(caches or {"kv_type": "f16"}))
+    engine.knowledge.store.save_plain_s(facts, FORWARD_S / factor)
+
+
+def find_other_faster(load: Callable[..., Engine], factor: float) -> None:
+    """Store what a calibration would have found on a machine where drafting pays and the class costs ``factor``."""
+    with load(keep_class=True) as engine:
+        invent_measurements(engine)
+        require_speculation(engine)
+        time_other(engine, factor)

@@ -1,0 +1,83 @@
+"""The source of power changes: times measured on the other one no longer hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import edgespec.engine as module
+from edgespec.engine import Engine
+from edgespec.events import Notice
+from edgespec.files.locations import Home
+from edgespec.learning import Learning
+from edgespec.planning.calibration import QUICK
+from edgespec.planning.planner import NOT_CALIBRATED
+from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What the machine says it runs on; its last entry holds."""
+    said: list[str | None] = ["mains"]
+    monkeypatch.setattr(module, "power_source", lambda: said[-1])
+    return said
+
+
+@pytest.fixture
+def engine(tiny: TinyModels, home: Home, source: list[str | None]) -> Iterator[Engine]:
+    with tiny.load(store_home=home, context=300) as engine:
+        engine.follow_power()
+        invent_measurements(engine)
+        require_speculation(engine)
+        yield engine
+
+
+def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: list[str | None]) -> None:
+    assert engine.plan.mode == "serial"
+    source.append("battery")
+    with engine.session() as session:
+        events = list(session.generate("hello", max_tokens=4))
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        assert notices == ["the machine runs on battery now: planned anew"]
+        assert engine.machine.power_source == "battery"
+        assert engine.plan.mode == "plain"
+        assert NOT_CALIBRATED in engine.plan.reasons
+        assert engine.unmeasured
+        source.append("mains")
+        list(session.generate("hello", max_tokens=4))
+        assert engine.plan.mode == "serial"
+
+
+def test_a_source_that_cannot_be_told_for_a_moment_is_no_change(engine: Engine, source: list[str | None]) -> None:
+    plan = engine.plan
+    source.append(None)
+    assert not engine.follow_power()
+    assert engine.plan is plan
+    source.append("mains")
+    assert not engine.follow_power()
+
+
+def test_measuring_under_way_is_given_up(engine: Engine, source: list[str | None]) -> None:
+    engine._learning = learning = Learning(engine, QUICK, afresh=True)
+    assert not learning.run_for(0.01, module.threading.Event())
+    source.append("battery")
+    assert engine.follow_power()
+    assert engine._learning is None
+    assert not learning.run_for(1e9, module.threading.Event()), "it is over"
+    assert engine.knowledge.target_times() is None
+
+
+def test_what_no_folder_could_take_is_not_forgotten(tiny: TinyModels, source: list[str | None]) -> None:
+    file = tiny.folder / "a-file"
+    file.write_text("")
+    with tiny.load(store_home=Home(file / "home"), context=300) as engine:
+        engine.follow_power()
+        invent_measurements(engine)
+        source.append("battery")
+        assert engine.follow_power()
+        assert engine.knowledge.target_times() is None
+        assert engine.knowledge.widths() is not None, "widths do not depend on the source of power"
+        source.append("mains")
+        assert engine.follow_power()
+        assert engine.knowledge.target_times() is not None
