@@ -141,7 +141,9 @@ class Acceptance:
         return (self._kept + PRIOR_STRENGTH * UNKNOWN) / (self._claimed + PRIOR_STRENGTH * UNKNOWN)
 
     def as_prior(self) -> AcceptancePrior:
-        """What is known now, for the next conversation."""
+        """What is known now, for the next conversation; the old prior while too few tokens were seen to judge by."""
+        if not self.proven:
+            return self._prior
         by_position = self.by_position(POSITIONS)
         return AcceptancePrior(
             by_position=tuple(

@@ -123,6 +123,17 @@ def test_whatever_is_learned_rates_are_probabilities(lessons: list[tuple[list[fl
     assert AcceptancePrior.from_json(prior.as_json()) == prior
 
 
+def test_a_few_tokens_make_no_prior() -> None:
+    """The next conversation would take their chance for knowledge."""
+    acceptance = Acceptance()
+    acceptance.learn((0.5,) * 3, (True, True, False))
+    assert not acceptance.proven
+    assert acceptance.as_prior() == NO_PRIOR
+    acceptance.learn((0.5,) * 3, (True, True, False))
+    assert acceptance.proven
+    assert acceptance.as_prior() != NO_PRIOR
+
+
 def test_a_prior_carries_over() -> None:
     acceptance = taught(0.9, depth=2, confidence=0.35)
     prior = AcceptancePrior.from_json(acceptance.as_prior().as_json())
