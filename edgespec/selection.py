@@ -119,13 +119,16 @@ def fewer_threads(target: LlamaModel) -> list[int]:
     return [2**power for power in range(target.settings.threads.bit_length()) if 2**power < target.settings.threads]
 
 
+def other_caches(target: LlamaModel) -> list[dict[str, Any]]:
+    """Caches that plain decoding may be faster with, as arguments of ``LlamaModel.with_caches``."""
+    return (
+        [] if target.settings.kv_type == "f16" else [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
+    )
+
+
 def other_settings(target: LlamaModel) -> list[dict[str, Any]]:
-    """Caches and thread counts that plain decoding may be faster with, as arguments of ``LlamaModel.with_caches``."""
-    own = target.settings
-    settings: list[dict[str, Any]] = [{"threads": threads} for threads in fewer_threads(target)]
-    if own.kv_type != "f16":
-        settings += [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
-    return settings
+    """``other_caches``, and thread counts that plain decoding may be faster with."""
+    return [*({"threads": threads} for threads in fewer_threads(target)), *other_caches(target)]
 
 
 def fastest_plain(target: LlamaModel, store: Measurements) -> tuple[dict[str, Any], float] | None:

@@ -286,7 +286,9 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
         assert engine.knowledge.priors == {}
         assert isinstance(engine.policy, CostDepth)
         with engine.session() as session:
-            assert answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
+            for _ in range(3):
+                assert answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
+                session.clear()
             answer(session.generate("hello", max_tokens=60, depth=3))
         learned = engine.policy.priors()
         assert "acceptance" not in stored(home)

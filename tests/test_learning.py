@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
+import edgespec.learning as module
 from edgespec.engine import Engine
 from edgespec.errors import ForwardError
 from edgespec.events import Loading
@@ -141,6 +142,19 @@ def test_fewer_threads_are_gone_on_with_if_they_are_faster(
     assert engine.plan.target.threads == 1
     assert engine.knowledge.target_times() is not None
     assert not engine.unmeasured
+
+
+def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = iter([0.5, 0.9, 1.2])
+
+    def measure(*_models: object) -> Generator[float, None, float]:
+        yield 1.0
+        return next(ratios, 1.5)
+
+    monkeypatch.setattr(module, "measure_plain_ratio", measure)
+    Learning(engine, QUICK, alternatives=True).run()
+    assert engine.target_model.settings.threads == 2
+    assert next(ratios, None) is None
 
 
 def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

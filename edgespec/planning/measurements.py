@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +67,13 @@ class Measurements:
 
     def save_times(self, facts: ModelFacts, times: ModelTimes) -> None:
         self._save("times", self._times_key(facts), times.as_json())
+
+    def forget_times(self, facts: ModelFacts) -> None:
+        """Throw an old curve away, which newer times of this setting contradict."""
+        path = self._path("times", self._times_key(facts))
+        self._unwritten.pop(path.name, None)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
     def plain_s(self, facts: ModelFacts) -> float | None:
         """T(1) in this setting, from its curve or from a measurement of plain decoding alone."""

@@ -71,6 +71,19 @@ def test_the_kinds_do_not_overwrite_each_other(kept: Measurements) -> None:
     assert names == sorted(KINDS)
 
 
+def test_newer_times_of_a_setting_replace_its_old_curve(kept: Measurements, tmp_path: Path) -> None:
+    nowhere = Measurements(tmp_path / "measurements" / "widths", "machine-1")
+    for store in (kept, nowhere):
+        store.save_times(FACTS, TIMES)
+        store.save_plain_s(FACTS, 0.125)
+        (tmp_path / "measurements").mkdir(exist_ok=True)
+        assert store.plain_s(FACTS) == TIMES.curves.curves[0].plain_s
+        store.forget_times(FACTS)
+        assert store.load_times(FACTS) is None
+        assert store.plain_s(FACTS) == 0.125
+        store.forget_times(FACTS)
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"null", b"{", b"\xff", b"[" * 10_000])
 def test_a_damaged_file_of_each_kind_is_ignored_with_a_note(kept: Measurements, kind: Kind, data: bytes) -> None:
     save, load, value = kind
