@@ -95,7 +95,7 @@ def equality(results: Results, name: str) -> bool:
     prompts = [*load_humaneval(humaneval.path, n=20), *builtin_suite("verify")]
     assert len(prompts) == EQUALITY_PROMPTS
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
-    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True) as engine:
+    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True, keep_class=True) as engine:
         plan = engine.plan.as_json()
 
         def keep(result: PromptResult) -> None:
