@@ -44,6 +44,11 @@ def brief(report: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "reasons": report["plan"]["reasons"]}
 
 
+def identical(report: dict[str, Any]) -> bool:
+    """Whether every answer of every arm in the class was plain decoding's."""
+    return bool(report["identical_fraction"] == 1.0)
+
+
 def calibrate(results: Results, name: str) -> bool:
     """`calibrate --quick` within a minute for the default pair."""
     report = edgespec("calibrate", "--quick")
@@ -56,7 +61,7 @@ def quick(results: Results, name: str) -> bool:
     report = edgespec("bench", "--suite", "quick", "--arms", "again,planned")
     results.save(name, report=brief(report))
     categories = report["speedup"]["by_category"].values()
-    return report["identical_fraction"] == 1.0 and all(own["geomean"] >= NEVER_SLOWER for own in categories)
+    return identical(report) and all(own["geomean"] >= NEVER_SLOWER for own in categories)
 
 
 def _depth_near_best(report: dict[str, Any], depths: range) -> tuple[int, float]:
@@ -79,6 +84,7 @@ def _oracle(depths: range, *options: str) -> Callable[[Results, str], bool]:
             oracle["speedup"]["geomean"] >= ORACLE
             and abs(chosen - best) <= 1
             and abs(oracle["predicted_vs_measured"] - 1) <= PREDICTED_WITHIN
+            and (identical(report) or "near" in options)
         )
 
     return step
@@ -93,7 +99,7 @@ def copy_heavy(results: Results, name: str) -> bool:
     results.save(name, report=brief(report))
     arms = report["arms"]
     held = all(abs(arms[arm]["predicted_vs_measured"] - 1) <= PREDICTED_WITHIN for arm in ("lookup", "depth-2"))
-    return held and arms["lookup"]["speedup"]["geomean"] >= COPY_HEAVY and report["identical_fraction"] == 1.0
+    return held and arms["lookup"]["speedup"]["geomean"] >= COPY_HEAVY and identical(report)
 
 
 def worst(results: Results, name: str) -> bool:
@@ -105,7 +111,7 @@ def worst(results: Results, name: str) -> bool:
             "--arms", "again,worst", "--max-tokens", str(tokens),
         )  # fmt: skip
         results.save(name, **{f"report_{tokens}": brief(report)})
-        holds = holds and report["arms"]["worst"]["speedup"]["geomean"] >= least
+        holds = holds and identical(report) and report["arms"]["worst"]["speedup"]["geomean"] >= least
     return holds
 
 
@@ -120,7 +126,7 @@ def requests(results: Results, name: str) -> bool:
         )  # fmt: skip
         results.save(name, **{f"report_{tokens}": brief(report)})
         planned = report["arms"]["planned"]
-        holds = holds and planned["request_speedup_p50"] >= NEVER_SLOWER and planned["ttft_vs_plain_p50"] <= TTFT
+        holds = holds and identical(report) and planned["request_speedup_p50"] >= NEVER_SLOWER and planned["ttft_vs_plain_p50"] <= TTFT
     return holds
 
 
