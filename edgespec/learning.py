@@ -59,9 +59,8 @@ class Learning:
         self._scope = replace(scope, complete=True) if engine.profile.exactness == "near" else scope
         self._afresh = afresh
         self._alternatives = alternatives
-        self._other_threads: list[
-            tuple[ModelFacts, float]
-        ] = []  # and how many times longer a forward takes with them
+        # With how many times longer a forward takes with them.
+        self._other_threads: list[tuple[ModelFacts, float]] = []
         self._steps: Steps | None = None
         self._lock = threading.Lock()  # around a step: a generator cannot be closed while it runs
         self._closed = False

@@ -21,7 +21,7 @@ from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, Pro
 from edgespec.events import Done
 from edgespec.generation import Generation
 from edgespec.planning.depth import FixedDepth
-from edgespec.planning.plan import plain_version
+from edgespec.planning.plan import Plan, plain_version
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -65,7 +65,9 @@ class Session:
         self._closing = threading.RLock()
         self._closed = False
         self._active: tuple[AnswerTask, Future[None], str | None] | None = None
-        self._policy: DepthPolicy = self._speculating.policy  # of the latest answer
+        # Those of the latest answer: the engine may plan anew while it is written.
+        self._policy: DepthPolicy = self._speculating.policy
+        self._plan: Plan = engine.plan
         self._target: TokenSequence = self._open_target()
         self._drafts: CombinationState | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
@@ -149,6 +151,7 @@ class Session:
         self._reopen_if_broken()
         history = list(tokens)
         speculating = self._speculating
+        plan = engine.plan
         policy = speculating.policy if depth is None else FixedDepth(min(depth, speculating.depth_cap))
         drafts = self._draft_state()
         loop = DecodeLoop(
@@ -195,12 +198,11 @@ class Session:
                     self._history = history
                     self._chooser.sampling = sampling
                     drafts.policy = self._policy = policy
+                    self._plan = plan
 
                 self._active = (task, self._target.submit(lambda: task.run(prepare)), prompt_message)
 
-        return Generation(
-            task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text, len(tokens))
-        )
+        return Generation(task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text))
 
     def _reopen_if_broken(self) -> None:
         """Start over with an empty cache if the old one could not be rewound: the conversation goes on."""
@@ -278,28 +280,26 @@ class Session:
                 if self._drafts is not None:
                     self._drafts.cancel()
 
-    def _settle(self, task: AnswerTask, prompt_text: str, prompt_length: int) -> Done:
+    def _settle(self, task: AnswerTask, prompt_text: str) -> Done:
         """Bring the session to the last token the reader was given."""
         task.forget()  # its reader is done with it, also if the wait below is interrupted
         with self._settling:  # two threads may come here for one answer: a cancelled ``await`` leaves one behind
             with self._lock:
                 active = self._active
             if active is not None and active[0] is task:
-                self._end_turn(active, prompt_text, prompt_length)
+                self._end_turn(active, prompt_text)
         return Done(
             finish_reason=task.finish_reason,
             text=task.delivered_text,
             token_ids=tuple(task.delivered_ids),
             stats=task.stats,
-            plan=self._engine.plan if self._policy_drafts else plain_version(self._engine.plan),
+            plan=self._plan if self._policy_drafts else plain_version(self._plan),
             sampling=self._chooser.sampling,
             speculation_off=self.speculation_off,
             plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
         )
 
-    def _end_turn(
-        self, active: tuple[AnswerTask, Future[None], str | None], prompt_text: str, prompt_length: int
-    ) -> None:
+    def _end_turn(self, active: tuple[AnswerTask, Future[None], str | None], prompt_text: str) -> None:
         task, future, prompt = active
         future.result()
         with self._lock:
@@ -307,7 +307,7 @@ class Session:
             self._target.reset_cancel()
             if self._drafts is not None:
                 self._drafts.reset_cancel()
-        del self._history[prompt_length + len(task.delivered_ids) :]
+        del self._history[task.stats.prompt_tokens + len(task.delivered_ids) :]
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
         # find the same cache.
         if self._engine.can_rewind:
@@ -332,7 +332,7 @@ class Session:
         failures = {} if self._drafts is None else self._drafts.failures
         if failures:
             return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
-        plan = self._engine.plan
+        plan = self._plan
         plain_because = [reason for reason in plan.reasons if reason.startswith("plain: ")]
         if plan.drafter_off is not None and not (plain_because and self._engine.drafters):
             return plan.drafter_off
@@ -356,7 +356,7 @@ class Session:
             )
         task = active[0]
         task.abandon()
-        self._settle(task, "", len(self._history) - task.stats.emitted_tokens)
+        self._settle(task, "")
         self._rendered = ""
 
     def close(self) -> None:

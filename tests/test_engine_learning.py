@@ -135,6 +135,18 @@ def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine
         assert after.token_ids == before.token_ids
 
 
+def test_an_answer_is_told_with_the_plan_it_began_with(load: Callable[..., Engine]) -> None:
+    with load() as engine, engine.session() as session:
+        generation = session.generate(REPEATING, max_tokens=150)
+        next(generation)
+        invent_measurements(engine)
+        require_speculation(engine)
+        done = answer(generation)
+        assert (done.plan.mode, done.plan.predicted_tokens_per_s) == ("plain", None)
+        assert done.speculation_off == NOT_CALIBRATED.removeprefix("plain: ")
+        assert answer(session.generate("go on", max_tokens=5)).plan.mode == "serial"
+
+
 def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list[int]) -> None:
     stop = threading.Event()
     stop.set()

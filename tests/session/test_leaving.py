@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from edgespec.answer import AnswerTask
+from edgespec.decoding.loop import Step
 from edgespec.engine import Engine
 from edgespec.errors import (
     ForwardError,
@@ -215,6 +217,26 @@ def test_what_was_read_before_leaving_is_the_answer(engine: Engine, leave: Leave
         plain = leave_and_go_on(session, leave, Reading(text=reading.text), depth=0, pause_s=0.0)
     assert done.token_ids == plain.token_ids
     assert done.stats.cached_tokens == plain.stats.cached_tokens
+
+
+def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round's tokens are in the history already, and not yet among those emitted."""
+    real = AnswerTask._take
+
+    def take(task: AnswerTask, step: Step) -> bool:
+        if step.record is not None:
+            time.sleep(0.1)
+        return real(task, step)
+
+    monkeypatch.setattr(AnswerTask, "_take", take)
+    reading = Reading(count=1)
+    with engine.session() as session:
+        leave_by_forgetting(session.generate("hello world", depth=0), reading)
+        gc.collect()
+        time.sleep(0.05)
+        session.clear()
+        assert len(session._history) == len(engine.request_tokens("hello world")) + 1
+        assert answer(session.generate("go on", max_tokens=5)).token_ids
 
 
 def test_a_generation_that_was_never_started_leaves_nothing(session: Session) -> None:
