@@ -45,8 +45,9 @@ _SELDOM = 2
 AGREEMENT_TOKENS = 24
 AGREEMENT_DEPTH = 4
 
-# Seconds for which both sides run at once.
+# Seconds for which both sides run at once, in so many turns: someone who types a prompt waits for the end of one.
 CONTENTION_S = 1.0
+_CONTENTION_TURNS = 4
 
 Clock = Callable[[], float]
 
@@ -266,24 +267,32 @@ def measure_contention(
 ) -> Generator[float, None, Contention]:
     """How much target and drafter slow each other down, each decoding plainly on its own thread.
 
-    Each is timed alone first, in the same minute, so that a machine that is busy anyway cancels out.
+    Alone and together they take turns, so that a machine that is busy anyway cancels out.
     """
+    models, turn_s = (target, drafter), seconds / _CONTENTION_TURNS
+    alone: tuple[list[float], ...] = ([], [])
+    together: tuple[list[float], ...] = ([], [])
     with (
         closing(target.open(STEP_TOKENS * 4)) as target_sequence,
         closing(drafter.open(STEP_TOKENS * 4)) as drafter_sequence,
     ):
-        alone = []
-        for model, sequence in ((target, target_sequence), (drafter, drafter_sequence)):
-            job = _decode_for(sequence, model.facts.vocabulary_size, seconds / 2, clock)
-            alone.append(job.result())
-            yield 0.3
-        both: list[Future[float]] = [
-            _decode_for(sequence, model.facts.vocabulary_size, seconds, clock)
-            for model, sequence in ((target, target_sequence), (drafter, drafter_sequence))
-        ]
-        together = [job.result() for job in both]
-        yield 1.0
-    return Contention(target_factor=max(1.0, together[0] / alone[0]), drafter_factor=max(1.0, together[1] / alone[1]))
+        sequences = (target_sequence, drafter_sequence)
+        for turn in range(_CONTENTION_TURNS):
+            for model, sequence, samples in zip(models, sequences, alone, strict=True):
+                samples += _decode_for(sequence, model.facts.vocabulary_size, turn_s / 2, clock).result()
+                yield turn / _CONTENTION_TURNS
+            both = [
+                _decode_for(sequence, model.facts.vocabulary_size, turn_s, clock)
+                for model, sequence in zip(models, sequences, strict=True)
+            ]
+            for job, samples in zip(both, together, strict=True):
+                samples += job.result()
+            yield (turn + 1) / _CONTENTION_TURNS
+    factors = [
+        max(1.0, statistics.median(slow) / statistics.median(fast))
+        for slow, fast in zip(together, alone, strict=True)
+    ]
+    return Contention(target_factor=factors[0], drafter_factor=factors[1])
 
 
 def measure_agreement(
@@ -322,11 +331,11 @@ def _confidence(logits: LogitsArray) -> float:
     return float(1.0 / np.exp(logits - best).sum()) if np.isfinite(best) else 0.0
 
 
-def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[float]:
-    """Median seconds of a forward of width 1, over so many seconds, on the sequence's own thread."""
+def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[list[float]]:
+    """Seconds of each forward of width 1, for so many seconds, on the sequence's own thread."""
     token = probe_tokens(1, vocabulary_size)
 
-    def job() -> float:
+    def job() -> list[float]:
         samples: list[float] = []
         end = clock() + seconds
         sequence.rewind(0)
@@ -337,6 +346,6 @@ def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock:
             before = clock()
             sequence.forward(token, 1)
             samples.append(clock() - before)
-        return statistics.median(samples)
+        return samples
 
     return sequence.submit(job)

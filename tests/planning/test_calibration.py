@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pytest
 
+import edgespec.planning.calibration as module
 from edgespec.errors import ForwardError
 from edgespec.planning.calibration import (
     CONTENTION_S,
@@ -25,7 +27,7 @@ from edgespec.planning.calibration import (
     measure_target,
 )
 from edgespec.planning.widths import WIDEST, WidthProbe, probe_starts
-from tests.support.fake_runtime import Faults
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.timed_model import Price, TimedModel, by_width
 
 T = TypeVar("T")
@@ -207,19 +209,27 @@ def test_two_settings_in_a_context_too_short_for_a_probe() -> None:
     assert set(own.sequences[0].log.widths) == {1}
 
 
-def slower_together(factor: float) -> Callable[[int, int, int], float]:
-    """Twice ``CONTENTION_S / 2`` alone is 2 * 50 forwards of 10 ms; after those everything takes longer."""
-    return lambda _width, _length, count: 0.01 * (factor if count > 52 else 1.0)
-
-
 @pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
-def test_contention_is_the_ratio_of_together_and_alone(factor: float) -> None:
-    clock = OneClock()
-    big, small = clock.model(slower_together(factor)), clock.model(slower_together(1.0))
-    both, _ = finish(measure_contention(big, small, clock=clock))
+def test_contention_is_the_ratio_of_together_and_alone(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[FakeModel, float]] = []
+
+    def decode_for(sequence: FakeSequence, _size: int, seconds: float, _clock: object) -> Future[list[float]]:
+        asked.append((sequence.model, seconds))
+        place, turn = (len(asked) - 1) % 4, (len(asked) - 1) // 4
+        busy = 2.0**turn  # with something else, which slows all of a turn down alike
+        done: Future[list[float]] = Future()
+        done.set_result([0.01 * busy * (factor if place == 2 else 1.0)] * 3)
+        return done
+
+    monkeypatch.setattr(module, "_decode_for", decode_for)
+    big, small = TimedModel(), TimedModel()
+    both, told = finish(measure_contention(big, small))
     assert both.target_factor == pytest.approx(factor)
     assert both.drafter_factor == pytest.approx(1.0)
-    assert CONTENTION_S == 1.0
+    assert asked[:4] == [(big, 0.125), (small, 0.125), (big, 0.25), (small, 0.25)]
+    assert sum(seconds for model, seconds in asked if model is big) == 1.5 * CONTENTION_S == 1.5
+    assert told == sorted(told)
+    assert told[-1] == 1
     assert big.open_sequences == small.open_sequences == 0
 
 
