@@ -126,7 +126,12 @@ def requests(results: Results, name: str) -> bool:
         )  # fmt: skip
         results.save(name, **{f"report_{tokens}": brief(report)})
         planned = report["arms"]["planned"]
-        holds = holds and identical(report) and planned["request_speedup_p50"] >= NEVER_SLOWER and planned["ttft_vs_plain_p50"] <= TTFT
+        holds = (
+            holds
+            and identical(report)
+            and planned["request_speedup_p50"] >= NEVER_SLOWER
+            and planned["ttft_vs_plain_p50"] <= TTFT
+        )
     return holds
 
 
