@@ -304,7 +304,7 @@ class Engine:
         """
         if self.profile.depth != "auto" or self.profile.exactness != "stable":
             return False
-        faster = class_too_dear(self._target, self.knowledge, 0 if self.probe is None else self.probe.depth_cap)
+        faster = class_too_dear(self._target, self.knowledge, self.depth_cap_allowed)
         if faster is None:
             return False
         # Fewer threads are only another class, which may draft as well.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import ClosedError, EdgespecError
@@ -114,7 +114,7 @@ class Learning:
         for threads in fewer_threads(engine.target_model):
             # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
             for _ in range(_THREADS_CONFIRMED):
-                ratio = yield from self._thread_ratio(threads)
+                ratio = yield from self._plain_ratio(threads=threads)
                 ratios[threads] = max(ratio, ratios.get(threads, 0.0))
                 if ratio * SLOWER_ALLOWED >= 1:
                     break
@@ -127,9 +127,10 @@ class Learning:
             (facts[threads], ratio / ratios[best]) for threads, ratio in ratios.items() if threads != best
         ]
 
-    def _thread_ratio(self, threads: int) -> Generator[Loading, None, float]:
+    def _plain_ratio(self, **caches: Any) -> Generator[Loading, None, float]:
+        """How many times longer a plain forward takes in those caches or threads than in the target's own."""
         target = self._engine.target_model
-        with target.with_caches(threads=threads) as other:
+        with target.with_caches(**caches) as other:
             steps = measure_plain_ratio(target, other, self._engine.plan.context_length)
             return (yield from _labelled(steps, f"measuring {target.facts.name} with {setting_words(other.facts)}"))
 
@@ -160,11 +161,9 @@ class Learning:
         own_s = times.curves.curves[0].plain_s
         for caches in other_caches(engine.target_model):
             try:
-                with engine.target_model.with_caches(**caches) as other:
-                    if self._afresh or store.plain_s(other.facts) is None:
-                        label = f"measuring {other.facts.name} with {setting_words(other.facts)}"
-                        steps = measure_plain_ratio(engine.target_model, other, engine.plan.context_length)
-                        self._keep_plain_s(other.facts, own_s * (yield from _labelled(steps, label)))
+                facts = engine.target_model.facts_with(**caches)
+                if self._afresh or store.plain_s(facts) is None:
+                    self._keep_plain_s(facts, own_s * (yield from self._plain_ratio(**caches)))
             except EdgespecError:
                 continue  # a setting that this model or build does not run in is no alternative
 

@@ -121,9 +121,9 @@ def fewer_threads(target: LlamaModel) -> list[int]:
 
 def other_caches(target: LlamaModel) -> list[dict[str, Any]]:
     """Caches that plain decoding may be faster with, as arguments of ``LlamaModel.with_caches``."""
-    return (
-        [] if target.settings.kv_type == "f16" else [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
-    )
+    if target.settings.kv_type == "f16":
+        return []
+    return [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
 
 
 def other_settings(target: LlamaModel) -> list[dict[str, Any]]:
