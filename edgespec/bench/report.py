@@ -1,4 +1,4 @@
-"""From answers to figures: paired speed-ups, what the cost model predicted, what the memory was asked for."""
+"""From answers to figures: paired speed-ups, predictions, what the memory was asked for."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import statistics as stdlib_statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgespec.bench import predictions
 from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
 from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
-from edgespec.decoding.contracts import RoundRecord
 from edgespec.engine import Engine
-from edgespec.planning.cost import DraftCost
-from edgespec.planning.pace import ContextCurves
 
 
 def arm_report(
-    engine: Engine, name: str, answers: Sequence[Answer], read_bytes_per_s: float | None, pace: float | None
+    engine: Engine, name: str, answers: Sequence[Answer], read_bytes_per_s: float | None
 ) -> dict[str, Any]:
-    """CLI.md's entry of one arm; ``pace`` is how many times longer forwards took than when they were calibrated."""
+    """CLI.md's entry of one arm, but for what was predicted of it."""
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
     against = baseline(answers)
@@ -26,7 +24,6 @@ def arm_report(
         "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
         "speedup": None if name == against else speedup_json(answers, name, against),
         "identical_fraction": _fraction([answer.identical for answer in own]),
-        "predicted_vs_measured": _predicted_vs_measured(engine, own, None if name == PLAIN else pace),
         **_work(engine, own, read_bytes_per_s),
         **_requests(answers, name),
     }
@@ -86,8 +83,13 @@ def bench_report(
 ) -> dict[str, Any]:
     """CLI.md's ``bench`` object."""
     names = list(dict.fromkeys(answer.arm for answer in answers))
-    pace = _pace(engine, [answer for answer in answers if answer.arm == PLAIN])
-    arms = {name: arm_report(engine, name, answers, read_bytes_per_s, pace) for name in names}
+    costs = engine.knowledge.costs()
+    now, before = predictions.current(costs, answers), predictions.calibrated(costs, answers)
+    arms = {
+        name: arm_report(engine, name, answers, read_bytes_per_s)
+        | {"predicted_vs_measured": now.get(name), "calibrated_vs_measured": before.get(name)}
+        for name in names
+    }
     planned = arms.get(PLANNED)
     report: dict[str, Any] = {
         "machine": {**engine.machine.as_json(), "read_bytes_per_s": read_bytes_per_s},
@@ -125,53 +127,6 @@ def _pair_json(answer: Answer) -> dict[str, Any]:
 
 def _fraction(values: Sequence[bool]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-# ----------------------------------------------------------------------------------------- predictions
-
-
-def _predicted_s(curves: ContextCurves, draft: DraftCost | None, rounds: Sequence[RoundRecord]) -> float | None:
-    """What the cost model says these rounds take; None if they drafted with something that was not measured."""
-    total = 0.0
-    for record in rounds:
-        total += curves.at(record.context_length).seconds(record.width)
-        if record.draft_forwards:
-            if draft is None:
-                return None
-            # Catching up takes the first forward with it, and is measured apart.
-            total += draft.seconds(record.draft_forwards - (record.sync_s > 0))
-    return total
-
-
-def _pace(engine: Engine, plain: Sequence[Answer]) -> float | None:
-    """How many times longer plain decoding took in this run than it was calibrated to take."""
-    curves = engine.knowledge.costs().curves
-    if curves is None:
-        return None
-    ratios = [
-        answer.decode_s / predicted
-        for answer in plain
-        if answer.decode_s > 0 and (predicted := _predicted_s(curves, None, answer.rounds))
-    ]
-    return stdlib_statistics.median(ratios) if ratios else None
-
-
-def _predicted_vs_measured(engine: Engine, own: Sequence[Answer], pace: float | None) -> float | None:
-    """Predicted tokens a second over measured ones: median over answers, from the rounds that were run.
-
-    Plain decoding is held against what was calibrated; every other arm against the calibrated curve at the pace of
-    this run's plain arm, so that a machine that is busier than when it was calibrated does not count twice.
-    """
-    costs = engine.knowledge.costs()
-    if costs.curves is None:
-        return None
-    ratios = []
-    for answer in own:
-        predicted = _predicted_s(costs.curves, costs.drafts.get("model"), answer.rounds)
-        synced = sum(record.sync_s for record in answer.rounds)
-        if predicted and answer.decode_s > synced:
-            ratios.append((answer.decode_s - synced) / (predicted * (pace or 1.0)))
-    return stdlib_statistics.median(ratios) if ratios else None
 
 
 # ------------------------------------------------------------------------------- the memory-bound profile

@@ -11,11 +11,10 @@ import pytest
 
 from edgespec.bench.report import arm_report, bench_report, is_noisy, noise_json, paired, speedup_json
 from edgespec.bench.run import Answer
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.decoding.stats import DecodeStats
 from edgespec.planning.cost import FREE, Curve, DraftCost
 from edgespec.planning.depth_cost import Costs
 from edgespec.planning.pace import ContextCurves
+from tests.support.bench_answers import a_round, answered
 
 # A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
@@ -35,48 +34,8 @@ def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
     )
 
 
-def a_round(
-    *,
-    proposed: int = 0,
-    accepted: int = 0,
-    context: int = 100,
-    forwards: int = 0,
-    draft_s: float = 0.0,
-    sync_s: float = 0.0,
-    verify_s: float = 0.010,
-    source: str | None = None,
-) -> RoundRecord:
-    return RoundRecord(
-        width=proposed + 1, context_length=context, proposed=proposed, evaluated=proposed, accepted=accepted,
-        invalid=0, emitted=accepted + 1, source=source, draft_s=draft_s, sync_s=sync_s, verify_s=verify_s,
-        round_s=draft_s + verify_s, draft_forwards=forwards,
-    )  # fmt: skip
-
-
-def answered(
-    arm: str = "plain",
-    *,
-    prompt: str = "p",
-    category: str = "chat",
-    turn: int = 0,
-    tokens: int = 11,
-    decode_s: float = 0.1,
-    ttft_s: float | None = None,
-    identical: bool = True,
-    rounds: Sequence[RoundRecord] = (),
-) -> Answer:
-    stats = DecodeStats(prompt_tokens=7, emitted_tokens=tokens)
-    for record in rounds:
-        stats.add_round(record)
-    return Answer(
-        prompt_id=prompt, category=category, arm=arm, turn=turn, prompt_tokens=7, tokens=tokens, decode_s=decode_s,
-        ttft_s=ttft_s, identical=identical, rounds=tuple(rounds), stats=stats,
-    )  # fmt: skip
-
-
-def arm(answers: Sequence[Answer], name: str, *, costs: Costs = COSTS, **more: Any) -> dict[str, Any]:
-    settings = {"read_bytes_per_s": None, "pace": None, **more}
-    return arm_report(engine(costs), name, answers, settings["read_bytes_per_s"], settings["pace"])
+def arm(answers: Sequence[Answer], name: str, *, read_bytes_per_s: float | None = None) -> dict[str, Any]:
+    return arm_report(engine(), name, answers, read_bytes_per_s)
 
 
 # --------------------------------------------------------------------------------------- pairs and speed-ups
@@ -194,81 +153,6 @@ def test_one_outlier_among_many_shows_in_the_interval() -> None:
     assert found["aa_ci95"][1] > 1.03
 
 
-# -------------------------------------------------------------------------------------------- predictions
-
-
-def test_plain_decoding_is_held_against_what_was_calibrated() -> None:
-    answers = [answered(decode_s=0.04, rounds=[a_round()] * 2)]  # predicted: 0.02
-    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(2.0)
-    assert arm(answers, "plain", pace=7.0)["predicted_vs_measured"] == pytest.approx(2.0), "not at its own pace"
-
-
-def test_the_curve_is_that_of_the_context() -> None:
-    answers = [answered(decode_s=0.045, rounds=[a_round(), a_round(context=150), a_round(context=200)])]
-    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(1.0)
-
-
-def test_a_free_drafter_costs_only_the_width() -> None:
-    rounds = [a_round(proposed=3, accepted=3, source="oracle"), a_round(proposed=1, accepted=1, source="oracle")]
-    answers = [answered("oracle", decode_s=0.048, rounds=rounds)]  # 0.013 + 0.011
-    assert arm(answers, "oracle")["predicted_vs_measured"] == pytest.approx(2.0)
-    assert arm(answers, "oracle", pace=2.0)["predicted_vs_measured"] == pytest.approx(1.0)
-    assert arm(answers, "oracle", pace=1.0)["predicted_vs_measured"] == pytest.approx(2.0)
-
-
-def test_a_drafting_model_costs_its_forwards() -> None:
-    rounds = [a_round(proposed=3, accepted=1, source="model", forwards=3), a_round(source="model", forwards=1)]
-    predicted = 0.013 + 3 * TOKEN_S + 0.010 + TOKEN_S
-    answers = [answered("planned", decode_s=3 * predicted, rounds=rounds)]
-    assert arm(answers, "planned")["predicted_vs_measured"] == pytest.approx(3.0)
-
-
-def test_catching_up_counts_on_neither_side() -> None:
-    """It takes the round's first drafter forward with it."""
-    lagging = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.504, sync_s=0.5)
-    ordinary = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.006)
-    predicted = 2 * 0.013 + (2 + 3) * TOKEN_S
-    answers = [answered("planned", decode_s=0.5 + predicted, rounds=[lagging, ordinary])]
-    assert arm(answers, "planned")["predicted_vs_measured"] == pytest.approx(1.0)
-    only = [answered("planned", decode_s=0.5 + 0.011, rounds=[
-        a_round(proposed=1, source="model", forwards=1, draft_s=0.5, sync_s=0.5)])]  # fmt: skip
-    assert arm(only, "planned")["predicted_vs_measured"] == pytest.approx(1.0)
-
-
-def test_a_prediction_is_the_median_of_answers() -> None:
-    answers = [
-        answered(turn=turn, decode_s=0.010 * ratio, rounds=[a_round()]) for turn, ratio in enumerate((1, 9, 2))
-    ]
-    assert arm(answers, "plain")["predicted_vs_measured"] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("costs", "rounds"),
-    [
-        (Costs(), [a_round()]),  # no curve
-        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without a price
-        (COSTS, []),  # one token: no round
-        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # clocks that disagree
-    ],
-)
-def test_what_was_not_measured_is_not_predicted(costs: Costs, rounds: list[RoundRecord]) -> None:
-    assert arm([answered("planned", rounds=rounds)], "planned", costs=costs)["predicted_vs_measured"] is None
-
-
-def test_other_arms_are_predicted_at_the_pace_of_this_runs_plain_arm() -> None:
-    """A machine three times as slow as when it was calibrated: that is seen once, at the plain arm."""
-    answers = []
-    for turn in range(3):
-        answers.append(answered(turn=turn, decode_s=0.06, rounds=[a_round()] * 2))
-        answers.append(answered("planned", turn=turn, decode_s=0.033, rounds=[a_round(proposed=1, accepted=1)]))
-    found = bench_report(engine(), {}, answers, read_bytes_per_s=None)
-    assert found["arms"]["plain"]["predicted_vs_measured"] == pytest.approx(3.0)
-    assert found["arms"]["planned"]["predicted_vs_measured"] == pytest.approx(1.0)
-    assert found["predicted_vs_measured"] == found["arms"]["planned"]["predicted_vs_measured"]
-    uncalibrated = bench_report(engine(Costs()), {}, answers, read_bytes_per_s=None)
-    assert uncalibrated["predicted_vs_measured"] is None
-
-
 # ------------------------------------------------------------------------------- the memory-bound profile
 
 
@@ -303,7 +187,7 @@ def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> No
 
 def test_a_drafter_without_a_model_reads_nothing() -> None:
     rounds = [a_round(proposed=1, accepted=1, source="lookup", context=0)]
-    found = arm_report(engine(drafter=None), "lookup", [answered("lookup", tokens=3, rounds=rounds)], None, None)
+    found = arm_report(engine(drafter=None), "lookup", [answered("lookup", tokens=3, rounds=rounds)], None)
     assert found["mbsu"] == 2.0
     assert found["bytes_per_token"] == 500
 
@@ -316,7 +200,7 @@ def test_shares_never_fall_below_nothing() -> None:
 @pytest.mark.parametrize("answer", [answered(tokens=1, decode_s=0.0), answered(tokens=0, decode_s=0.0)])
 def test_an_answer_of_one_token_says_nothing_about_decoding(answer: Answer) -> None:
     found = arm([answer], "plain", read_bytes_per_s=1.0)
-    for key in ("decode_tokens_per_s_geomean", "speedup", "predicted_vs_measured", "tokens_per_round", "mbsu",
+    for key in ("decode_tokens_per_s_geomean", "speedup", "tokens_per_round", "mbsu",
                 "accepted_per_proposed", "mean_depth", "bytes_per_token", "bandwidth_used", "share_draft",
                 "share_verify", "share_idle", "ttft_vs_plain_p50", "request_speedup_p50"):  # fmt: skip
         assert found[key] is None, key

@@ -10,6 +10,7 @@ import pytest
 from edgespec.bench.arms import Arm
 from edgespec.bench.run import Answer, RunSettings
 from edgespec.bench.suite import Prompt
+from edgespec.decoding.contracts import RoundRecord
 from edgespec.decoding.stats import DecodeStats
 from edgespec.engine import Engine
 
@@ -53,6 +54,45 @@ def made(prompt: Prompt, arm: str, turn: int, changes: dict[str, Any]) -> Answer
         "stats": DecodeStats(prompt_tokens=7, emitted_tokens=11),
     }  # fmt: skip
     return Answer(**{**fields, **changes})
+
+
+def a_round(
+    *,
+    proposed: int = 0,
+    accepted: int = 0,
+    context: int = 100,
+    forwards: int = 0,
+    draft_s: float = 0.0,
+    sync_s: float = 0.0,
+    verify_s: float = 0.010,
+    source: str | None = None,
+) -> RoundRecord:
+    return RoundRecord(
+        width=proposed + 1, context_length=context, proposed=proposed, evaluated=proposed, accepted=accepted,
+        invalid=0, emitted=accepted + 1, source=source, draft_s=draft_s, sync_s=sync_s, verify_s=verify_s,
+        round_s=draft_s + verify_s, draft_forwards=forwards,
+    )  # fmt: skip
+
+
+def answered(
+    arm: str = "plain",
+    *,
+    prompt: str = "p",
+    category: str = "chat",
+    turn: int = 0,
+    tokens: int = 11,
+    decode_s: float = 0.1,
+    ttft_s: float | None = None,
+    identical: bool = True,
+    rounds: Sequence[RoundRecord] = (),
+) -> Answer:
+    stats = DecodeStats(prompt_tokens=7, emitted_tokens=tokens)
+    for record in rounds:
+        stats.add_round(record)
+    return Answer(
+        prompt_id=prompt, category=category, arm=arm, turn=turn, prompt_tokens=7, tokens=tokens, decode_s=decode_s,
+        ttft_s=ttft_s, identical=identical, rounds=tuple(rounds), stats=stats,
+    )  # fmt: skip
 
 
 def require_depth(engine: Engine, depth: int) -> None:
