@@ -193,7 +193,12 @@ class Engine:
                 estimate = model_memory(located.header, self.plan.context_length, settings)
                 require_memory(located.name, estimate, self._memory_allowed_bytes)
                 self._drafter_model = load_model(
-                    located.path, settings, name=located.name, sha256=located.identity, header=located.header
+                    located.path,
+                    settings,
+                    name=located.name,
+                    sha256=located.identity,
+                    header=located.header,
+                    artefact=located.artefact,
                 )
             return self._drafter_model
 

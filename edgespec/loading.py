@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
+from edgespec.errors import InvalidRequestError
 from edgespec.events import Loading, LoadProgress
 from edgespec.files.gguf import GgufHeader
 from edgespec.files.locations import Home
@@ -59,6 +60,11 @@ def load_parts(
     if limits.max_memory_bytes is not None:
         allowed = min(allowed, limits.max_memory_bytes)
     located = locator.locate(profile.target)
+    if located.artefact is not None:
+        raise InvalidRequestError(
+            f"{located.name} has a trimmed output head, so it can only draft",
+            hint="give it with `--draft`, and an untrimmed model as the target",
+        )
     header = located.header
     settings = usable_settings(choose_settings(profile, machine, limits.max_threads, header.tensor_bytes), header)
     context_length = min(profile.context, header.context_length or profile.context)

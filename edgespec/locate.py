@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.files.artefact import TrimmedDrafter, is_trimmed_drafter, read_artefact
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.files.progress import Cancelled, ProgressCallback
 from edgespec.files.specs import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
@@ -18,7 +19,9 @@ from edgespec.profiles.catalogue import catalogue, lookup
 class LocatedModel:
     """A model's file, its checked header, and what identifies its content.
 
-    ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time.
+    ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
+    trimmed drafter it is the digest of its manifest. ``artefact`` is set for one of those, whose header then joins
+    the trimmed tensors with the source's tokenizer.
     """
 
     name: str
@@ -26,6 +29,7 @@ class LocatedModel:
     header: GgufHeader
     identity: str
     spec: ModelSpec | None
+    artefact: TrimmedDrafter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,16 @@ class Locator:
         )
 
     def _local(self, path: Path) -> LocatedModel:
+        if path.is_dir() and is_trimmed_drafter(path):
+            artefact = read_artefact(path)
+            return LocatedModel(
+                name=path.resolve().name,
+                path=artefact.path,
+                header=artefact.model_header,
+                identity=artefact.identity,
+                spec=None,
+                artefact=artefact,
+            )
         if path.is_dir():
             files = sorted(path.glob("*.gguf"))
             if len(files) != 1:

@@ -32,6 +32,7 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.runtimes.llama_context import (
     KV_TYPES,
@@ -41,6 +42,7 @@ from edgespec.runtimes.llama_context import (
     NativeContext,
 )
 from edgespec.runtimes.llama_library import Device, LlamaLibrary, load
+from edgespec.runtimes.llama_trimmed import TrimmedVocabulary
 from edgespec.runtimes.worker_thread import WorkerThread
 
 T = TypeVar("T")
@@ -55,8 +57,12 @@ def load_model(
     name: str | None = None,
     sha256: str | None = None,
     header: GgufHeader | None = None,
+    artefact: TrimmedDrafter | None = None,
 ) -> LlamaModel:
     """Check the file, then load its weights on the named device.
+
+    A trimmed drafter is loaded with its ``artefact``, whose ``path`` and ``model_header`` are then the arguments of
+    those names; it speaks the ids of its source.
 
     Raises ModelFileError, RuntimeUnavailableError (unknown device, for one), InvalidRequestError.
     """
@@ -66,11 +72,12 @@ def load_model(
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
     header = read_header(path) if header is None else header
     settings = usable_settings(settings, header)
+    trimmed = None if artefact is None else TrimmedVocabulary(artefact)
     library = load()
     device = _find_device(library, settings.device)
     pointer = _load_weights(library.api, path, settings, device)
     weights = _Weights(library.api, pointer)
-    return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256)
+    return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
 
 
 def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
@@ -168,17 +175,22 @@ class LlamaModel:
         *,
         name: str,
         sha256: str | None,
+        trimmed: TrimmedVocabulary | None = None,
     ) -> None:
         self.header = header
         self.settings = settings
+        self.trimmed = trimmed
         self._library = library
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[LlamaSequence] = weakref.WeakSet()
         api, pointer = library.api, weights.pointer
         self._weights: _Weights | None = weights
+        self.head_rows = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(pointer)))
+        if trimmed is not None:
+            trimmed.check_loaded(api, pointer, self.head_rows)
         self._facts = replace(
             describe_model(header, settings, name=name, sha256=sha256),
-            vocabulary_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(pointer))),
+            vocabulary_size=self.head_rows if trimmed is None else trimmed.vocabulary_size,
             trained_context_length=int(api.llama_model_n_ctx_train(pointer)),
             # A recurrent state holds all of the past in one place: no part of it can be dropped.
             can_rewind=not (api.llama_model_is_recurrent(pointer) or api.llama_model_is_hybrid(pointer)),
@@ -225,6 +237,7 @@ class LlamaModel:
                 settings,
                 name=self._facts.name,
                 sha256=self._facts.sha256,
+                trimmed=self.trimmed,
             )
 
     def open(self, context_length: int) -> LlamaSequence:
@@ -264,12 +277,17 @@ class LlamaSequence:
         self._broken = False
         self._generation = 0
         self._vocabulary_size = model.facts.vocabulary_size
+        self._head_rows = model.head_rows
+        self._trimmed = trimmed = model.trimmed
+        embedding = None if trimmed is None else trimmed.embedding
         self._abort_flag = ctypes.create_string_buffer(2)
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
         self._worker = WorkerThread("edgespec-llama", functools.partial(_raise_flag, self._abort_flag))
         try:
             self._native = self._worker.run(
-                lambda: NativeContext(api, weights.pointer, model.settings, context_length, self._abort_flag)
+                lambda: NativeContext(
+                    api, weights.pointer, model.settings, context_length, self._abort_flag, embedding
+                )
             )
         except BaseException:
             self._worker.close()
@@ -329,8 +347,9 @@ class LlamaSequence:
         except BaseException:
             self._drop_tail(start)
             raise
-        native, first, vocabulary_size = self._native, size - rows, self._vocabulary_size
-        return _LlamaRows(native, first, rows, vocabulary_size, lambda: self._generation == generation)
+        native, first, head_rows = self._native, size - rows, self._head_rows
+        scored = _LlamaRows(native, first, rows, head_rows, lambda: self._generation == generation)
+        return scored if self._trimmed is None else self._trimmed.rows(scored)
 
     def rewind(self, length: int) -> None:
         self._check_sound()
@@ -398,9 +417,9 @@ class _LlamaRows(Rows):
     """
 
     def __init__(
-        self, native: NativeContext, first: int, count: int, vocabulary_size: int, is_current: Callable[[], bool]
+        self, native: NativeContext, first: int, count: int, head_rows: int, is_current: Callable[[], bool]
     ) -> None:
-        super().__init__(count, lambda index: native.row(first + index, vocabulary_size), is_current)
+        super().__init__(count, lambda index: native.row(first + index, head_rows), is_current)
         self._native = native
         self._first = first
 

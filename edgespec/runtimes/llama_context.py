@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.contracts import LogitsArray
+from edgespec.decoding.contracts import IdArray, LogitsArray
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -18,6 +19,7 @@ from edgespec.errors import (
     MemoryLimitError,
     RewindError,
 )
+from edgespec.runtimes.llama_trimmed import EmbeddingRows
 
 # Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
 # tokens) and delay a cancel where no native abort callback is available.
@@ -70,7 +72,8 @@ class LlamaSettings:
 class NativeContext:
     """The ``llama_context`` and its batch: every native call of a Sequence, each return code checked.
 
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are. With
+    ``embedding`` its tokens enter as the rows of that table instead of by their ids.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class NativeContext:
         settings: LlamaSettings,
         context_length: int,
         abort_flag: ctypes.Array[ctypes.c_char],
+        embedding: EmbeddingRows | None = None,
     ) -> None:
         params = api.llama_context_default_params()
         params.n_ctx = context_length
@@ -111,9 +115,9 @@ class NativeContext:
         self._greedy, self._sample = _greedy_sampler(api)
         self._logits_at = _keeping_the_lock(api, "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float))
         self.native_rows_left = 0
-        self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0, 1)
+        self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0 if embedding is None else embedding.columns, 1)
+        self._enter = _entry_by_id(self._batch) if embedding is None else _entry_by_row(self._batch, embedding)
         shape = (PREFILL_CHUNK_TOKENS,)
-        self._tokens = np.ctypeslib.as_array(self._batch.token, shape)
         self._positions = np.ctypeslib.as_array(self._batch.pos, shape)
         self._scored = np.ctypeslib.as_array(self._batch.logits, shape)
         np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
@@ -126,7 +130,7 @@ class NativeContext:
             raise ClosedError("this sequence is closed")
         size = len(ids)
         self._batch.n_tokens = size
-        self._tokens[:size] = ids
+        self._enter(ids)
         self._positions[:size] = np.arange(position, position + size, dtype=np.int32)
         self._scored[:size] = 0
         if rows:
@@ -174,6 +178,26 @@ class NativeContext:
                 self._api.llama_sampler_free(self._greedy)
             self._api.llama_batch_free(self._batch)
             self._api.llama_free(pointer)
+
+
+def _entry_by_id(batch: Any) -> Callable[[IdArray], None]:
+    """Writes tokens into a batch as ids."""
+    tokens = np.ctypeslib.as_array(batch.token, (PREFILL_CHUNK_TOKENS,))
+
+    def enter(ids: IdArray) -> None:
+        tokens[: len(ids)] = ids
+
+    return enter
+
+
+def _entry_by_row(batch: Any, embedding: EmbeddingRows) -> Callable[[IdArray], None]:
+    """Writes tokens into a batch as their embeddings."""
+    vectors = np.ctypeslib.as_array(batch.embd, (PREFILL_CHUNK_TOKENS, embedding.columns))
+
+    def enter(ids: IdArray) -> None:
+        vectors[: len(ids)] = embedding.read(ids)
+
+    return enter
 
 
 def _greedy_sampler(api: Any) -> tuple[Any, Any]:

@@ -1,0 +1,120 @@
+"""Folders that are either whole or absent: written under a temporary name beside the final one, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name
+from edgespec.files.disk import disk_errors, require_space
+from edgespec.files.manifest import MANIFEST_NAME
+
+__all__ = ["KINDS", "check_replaceable", "staged_folder"]
+
+KINDS = ("trimmed-drafter", "gguf")  # of the artefacts that export writes into a folder
+
+# Ours is under 2 kB.
+_LARGEST_MANIFEST_BYTES = 1 << 20
+
+
+@contextmanager
+def staged_folder(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
+    """Yield an empty temporary folder; ``folder`` becomes it when the block ends well.
+
+    What is at ``folder`` before may only be an empty folder or an earlier artefact; it is untouched until the new
+    one is complete on disk. On any exception the temporary is removed; one left by a killed process is removed by the
+    next export beside it. Raises InvalidRequestError, DiskSpaceError, and EdgespecError where ``folder`` cannot be
+    written.
+    """
+    final = Path(os.path.realpath(folder))  # a link to a folder stays a link
+    check_replaceable(final)
+    with _told(final, needed_bytes):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale_temporaries(final.parent)
+        require_space(final.parent, needed_bytes, f"exporting to {folder}")
+        stage = final.parent / temporary_name(final.name)
+        stage.mkdir()
+    try:
+        with _told(final, needed_bytes):
+            yield stage
+            sync_folder(stage)
+            check_replaceable(final)  # somebody may have put files there meanwhile
+            _put_in_place(stage, final)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
+def _put_in_place(stage: Path, final: Path) -> None:
+    if not final.exists():
+        stage.replace(final)
+        sync_folder(final.parent)
+        return
+    # No portable call exchanges two folders. A process killed between the two renames leaves nothing at the final
+    # name; half an artefact never stands there.
+    old = final.parent / temporary_name(final.name)
+    final.replace(old)
+    try:
+        stage.replace(final)
+    except BaseException:
+        old.replace(final)
+        raise
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raise InvalidRequestError if ``folder`` holds anything but an artefact that export wrote."""
+    hint = "give a folder that does not exist yet, or is empty"
+    try:
+        entries = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise InvalidRequestError(f"{folder} is not a folder", hint=hint) from None
+    except OSError as error:
+        raise InvalidRequestError(f"{folder} cannot be read: {error.strerror or error}", hint=hint) from error
+    if not entries:
+        return
+    known = _files_of(folder / MANIFEST_NAME)
+    if known is None:
+        raise InvalidRequestError(f"{folder} exists and is not an exported model; it is left as it is", hint=hint)
+    for entry in entries:
+        if entry.name not in known or not stat.S_ISREG(entry.lstat().st_mode):
+            raise InvalidRequestError(
+                f"{folder} holds {entry.name}, which is not part of the exported model there; it is left as it is",
+                hint=f"move {entry.name} elsewhere, or {hint}",
+            )
+
+
+def _files_of(manifest: Path) -> frozenset[str] | None:
+    """Names of the files of the artefact that ``manifest`` describes; None if it is not one of ours."""
+    try:
+        if not stat.S_ISREG(manifest.lstat().st_mode) or manifest.stat().st_size > _LARGEST_MANIFEST_BYTES:
+            return None
+        document: Any = json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("kind") not in KINDS:
+        return None
+    files = document.get("files")
+    return frozenset({MANIFEST_NAME, *files}) if isinstance(files, dict) else None
+
+
+@contextmanager
+def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
+    """Errors of the disk as sentences."""
+    try:
+        with disk_errors(folder, needed_bytes):
+            yield
+    except OSError as error:
+        raise EdgespecError(
+            f"{folder} cannot be written: {error.strerror or error}", hint="give another folder with -o"
+        ) from error

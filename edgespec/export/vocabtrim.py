@@ -1,0 +1,242 @@
+"""Which tokens a drafter's output head keeps: counts of what the target writes in, token ids out.
+
+Every token a drafter proposes costs it a read of its whole output head, and text uses few of the head's rows. A head
+with only the frequent rows is read faster; what it lacks is never proposed and left to the target, so the text stays
+the same. VocabTrim (Goel et al., 2025) counts the tokens of the target's own answers, FR-Spec (Zhao et al., 2025)
+those of a corpus; both are counts to the functions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf_types import GgufArray, GgufHeader
+
+__all__ = [
+    "ACCEPTANCE_LOSS_ALLOWED",
+    "CANDIDATE_SIZES",
+    "SizeCandidate",
+    "SizeDecision",
+    "always_kept",
+    "choose_size",
+    "coverage",
+    "kept_ids",
+    "rank_tokens",
+]
+
+TokenIds = npt.NDArray[np.int32]
+
+# The sizes FR-Spec compared (8k to 64k rows) and half the least of them, for a drafter of one narrow task. All are
+# multiples of 64, so that kernels which interleave 4, 8 or 16 rows take the trimmed head as they took the whole one.
+CANDIDATE_SIZES = (4096, 8192, 16384, 32768, 65536)
+
+# VocabTrim reports accepted blocks shorter by 1 to 5 % at the sizes it recommends. A head that loses more pays only
+# as long as the text stays what it was counted on.
+ACCEPTANCE_LOSS_ALLOWED = 0.05
+
+# tokenizer.ggml.token_type as llama.cpp numbers it: unknown, control, user defined, byte. Left out are normal (1),
+# which has to earn its row, and unused (5), which no text holds.
+_KEPT_TYPES = (2, 3, 4, 6)
+
+# Ids with a meaning of their own, which a file may name without giving them one of the types above.
+_NAMED_IDS = tuple(
+    f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCandidate:
+    """One size of the head. ``coverage`` is a share of the held-out tokens, ``read_bytes`` are a forward's weights.
+
+    ``relative_speed`` is the predicted rate of usable draft tokens, 1.0 being the whole vocabulary's.
+    """
+
+    size: int
+    coverage: float
+    read_bytes: int
+    relative_speed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeDecision:
+    """The size chosen and why. ``candidates`` are those compared, smallest first, the whole vocabulary last."""
+
+    chosen: SizeCandidate
+    candidates: tuple[SizeCandidate, ...]
+    vocabulary_size: int
+    reasons: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Rows the head keeps."""
+        return self.chosen.size
+
+    @property
+    def trims(self) -> bool:
+        """Whether anything is left out at all."""
+        return self.chosen.size < self.vocabulary_size
+
+
+def always_kept(header: GgufHeader) -> TokenIds:
+    """Ids of tokens that no count may remove, int32, ascending: special and byte tokens.
+
+    Without them a drafter could neither end an answer nor spell what has no token. Raises ModelFileError if the file
+    holds no vocabulary.
+    """
+    types = np.fromiter(_token_types(header), dtype=np.int64)
+    kept = set(np.flatnonzero(np.isin(types, _KEPT_TYPES)).tolist())
+    for key in _NAMED_IDS:
+        value = header.metadata.get(key)
+        # Files that mean "none" write an id beyond the vocabulary.
+        if isinstance(value, int) and 0 <= value < header.vocabulary_size:
+            kept.add(int(value))
+    return np.array(sorted(kept), dtype=np.int32)
+
+
+def _token_types(header: GgufHeader) -> Iterator[int]:
+    types = header.metadata.get("tokenizer.ggml.token_type", ())
+    values = types.values() if isinstance(types, GgufArray) else types if isinstance(types, tuple) else ()
+    return (int(each) for each in values)
+
+
+def rank_tokens(counts: Mapping[int, int], vocabulary_size: int) -> TokenIds:
+    """Every id of the vocabulary, int32 of shape (vocabulary_size,), the most frequent first.
+
+    Among equals the lower id comes first: vocabularies list their merges in the order they were learned, which is
+    by falling frequency. Raises InvalidRequestError on an id outside the vocabulary or a negative count.
+    """
+    return np.argsort(-_table(counts, vocabulary_size), kind="stable").astype(np.int32)
+
+
+def kept_ids(counts: Mapping[int, int], size: int, always: npt.ArrayLike, *, vocabulary_size: int) -> TokenIds:
+    """The ids of the rows to keep, int32 of shape (min(size, vocabulary_size),), ascending.
+
+    ``always`` holds ids that are kept whatever their count, and counts towards ``size``. Raises InvalidRequestError
+    if ``size`` has no room for them, or on ids outside the vocabulary.
+    """
+    fixed = np.unique(np.asarray(always, dtype=np.int64))
+    if fixed.size and not 0 <= int(fixed[0]) <= int(fixed[-1]) < vocabulary_size:
+        raise InvalidRequestError(f"a token to be kept lies outside the vocabulary of {vocabulary_size} tokens")
+    ranked = rank_tokens(counts, vocabulary_size)
+    if size >= vocabulary_size:
+        return np.arange(vocabulary_size, dtype=np.int32)
+    least = max(1, fixed.size)
+    if size < least:
+        raise InvalidRequestError(
+            f"{size} rows cannot hold the {fixed.size} special and byte tokens that are always kept",
+            hint=f"the least for this vocabulary is {least}",
+        )
+    free = ranked[~np.isin(ranked, fixed)][: size - fixed.size]
+    return np.sort(np.concatenate([fixed.astype(np.int32), free]))
+
+
+def coverage(counts: Mapping[int, int], kept: npt.ArrayLike) -> float:
+    """The share, 0 to 1, of the counted tokens that a head with the rows ``kept`` can say.
+
+    Meant for counts of text held out from those that chose ``kept``. Raises InvalidRequestError if there are none.
+    """
+    total = sum(counts.values())
+    if total <= 0 or min(counts.values()) < 0:
+        raise InvalidRequestError(
+            "coverage needs counts of held-out text, and they are empty or negative", hint="count more text"
+        )
+    said = set(np.asarray(kept).tolist())
+    return sum(count for token, count in counts.items() if token in said) / total
+
+
+def choose_size(
+    counts: Mapping[int, int],
+    held_out: Mapping[int, int],
+    always: npt.ArrayLike,
+    sizes: Sequence[int] = CANDIDATE_SIZES,
+    *,
+    vocabulary_size: int,
+    drafter_bytes_without_head: int,
+    bytes_per_row: int,
+    acceptance_loss_allowed: float = ACCEPTANCE_LOSS_ALLOWED,
+) -> SizeDecision:
+    """The size of the head at which usable draft tokens are predicted to come fastest.
+
+    A drafter's forward takes as long as reading its weights (one row of batch: memory-bound), so its tokens per
+    second go as 1 / (``drafter_bytes_without_head`` + size * ``bytes_per_row``). Of them, only the share of the
+    ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best; the product of both
+    is what is maximised. Sizes that lose more than ``acceptance_loss_allowed`` (0 to 1) of the held-out tokens do not
+    compete, the whole vocabulary always does. Equally fast: the larger one.
+
+    Raises InvalidRequestError on empty held-out text, sizes below 1, or bytes that are not positive.
+    """
+    if bytes_per_row < 1 or drafter_bytes_without_head < 0:
+        raise InvalidRequestError("a head's rows and the drafter besides them must have a size in bytes")
+    if not 0 <= acceptance_loss_allowed <= 1:
+        raise InvalidRequestError(f"the loss allowed is a share from 0 to 1, not {acceptance_loss_allowed}")
+    if min(sizes, default=1) < 1:
+        raise InvalidRequestError(f"a head keeps at least 1 row, not {min(sizes)}")
+    least = max(1, np.unique(np.asarray(always, dtype=np.int64)).size)
+    smaller = sorted({size for size in sizes if least <= size < vocabulary_size})
+    whole_bytes = drafter_bytes_without_head + vocabulary_size * bytes_per_row
+    whole_coverage = coverage(held_out, np.arange(vocabulary_size))
+
+    def candidate(size: int) -> SizeCandidate:
+        kept = kept_ids(counts, size, always, vocabulary_size=vocabulary_size)
+        share = coverage(held_out, kept)
+        read_bytes = drafter_bytes_without_head + size * bytes_per_row
+        speed = share / whole_coverage * whole_bytes / read_bytes if whole_coverage else 0.0
+        return SizeCandidate(size=size, coverage=share, read_bytes=read_bytes, relative_speed=speed)
+
+    candidates = tuple(candidate(size) for size in (*smaller, vocabulary_size))
+    whole = candidates[-1]
+    # Compared as coverages: 1 - 0.95 is a little more than 0.05.
+    within = [each for each in candidates if each.coverage >= 1 - acceptance_loss_allowed]
+    chosen = max(within or [whole], key=lambda each: (each.relative_speed, each.size))
+    return SizeDecision(
+        chosen=chosen,
+        candidates=candidates,
+        vocabulary_size=vocabulary_size,
+        reasons=_reasons(chosen, candidates, sizes, least, acceptance_loss_allowed),
+    )
+
+
+def _reasons(
+    chosen: SizeCandidate, candidates: Sequence[SizeCandidate], sizes: Sequence[int], least: int, loss_allowed: float
+) -> tuple[str, ...]:
+    whole = candidates[-1]
+    if chosen is whole:
+        said = [f"all {whole.size} rows are kept"]
+    else:
+        said = [
+            f"{chosen.size} of {whole.size} rows hold {chosen.coverage:.1%} of the held-out tokens, and a forward "
+            f"reads {chosen.read_bytes / whole.read_bytes:.0%} of the bytes: usable draft tokens come "
+            f"{chosen.relative_speed:.2f} times as fast"
+        ]
+    for each in candidates:
+        if each is chosen:
+            continue
+        if each is not whole and each.coverage < 1 - loss_allowed:
+            said.append(
+                f"{each.size} rows lose {1 - each.coverage:.1%} of the held-out tokens; {loss_allowed:.1%} is allowed"
+            )
+        elif each is not whole:
+            said.append(f"{each.size} rows are predicted at {each.relative_speed:.2f} times the whole head's speed")
+    said += [
+        f"{size} rows cannot hold the {least} tokens that are always kept"
+        for size in sorted(set(sizes))
+        if size < least
+    ]
+    return tuple(said)
+
+
+def _table(counts: Mapping[int, int], vocabulary_size: int) -> npt.NDArray[np.int64]:
+    """Counts by token id, int64 of shape (vocabulary_size,)."""
+    table = np.zeros(vocabulary_size, dtype=np.int64)
+    for token, count in counts.items():
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequestError(f"token {token} lies outside the vocabulary of {vocabulary_size} tokens")
+        if count < 0:
+            raise InvalidRequestError(f"token {token} is counted {count} times; a count cannot be negative")
+        table[token] = count
+    return table

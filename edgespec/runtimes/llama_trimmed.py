@@ -1,0 +1,114 @@
+"""What a drafter with a trimmed output head needs beside llama.cpp: embeddings for its tokens, ids for its rows.
+
+llama.cpp wants a model's input table and its head to have the same rows. So tokens enter as embeddings, taken from a
+file of their own that still has a row for every token of the source, and the head's columns are given the source's
+ids again on the way out. Everything outside speaks source ids (VocabTrim, Goel et al., 2025; FR-Spec, Zhao et al.,
+2025).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
+from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.files.artefact import EmbeddingTable, TrimmedDrafter
+
+__all__ = ["EmbeddingRows", "TrimmedRows", "TrimmedVocabulary"]
+
+
+class EmbeddingRows:
+    """The rows of an embedding file, dequantised as they are asked for; the file is only mapped.
+
+    Raises ModelFileError if the file cannot be mapped or its type cannot be dequantised.
+    """
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        import gguf  # a tenth of a second, for those who draft with a trimmed model only
+
+        self.columns = table.columns
+        self._scale = np.float32(table.scale)
+        try:
+            self._rows: Any = np.memmap(table.path, dtype=np.uint8, mode="r", shape=(table.rows, table.row_bytes))
+            kind = gguf.GGMLQuantizationType[table.type_name]
+            self._dequantize = functools.partial(gguf.dequantize, qtype=kind)
+            self._dequantize(self._rows[:1])
+        except (KeyError, NotImplementedError) as error:
+            reason = f"embeddings of type {table.type_name} cannot be dequantised"
+            raise ModelFileError(table.path, reason, hint="export it from a file of another type") from error
+        except (OSError, ValueError) as error:
+            raise ModelFileError(table.path, f"the file cannot be read: {error}") from error
+
+    def read(self, ids: IdArray) -> LogitsArray:
+        """What enters the model for these tokens: float32 (len(ids), columns)."""
+        rows: LogitsArray = self._dequantize(self._rows[ids])
+        return rows * self._scale
+
+
+class TrimmedRows(Rows):
+    """Rows of a trimmed head in the ids of its source; tokens that were trimmed away score -infinity.
+
+    ``rows`` has the kept columns only, ``ids`` (kept,) is ascending: a tie still goes to the lowest id.
+    """
+
+    def __init__(self, rows: Rows, ids: IdArray, vocabulary_size: int) -> None:
+        # Not a method of its own: rows that refer to themselves would outlive their last use.
+        super().__init__(rows.count, functools.partial(_spread, rows, ids, vocabulary_size))
+        self._kept = rows
+        self._ids = ids
+
+    def argmax_row(self, index: int) -> int:
+        return int(self._ids[self._kept.argmax_row(index)])
+
+    def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
+        if k > len(self._ids):
+            return super().top_k(k)
+        columns, scores = self._kept.top_k(k)
+        return self._ids[columns], scores
+
+    def logits(self, index: int) -> LogitsArray:
+        return self._row(index)  # newly made, so the caller's to keep
+
+
+def _spread(rows: Rows, ids: IdArray, vocabulary_size: int, index: int) -> LogitsArray:
+    full = np.full(vocabulary_size, -np.inf, dtype=np.float32)
+    full[ids] = rows.logits(index)
+    return full
+
+
+class TrimmedVocabulary:
+    """How source ids enter a trimmed model and leave it again."""
+
+    def __init__(self, artefact: TrimmedDrafter) -> None:
+        self.path = artefact.path
+        self.vocabulary_size = artefact.embedding.rows
+        self.embedding = EmbeddingRows(artefact.embedding)
+        self._ids: IdArray = artefact.ids.astype(np.int64)
+
+    def check_loaded(self, api: Any, model_pointer: Any, head_rows: int) -> None:
+        """Compare what llama.cpp made of the file with what it will be fed and asked for.
+
+        It reads as many weights a token as it thinks there are, which for some models is not the width of their
+        layers. Raises ModelFileError, RuntimeUnavailableError where this build cannot say.
+        """
+        input_columns = getattr(api, "llama_model_n_embd_inp", None)
+        if input_columns is None:
+            raise RuntimeUnavailableError(
+                "this build of llama.cpp is too old for a drafter with a trimmed head",
+                hint="upgrade llama-cpp-python, or draft with the untrimmed model",
+            )
+        found, expected = (head_rows, int(input_columns(model_pointer))), (len(self._ids), self.embedding.columns)
+        if found != expected:
+            raise ModelFileError(
+                self.path,
+                f"llama.cpp reads a head of {found[0]} rows and embeddings of {found[1]} weights instead of "
+                f"{expected[0]} and {expected[1]}",
+                hint="export it again with `edgespec export`",
+            )
+
+    def rows(self, rows: Rows) -> TrimmedRows:
+        """The rows of a trimmed head, in source ids."""
+        return TrimmedRows(rows, self._ids, self.vocabulary_size)

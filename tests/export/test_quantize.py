@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError, ModelFileError
+from edgespec.export import quantize
+from edgespec.export.quantize import QUANTS, find_quant, most_bytes, requantize
+from edgespec.files.gguf import read_header
+from edgespec.files.progress import ProgressEvent
+from edgespec.runtimes.llama_library import load
+from tests.export.models import WIDTH, loads
+
+
+def matrix_types(path: Path) -> set[str]:
+    return {tensor.type_name for tensor in read_header(path).tensors if len(tensor.shape) > 1}
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "q4_0", "f16", "f32", "q4"])
+@pytest.mark.parametrize("source", ["f32", "untied"])
+def test_a_model_is_requantised_and_loads(models: Path, tmp_path: Path, source: str, name: str) -> None:
+    """``untied`` is in Q8_0: from quantised to quantised too."""
+    path = tmp_path / "new.gguf"
+    header = requantize(models / f"{source}.gguf", path, name, 2)
+    assert header == read_header(path)
+    assert header.file_type_name.lower() == find_quant(name).name
+    if find_quant(name).name in {"q8_0", "f16", "f32"}:
+        assert matrix_types(path) == {name.upper()}
+    assert loads(path)
+    assert header.file_bytes <= most_bytes(read_header(models / f"{source}.gguf"), find_quant(name))
+
+
+def test_every_format_offered_is_known_to_the_library_and_bounded(models: Path, tmp_path: Path) -> None:
+    header = read_header(models / "f32.gguf")
+    for quant in QUANTS.values():
+        assert hasattr(load().api, quant.constant)
+        made = requantize(models / "f32.gguf", tmp_path / f"{quant.name}.gguf", quant.name, 1)
+        assert made.file_bytes <= most_bytes(header, quant)
+        assert made.tensors[0].shape[0] == WIDTH
+
+
+@pytest.mark.parametrize("name", ["q3_7", "", "keep", "iq1_s"])
+def test_unknown_formats_are_refused_with_the_list(models: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown quantisation") as caught:
+        requantize(models / "f32.gguf", tmp_path / "new.gguf", name, 1)
+    for known in ("q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "f16", "q4"):
+        assert known in (caught.value.hint or "")
+
+
+def test_threads_below_one_are_refused(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="threads"):
+        requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 0)
+
+
+def test_a_source_that_is_broken_or_has_no_tensors_is_refused(models: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "a.gguf"
+    broken.write_bytes((models / "f32.gguf").read_bytes()[:-1000])
+    with pytest.raises(ModelFileError, match="truncated"):
+        requantize(broken, tmp_path / "new.gguf", "q8_0", 1)
+    assert not (tmp_path / "new.gguf").exists()
+
+
+def test_native_failures_are_one_sentence_and_leave_nothing(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An architecture that llama.cpp does not know passes our header check and fails there."""
+    source = tmp_path / "a.gguf"
+    data = (models / "f32.gguf").read_bytes()
+    source.write_bytes(data.replace(b"llama", b"lhama"))
+    with caplog.at_level(logging.DEBUG, "edgespec.native"), pytest.raises(ModelFileError, match=r"q8_0 \(code 1\)"):
+        requantize(source, tmp_path / "new.gguf", "q8_0", 1)
+    assert not (tmp_path / "new.gguf").exists()
+    assert any("lhama" in record.message for record in caplog.records)
+
+
+def test_a_native_failure_on_a_full_disk_says_so(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "free_bytes", lambda path: 1000)
+    with pytest.raises(DiskSpaceError, match="filled up"):
+        requantize(models / "f32.gguf", tmp_path / "no" / "folder" / "new.gguf", "q8_0", 1)
+
+
+def test_a_cancelled_quantisation_ends_at_once_and_leaves_nothing(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, started = threading.Event(), threading.Event()
+    native = load().api.llama_model_quantize
+
+    def slow(*arguments: object) -> int:
+        started.set()
+        release.wait(30)
+        return int(native(*arguments))
+
+    monkeypatch.setattr(load().api, "llama_model_quantize", slow)
+    try:
+        with pytest.raises(CancelledError):
+            requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, cancelled=started.is_set)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        release.set()
+        for thread in threading.enumerate():
+            if thread.name == "edgespec-quantize":
+                thread.join()
+    assert list(tmp_path.iterdir()) == []  # nor does what ran on leave anything
+
+
+def test_progress_tells_the_bytes_written(models: Path, tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    header = requantize(models / "f32.gguf", tmp_path / "new.gguf", "q8_0", 1, progress=events.append)
+    assert events[-1].done_bytes == header.file_bytes
+    assert {(event.stage, event.total_bytes) for event in events} == {("quantising", None)}

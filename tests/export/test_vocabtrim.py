@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.vocabtrim import (
+    ACCEPTANCE_LOSS_ALLOWED,
+    CANDIDATE_SIZES,
+    SizeDecision,
+    always_kept,
+    choose_size,
+    coverage,
+    kept_ids,
+    rank_tokens,
+)
+from tests.support import raw_gguf
+
+VOCABULARY = 60
+COUNTS = st.dictionaries(st.integers(0, VOCABULARY - 1), st.integers(0, 1000), max_size=VOCABULARY)
+SPOKEN = COUNTS.filter(lambda counts: sum(counts.values()) > 0)
+ALWAYS = st.lists(st.integers(0, VOCABULARY - 1), max_size=10)
+
+
+# -------------------------------------------------------------------------------------------- ranking
+
+
+@given(COUNTS)
+def test_ranking_is_by_count_and_then_by_id(counts: dict[int, int]) -> None:
+    ranked = rank_tokens(counts, VOCABULARY)
+    assert ranked.dtype == np.int32
+    assert ranked.tolist() == sorted(range(VOCABULARY), key=lambda token: (-counts.get(token, 0), token))
+
+
+@given(COUNTS, ALWAYS, st.integers(10, VOCABULARY + 10))
+def test_kept_ids_are_ascending_and_the_most_frequent_beside_those_always_kept(
+    counts: dict[int, int], always: list[int], size: int
+) -> None:
+    kept = kept_ids(counts, size, always, vocabulary_size=VOCABULARY)
+    assert kept.dtype == np.int32
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    assert len(kept) == min(size, VOCABULARY)
+    inside = set(kept.tolist())
+    assert set(always) <= inside
+    least = min(((counts.get(t, 0), -t) for t in inside - set(always)), default=None)
+    for token in set(range(VOCABULARY)) - inside:
+        assert least is None or (counts.get(token, 0), -token) < least
+
+
+@given(COUNTS, ALWAYS, st.integers(10, VOCABULARY - 1))
+def test_a_larger_head_holds_the_smaller_one(counts: dict[int, int], always: list[int], size: int) -> None:
+    smaller = kept_ids(counts, size, always, vocabulary_size=VOCABULARY)
+    larger = kept_ids(counts, size + 1, always, vocabulary_size=VOCABULARY)
+    assert set(smaller.tolist()) < set(larger.tolist())
+
+
+def test_a_head_too_small_for_the_special_tokens_is_refused_with_the_least() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        kept_ids({}, 2, [5, 6, 7, 7], vocabulary_size=VOCABULARY)
+    assert "3" in (caught.value.hint or "")
+    assert kept_ids({}, 3, [5, 6, 7, 7], vocabulary_size=VOCABULARY).tolist() == [5, 6, 7]
+    with pytest.raises(InvalidRequestError, match="0 rows"):
+        kept_ids({}, 0, [], vocabulary_size=VOCABULARY)
+
+
+@pytest.mark.parametrize("counts", [{VOCABULARY: 1}, {-1: 1}, {3: -1}])
+def test_counts_that_cannot_be_are_refused(counts: dict[int, int]) -> None:
+    with pytest.raises(InvalidRequestError):
+        kept_ids(counts, 10, [], vocabulary_size=VOCABULARY)
+
+
+@pytest.mark.parametrize("always", [[VOCABULARY], [-1]])
+def test_special_tokens_outside_the_vocabulary_are_refused(always: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match="outside"):
+        kept_ids({}, 10, always, vocabulary_size=VOCABULARY)
+
+
+# ------------------------------------------------------------------------------------------- coverage
+
+
+@given(SPOKEN, st.sets(st.integers(0, VOCABULARY - 1)))
+def test_coverage_is_the_share_of_the_tokens(counts: dict[int, int], kept: set[int]) -> None:
+    inside = coverage(counts, sorted(kept))
+    outside = coverage(counts, sorted(set(range(VOCABULARY)) - kept))
+    assert 0 <= inside <= 1
+    assert inside + outside == pytest.approx(1)
+    assert coverage(counts, range(VOCABULARY)) == 1
+
+
+@pytest.mark.parametrize("counts", [{}, {1: 0}, {1: 5, 2: -1}])
+def test_coverage_of_no_text_is_refused(counts: dict[int, int]) -> None:
+    with pytest.raises(InvalidRequestError, match="held-out"):
+        coverage(counts, [1])
+
+
+# --------------------------------------------------------------------------------------- special tokens
+
+
+def test_special_and_byte_tokens_and_named_ids_are_always_kept(tmp_path: Path) -> None:
+    types = [1, 2, 3, 4, 5, 6, 1, 1, 1]
+    keys = raw_gguf.tokens(*"abcdefghi", types=types, bos=6, eos=1, padding=99)
+    header = raw_gguf.read(tmp_path / "a.gguf", raw_gguf.build(keys))
+    assert always_kept(header).tolist() == [1, 2, 3, 5, 6]
+    assert always_kept(header).dtype == np.int32
+
+
+def test_long_type_tables_are_read_and_missing_ones_are_no_tokens(tmp_path: Path) -> None:
+    types = [1] * 300
+    types[3] = types[299] = 3
+    keys = raw_gguf.tokens(*map(str, range(300)), types=types)
+    assert always_kept(raw_gguf.read(tmp_path / "a.gguf", raw_gguf.build(keys))).tolist() == [3, 299]
+    keys = raw_gguf.tokens("a", "b", eot=1)
+    assert always_kept(raw_gguf.read(tmp_path / "b.gguf", raw_gguf.build(keys))).tolist() == [1]
+
+
+def test_a_file_without_vocabulary_says_so(tmp_path: Path) -> None:
+    header = raw_gguf.read(tmp_path / "a.gguf", raw_gguf.build([raw_gguf.ARCH, *raw_gguf.tokens("a", eos=0)[3:]]))
+    with pytest.raises(ModelFileError, match="no vocabulary"):
+        always_kept(header)
+
+
+# ------------------------------------------------------------------------------------- choosing a size
+
+
+@given(
+    SPOKEN,
+    SPOKEN,
+    ALWAYS,
+    st.lists(st.integers(1, VOCABULARY + 5), max_size=5),
+    st.integers(0, 5000),
+    st.integers(1, 100),
+    st.floats(0, 1),
+)
+def test_nothing_allowed_is_faster_than_the_choice(
+    counts: dict[int, int],
+    held_out: dict[int, int],
+    always: list[int],
+    sizes: list[int],
+    rest: int,
+    row: int,
+    allowed: float,
+) -> None:
+    decision = choose_size(
+        counts,
+        held_out,
+        always,
+        sizes,
+        vocabulary_size=VOCABULARY,
+        drafter_bytes_without_head=rest,
+        bytes_per_row=row,
+        acceptance_loss_allowed=allowed,
+    )
+    assert decision.candidates[-1].size == VOCABULARY
+    assert decision.candidates[-1].relative_speed == 1
+    assert decision.chosen in decision.candidates
+    assert decision.chosen is decision.candidates[-1] or decision.chosen.coverage >= 1 - allowed
+    assert decision.size in {*sizes, VOCABULARY}
+    assert decision.trims == (decision.size < VOCABULARY)
+    for each in decision.candidates:
+        assert each.read_bytes == rest + each.size * row
+        kept = kept_ids(counts, each.size, always, vocabulary_size=VOCABULARY)
+        assert each.coverage == coverage(held_out, kept)
+        if each.coverage >= 1 - allowed:
+            assert each.relative_speed <= decision.chosen.relative_speed
+    assert decision.reasons
+
+
+# 100 tokens; the first ten are nearly all of the text.
+FREQUENT = {token: 1000 - token if token < 10 else 1 for token in range(100)}
+
+
+def choose(**changed: object) -> SizeDecision:
+    settings: dict[str, object] = {
+        "vocabulary_size": 100,
+        "drafter_bytes_without_head": 1000,
+        "bytes_per_row": 20,
+        **changed,
+    }
+    held_out = settings.pop("held_out", FREQUENT)
+    sizes = settings.pop("sizes", (5, 10, 50))
+    return choose_size(FREQUENT, held_out, [0, 1], sizes, **settings)  # type: ignore[arg-type]
+
+
+def test_the_choice_is_explained() -> None:
+    decision = choose(sizes=(1, 5, 10, 50))
+    assert decision.size == 10
+    chosen, five, fifty, one = decision.reasons
+    assert chosen.startswith("10 of 100 rows hold 99.")
+    assert "40% of the bytes" in chosen
+    assert five.startswith("5 rows lose ")
+    assert "5.0% is allowed" in five
+    assert fifty.startswith("50 rows are predicted at 1.4")
+    assert one == "1 rows cannot hold the 2 tokens that are always kept"
+
+
+def test_a_loss_of_five_percent_is_allowed_unless_told_otherwise() -> None:
+    assert ACCEPTANCE_LOSS_ALLOWED == 0.05
+    just = {0: 95, 99: 5}
+    more = {0: 949, 99: 51}
+    assert choose(held_out=just).size == 5
+    assert choose(held_out=more).size == 100
+    assert choose(held_out=more, acceptance_loss_allowed=0.06).size == 5
+
+
+def test_if_everything_loses_too_much_all_rows_stay() -> None:
+    decision = choose(held_out={99: 1})
+    assert not decision.trims
+    assert decision.reasons[0] == "all 100 rows are kept"
+
+
+def test_the_sizes_offered_unless_told_otherwise() -> None:
+    counts = dict.fromkeys(range(20000), 1)
+    decision = choose_size(
+        counts, counts, [], vocabulary_size=150_000, drafter_bytes_without_head=250_000_000, bytes_per_row=952
+    )
+    assert tuple(each.size for each in decision.candidates) == (*CANDIDATE_SIZES, 150_000)
+    assert decision.size == 32768
+    assert all(size % 64 == 0 for size in CANDIDATE_SIZES)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bytes_per_row": 0},
+        {"drafter_bytes_without_head": -1},
+        {"acceptance_loss_allowed": 1.5},
+        {"sizes": (0,)},
+        {"held_out": {}},
+    ],
+)
+def test_nonsense_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        choose(**changed)

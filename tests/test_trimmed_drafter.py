@@ -1,0 +1,182 @@
+"""A drafter with a trimmed head beside a target: the target's own text, and accepted drafts."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError
+from edgespec.events import Done
+from edgespec.files.gguf import read_header
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.loading import Limits
+from edgespec.locate import LocatedModel, Locator
+from edgespec.planning.memory import estimate_memory
+from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
+from tests.support.tiny_models import TinyModels, answer, require_speculation
+from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder
+
+# Tokens of tiny.target's vocabulary that the drafter may say: three out of four.
+KEPT = [token for token in range(640) if token % 4]
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "keyed": Sampling(temperature=0.8, seed=4, top_k=40),
+    "penalised": Sampling(temperature=0.7, seed=5, repeat_penalty=1.2, top_p=0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trimmed_folder(tiny.drafter, tmp_path_factory.mktemp("trimmed") / "small-drafter", KEPT)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels, folder: Path) -> Iterator[Engine]:
+    """Drafts three tokens a round with the trimmed model alone, whatever that costs."""
+    with tiny.load(draft=str(folder), lookup=False, depth=3) as engine:
+        require_speculation(engine, 3)
+        yield engine
+
+
+def say(engine: Engine, prompt: str, sampling: Sampling, depth: int | None = None) -> Done:
+    with engine.session() as session:
+        return answer(session.generate(prompt, max_tokens=60, sampling=sampling, depth=depth))
+
+
+def locate(text: Path, home: Home) -> LocatedModel:
+    return Locator(store=Store(home)).locate(str(text))
+
+
+# ------------------------------------------------------------------------------------------------- as a drafter
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("prompt", ["hello world", "über 你好 🙂"])
+def test_the_text_is_the_targets_own_and_drafts_are_accepted(engine: Engine, prompt: str, sampling: Sampling) -> None:
+    plain = say(engine, prompt, sampling, depth=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drafted = say(engine, prompt, sampling)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.rounds_by_source["model"] > 0
+    assert drafted.stats.accepted > 0
+    assert drafted.stats.rounds < len(plain.token_ids) - 1
+    assert plain.stats.proposed == 0
+
+
+def test_the_rejection_rule_works_with_what_the_drafter_cannot_say(engine: Engine) -> None:
+    sampling = Sampling(temperature=0.8, seed=4, rule="rejection")
+    first, second = say(engine, "hello", sampling), say(engine, "hello", sampling)
+    assert len(first.token_ids) == 60
+    assert first.token_ids == second.token_ids
+    assert first.stats.accepted > 0
+    # It emits tokens that the drafter has no row for, from the correction.
+    assert any(token not in KEPT for token in first.token_ids)
+
+
+def test_the_engine_knows_it_by_its_folder_and_its_manifest(engine: Engine, folder: Path, tiny: TinyModels) -> None:
+    facts = engine.drafter_model().facts
+    assert facts.name == "small-drafter"
+    assert facts == engine.knowledge.drafter  # what was measured is found again
+    whole = read_header(tiny.drafter)
+    assert facts.vocabulary_size == whole.vocabulary_size
+    assert facts.bytes_per_forward < whole.bytes_per_forward
+
+
+def test_it_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
+    with tiny.load(draft=str(folder), lookup=False, calibrate=True, store_home=home, context=256) as engine:
+        assert not engine.unmeasured
+        times = engine.knowledge.drafter_times()
+        assert times is not None
+        assert times.draft_cost.token_s > 0
+
+
+def test_a_drafter_of_another_vocabulary_is_left_out(tiny: TinyModels, tmp_path: Path) -> None:
+    folder = write_trimmed_folder(tiny.stranger, tmp_path / "strange", range(200))
+    with tiny.load(draft=str(folder), lookup=False) as engine:
+        assert (engine.plan.drafter_off or "").startswith("strange has another vocabulary")
+        assert engine.drafters == ()
+
+
+def test_its_own_size_decides_whether_it_fits(tiny: TinyModels, folder: Path) -> None:
+    target = tiny.target
+    bits = KV_TYPES[LlamaSettings().kv_type][1]
+    needed = estimate_memory(read_header(target), 2048, bits).total_bytes
+    with tiny.load(draft=str(folder), limits=Limits(max_memory_bytes=needed + 1)) as engine:
+        assert "small-drafter needs about" in (engine.plan.drafter_off or "")
+    with pytest.raises(MemoryLimitError):
+        tiny.load(draft=str(folder), limits=Limits(max_memory_bytes=needed - 1))
+
+
+def test_a_damaged_folder_that_was_named_is_an_error(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    edit_manifest(damaged, lambda document: document.update(kept=3))
+    with pytest.raises(ModelFileError, match="kept is 3") as raised:
+        tiny.load(draft=str(damaged))
+    assert raised.value.hint
+
+
+# ------------------------------------------------------------------------------------------------- as a target
+
+
+def test_as_target_it_is_refused(tiny: TinyModels, folder: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="small-drafter has a trimmed output head") as raised:
+        tiny.load(folder)
+    assert "--draft" in (raised.value.hint or "")
+
+
+def test_its_inner_file_alone_is_no_model(tiny: TinyModels, folder: Path) -> None:
+    with pytest.raises(ModelFileError, match="no vocabulary"):
+        tiny.load(folder / "drafter.gguf")
+
+
+# ---------------------------------------------------------------------------------------------------- locating
+
+
+def test_a_folder_is_a_model_argument(folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    located = locate(folder, home)
+    assert located.artefact is not None
+    assert (located.name, located.path, located.spec) == ("small-drafter", folder / "drafter.gguf", None)
+    assert located.identity == located.artefact.identity
+    assert located.header.vocabulary_size == located.artefact.embedding.rows
+    monkeypatch.chdir(folder)
+    assert locate(Path(), home).name == "small-drafter"
+
+
+def test_other_folders_are_what_they_were(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+    shutil.copy(tiny.target, tmp_path / "model.gguf")
+    assert locate(tmp_path, home).artefact is None
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1, "kind": "gguf"}')
+    assert locate(tmp_path, home).name == "model"
+    assert locate(tmp_path / "model.gguf", home).artefact is None
+    shutil.copy(tiny.target, tmp_path / "other.gguf")
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files"):
+        locate(tmp_path, home)
+
+
+def test_a_trimmed_folder_without_its_manifest_says_so(folder: Path, home: Home, tmp_path: Path) -> None:
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    (damaged / "manifest.json").unlink()
+    with pytest.raises(ModelFileError, match=r"manifest\.json: no such file"):
+        locate(damaged, home)
+
+
+def test_a_closed_engine_lets_go_of_the_folder(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(folder, tmp_path / "own"))
+    with tiny.load(draft=str(own), depth=2, lookup=False) as engine:
+        say(engine, "hello", Sampling())
+        engine.drafter_model()
+    del engine
+    gc.collect()
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux lists what a process has mapped")
+    assert str(own) not in maps.read_text(errors="replace")
