@@ -9,6 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.decoding.contracts import DepthPolicy, Drafter
+from edgespec.decoding.contracts import Sequence as CacheSequence
+from edgespec.drafter_models import DrafterModels
+from edgespec.drafters.escape import EscapeDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import ClosedError, TemplateError
@@ -17,8 +20,9 @@ from edgespec.files.locations import Home, home
 from edgespec.files.progress import Cancelled
 from edgespec.files.store import Store
 from edgespec.learning import LEARNING_BUDGET_S, Learning
-from edgespec.loading import Limits, Parts, load_parts, model_memory
-from edgespec.locate import Locator
+from edgespec.loading import Limits, Parts, load_parts
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import LoadedModel, memory_needed, other_settings
 from edgespec.planning.calibration import QUICK, Scope
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth, Costs
@@ -32,8 +36,7 @@ from edgespec.planning.policies import make_policy
 from edgespec.planning.ranking import HEADROOM_BYTES
 from edgespec.planning.widths import WIDEST
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.llama import LlamaModel, LlamaSequence, load_model
-from edgespec.selection import class_too_dear, drafter_settings, fastest_plain, know, other_settings, resolve_profile
+from edgespec.selection import class_too_dear, fastest_plain, know, resolve_profile
 from edgespec.session import Session, Speculation
 from edgespec.text.templates import ChatTemplate
 
@@ -52,23 +55,21 @@ class Engine:
         self._home = parts.home
         self._target = parts.target
         self._located_drafter = located
+        self._located_whole_drafter = parts.whole_drafter
         self._memory_allowed_bytes = parts.memory_left_bytes  # beyond the target and one session
-        self._drafter_lock = threading.Lock()
         self._lock = threading.RLock()
         self._closed = False
         # Not kept alive by the engine: a server opens thousands in its life.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._drafter_model: LlamaModel | None = None
+        self._drafter_models = DrafterModels(profile, wish.context_length)
         self._template: ChatTemplate | None = None
         self._learning: Learning | None = None
-        self._others: list[LlamaModel] = []  # the target's weights in other settings
+        self._others: list[LoadedModel] = []  # the target's weights in other settings
         drafters: list[Drafter] = []
         if profile.lookup:
             drafters.append(LookupDrafter())
         if located is not None:
-            # Weakly: an engine that is forgotten must not live on through its own drafter.
-            open_drafter = weakref.WeakMethod(self.drafter_model)
-            drafters.append(ModelDrafter(lambda: _called(open_drafter)))
+            drafters.append(self._model_drafter(located))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         costs = self.knowledge.costs()
         self.plan: Plan = self._plan_by(costs)
@@ -149,7 +150,10 @@ class Engine:
             return session
 
     def _target_estimate(self) -> MemoryEstimate:
-        return model_memory(self._target.header, self.plan.context_length, self._target.settings)
+        target = self._target
+        return memory_needed(
+            target.header, target.facts.weight_bytes, self.plan.context_length, target.settings
+        )
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
@@ -175,32 +179,38 @@ class Engine:
         rendered = self.render([{"role": "user", "content": text}]) if self.has_chat_template else text
         return self.encode_prompt(rendered)
 
-    def open_target(self) -> LlamaSequence:
+    def open_target(self) -> CacheSequence:
         """An empty cache of the target with the plan's context."""
         return self._target.open(self.plan.context_length)
 
-    def drafter_model(self) -> LlamaModel:
+    def _model_drafter(self, located: LocatedModel) -> Drafter:
+        """Drafts with that model; if its head is trimmed, only while it can say what is being written."""
+        # Weakly: an engine that is forgotten must not live on through its own drafter.
+        open_drafter, open_whole = weakref.WeakMethod(self.drafter_model), weakref.WeakMethod(self.whole_drafter_model)
+        drafter = ModelDrafter(lambda: _called(open_drafter))
+        if located.kept_ids is None:
+            return drafter
+        whole = None if self._located_whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
+        return EscapeDrafter(drafter, whole, located.kept_ids.tolist())
+
+    def drafter_model(self) -> LoadedModel:
         """The drafter, loaded at its first proposal and shared by all sessions.
 
         Raises ClosedError if there is none, MemoryLimitError if it does not fit beside the target.
         """
-        with self._drafter_lock:
-            located = self._located_drafter
-            if self._closed or located is None:
-                raise ClosedError("this engine is closed")
-            if self._drafter_model is None:
-                settings = drafter_settings(self.profile, self._target.settings, located)
-                estimate = model_memory(located.header, self.plan.context_length, settings)
-                require_memory(located.name, estimate, self._memory_allowed_bytes)
-                self._drafter_model = load_model(
-                    located.path,
-                    settings,
-                    name=located.name,
-                    sha256=located.identity,
-                    header=located.header,
-                    artefact=located.artefact,
-                )
-            return self._drafter_model
+        return self._loaded_drafter(self._located_drafter)
+
+    def whole_drafter_model(self) -> LoadedModel:
+        """The model that a trimmed drafter was made from, loaded where the text is not what the head was cut for.
+
+        Raises ClosedError if there is none, MemoryLimitError if it does not fit beside the others.
+        """
+        return self._loaded_drafter(self._located_whole_drafter)
+
+    def _loaded_drafter(self, located: LocatedModel | None) -> LoadedModel:
+        if self._closed or located is None:
+            raise ClosedError("this engine is closed")
+        return self._drafter_models.get(located, self._target.settings.threads, self._memory_allowed_bytes)
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -212,7 +222,7 @@ class Engine:
         return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
 
     @property
-    def target_model(self) -> LlamaModel:
+    def target_model(self) -> LoadedModel:
         return self._target
 
     @property
@@ -319,16 +329,13 @@ class Engine:
     def adopt(self, *, plain_because: str | None = None, **caches: Any) -> bool:
         """Go on with the target's weights in other caches or threads; False while a session is open.
 
-        ``caches`` are those of ``LlamaModel.with_caches``. What is planned next is planned for the new setting:
+        ``caches`` are those of ``LoadedModel.with_caches``. What is planned next is planned for the new setting:
         plainly, if there is a reason ``plain_because``.
         """
         with self._lock:
             if self._closed or any(not session.closed for session in self._sessions):
                 return False
-            with self._drafter_lock:  # it runs as the target does, so it is loaded again when it is wanted
-                drafter, self._drafter_model = self._drafter_model, None
-            if drafter is not None:
-                drafter.close()
+            self._drafter_models.unload()  # they run as the target does, so they are loaded again when wanted
             other = self._target.with_caches(**caches)
             self._target.close()
             self._target, self.probe = other, None
@@ -337,17 +344,17 @@ class Engine:
             self.replan()  # the depths of the old plan are those of another numeric class
         return True
 
-    def in_setting(self, **caches: Any) -> LlamaModel:
+    def in_setting(self, **caches: Any) -> LoadedModel:
         """The target's weights in other caches or threads, beside it; closed with the engine.
 
-        ``caches`` are those of ``LlamaModel.with_caches``, which says what is raised.
+        ``caches`` are those of ``LoadedModel.with_caches``, which says what is raised.
         """
         other = self._target.with_caches(**caches)
         with self._lock:
             self._others.append(other)
         return other
 
-    def fastest_plain(self) -> tuple[dict[str, Any], float] | None:
+    def fastest_plain(self) -> tuple[Mapping[str, Any], float] | None:
         """The setting (for ``in_setting``) known to decode plainly faster than the target's own, and how many times.
 
         None if its own is the fastest that was timed.
@@ -377,9 +384,7 @@ class Engine:
         self.knowledge.keep(self.policy)
         for drafter in self.drafters:
             drafter.close()
-        with self._drafter_lock:
-            if self._drafter_model is not None:
-                self._drafter_model.close()
+        self._drafter_models.close()
         for other in self._others:
             other.close()
         self._target.close()
@@ -392,7 +397,7 @@ class Engine:
         self.close()
 
 
-def _called(method: weakref.WeakMethod[Callable[[], LlamaModel]]) -> LlamaModel:
+def _called(method: weakref.WeakMethod[Callable[[], LoadedModel]]) -> LoadedModel:
     alive = method()
     if alive is None:
         raise ClosedError("this engine is gone")

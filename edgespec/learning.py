@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import ClosedError, EdgespecError
 from edgespec.events import Loading
+from edgespec.opening import fewer_threads, other_caches
 from edgespec.planning.calibration import (
     Scope,
     measure_agreement,
@@ -21,7 +22,6 @@ from edgespec.planning.calibration import (
     measure_target,
 )
 from edgespec.planning.planner import SLOWER_ALLOWED
-from edgespec.selection import fewer_threads, other_caches
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine

@@ -9,20 +9,29 @@ from typing import cast
 
 from edgespec.errors import InvalidRequestError
 from edgespec.events import Loading, LoadProgress
-from edgespec.files.gguf import GgufHeader
 from edgespec.files.locations import Home
 from edgespec.knowledge import Knowledge
 from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import (
+    LoadedModel,
+    ModelSettings,
+    choose_device,
+    choose_threads,
+    drafter_settings,
+    memory_needed,
+    open_model,
+    stable_settings,
+    target_settings,
+)
 from edgespec.planning.calibration import QUICK, ModelTimes, measure_target
 from edgespec.planning.machine import Machine, describe_machine
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory, too_large_words
+from edgespec.planning.memory import require_memory, too_large_words
 from edgespec.planning.planner import Wish, find_stable_model
 from edgespec.planning.widths import WidthProbe, probe_widths
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSettings, load_model, usable_settings
 from edgespec.runtimes.llama_library import load as load_library
-from edgespec.selection import choose_device, choose_settings, find_drafter, know, source_names
+from edgespec.selection import find_drafter, know, source_names
 from edgespec.text.tokenizer import LlamaVocabulary
 
 
@@ -36,13 +45,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What an Engine is made of. ``memory_left_bytes`` may be used beyond the target and one session."""
+    """What an Engine is made of. ``memory_left_bytes`` may be used beyond the target and one session.
+
+    ``whole_drafter`` is what a ``drafter`` with a trimmed head was made from, where the store holds it.
+    """
 
     profile: Profile
     machine: Machine
-    target: LlamaModel
+    target: LoadedModel
     tokenizer: LlamaVocabulary
     drafter: LocatedModel | None
+    whole_drafter: LocatedModel | None
     wish: Wish
     probe: WidthProbe | None
     knowledge: Knowledge
@@ -60,15 +73,15 @@ def load_parts(
     if limits.max_memory_bytes is not None:
         allowed = min(allowed, limits.max_memory_bytes)
     located = locator.locate(profile.target)
-    if located.artefact is not None:
+    if located.drafts_only:
         raise InvalidRequestError(
             f"{located.name} has a trimmed output head, so it can only draft",
             hint="give it with `--draft`, and an untrimmed model as the target",
         )
     header = located.header
-    settings = usable_settings(choose_settings(profile, machine, limits.max_threads, header.tensor_bytes), header)
+    settings = target_settings(profile, choose_threads(profile, machine, limits.max_threads), located)
     context_length = min(profile.context, header.context_length or profile.context)
-    estimate = model_memory(header, context_length, settings)
+    estimate = memory_needed(header, located.weight_bytes, context_length, settings)
     require_memory(located.name, estimate, allowed)
     left = allowed - estimate.total_bytes
     drafter, drafter_off = _fitting_drafter(profile, located, locator, settings, context_length, left)
@@ -78,28 +91,28 @@ def load_parts(
         context_length=context_length,
         sources=source_names(profile, drafter),
         drafter_model=None if drafter is None else drafter.name,
-        drafter_device="cpu" if drafter is None else choose_device(profile.draft_device, drafter.header.tensor_bytes),
+        drafter_device="cpu" if drafter is None else choose_device(profile.draft_device, drafter.weight_bytes),
         drafter_off=drafter_off,
     )
     store = Measurements(place.measurements, machine.fingerprint, machine.power_source)
 
-    def open_model(wanted: LlamaSettings) -> LlamaModel:
+    def open_target(wanted: ModelSettings) -> LoadedModel:
         tell(Loading(f"loading {located.name}"))
-        return load_model(located.path, wanted, name=located.name, sha256=located.identity, header=header)
+        return open_model(located, wanted)
 
     if wish.depth == 0 or not wish.sources:
-        model, widths = open_model(settings), None
+        model, widths = open_target(settings), None
     else:
         model, widths = find_stable_model(
-            open_model,
-            settings,
+            open_target,
+            stable_settings(settings),
             store,
             measure=_measure(wish, store, place, tell, calibrate=calibrate),
             complete=wish.exactness == "near",
             context_length=context_length,
         )
     try:
-        tokenizer = LlamaVocabulary(located.path)
+        tokenizer = LlamaVocabulary(located.tokenizer_path)
         knowledge = know(store, profile, model, drafter, wish)
     except BaseException:
         model.close()
@@ -110,6 +123,7 @@ def load_parts(
         target=model,
         tokenizer=tokenizer,
         drafter=drafter,
+        whole_drafter=None if drafter is None or not drafter.drafts_only else locator.find_source(drafter),
         wish=wish,
         probe=widths,
         knowledge=knowledge,
@@ -118,30 +132,28 @@ def load_parts(
     )
 
 
-def model_memory(header: GgufHeader, context_length: int, settings: LlamaSettings) -> MemoryEstimate:
-    """What a model of that header takes in those settings."""
-    return estimate_memory(header, context_length, KV_TYPES[settings.kv_type][1])
-
-
 def _fitting_drafter(
     profile: Profile,
     target: LocatedModel,
     locator: Locator,
-    settings: LlamaSettings,
+    settings: ModelSettings,
     context_length: int,
     left_bytes: int,
 ) -> tuple[LocatedModel | None, str | None]:
     """The drafter's file, or why there is none. It never pushes the target out of their memory."""
     drafter, off = find_drafter(profile, target, locator)
-    if drafter is None or choose_device(profile.draft_device, drafter.header.tensor_bytes) != settings.device:
+    if drafter is None:
         return drafter, off
-    needed = model_memory(drafter.header, context_length, settings).total_bytes
+    own = drafter_settings(profile, settings.threads, drafter)
+    if own.device != settings.device:
+        return drafter, off
+    needed = memory_needed(drafter.header, drafter.weight_bytes, context_length, own).total_bytes
     return (drafter, off) if needed <= left_bytes else (None, too_large_words(drafter.name, needed, left_bytes))
 
 
 def _measure(
     wish: Wish, store: Measurements, place: Home, tell: LoadProgress, *, calibrate: bool
-) -> Callable[[LlamaModel], WidthProbe] | None:
+) -> Callable[[LoadedModel], WidthProbe] | None:
     """How to find out which widths are bit-equal, where that has to be known before the first answer.
 
     While another process calibrates that waits: two that time the machine at once would time each other.
@@ -150,7 +162,7 @@ def _measure(
     if not calibrate and not complete and wish.depth == "auto":
         return None
 
-    def measure(model: LlamaModel) -> WidthProbe:
+    def measure(model: LoadedModel) -> WidthProbe:
         if not calibrate or wish.depth != "auto":
             label = "checking once which widths are bit-equal here"
             return probe_widths(

@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.artefact import TrimmedDrafter, is_trimmed_drafter, read_artefact
 from edgespec.files.gguf import GgufHeader, read_header
+from edgespec.files.onnx_folder import OnnxArtefact, is_onnx_folder, read_onnx_folder
 from edgespec.files.progress import Cancelled, ProgressCallback
 from edgespec.files.specs import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.files.store import Store
 from edgespec.profiles.catalogue import catalogue, lookup
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +26,9 @@ class LocatedModel:
     """A model's file, its checked header, and what identifies its content.
 
     ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
-    trimmed drafter it is the digest of its manifest. ``artefact`` is set for one of those, whose header then joins
-    the trimmed tensors with the source's tokenizer.
+    folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
+    header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is that
+    of the tokenizer beside it and lists no tensors.
     """
 
     name: str
@@ -30,6 +37,36 @@ class LocatedModel:
     identity: str
     spec: ModelSpec | None
     artefact: TrimmedDrafter | None = None
+    onnx: OnnxArtefact | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.header.tensor_bytes if self.onnx is None else self.onnx.weight_bytes
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The GGUF with the vocabulary."""
+        return self.header.path
+
+    @property
+    def drafts_only(self) -> bool:
+        """Whether its output head was trimmed, so that it cannot say everything."""
+        return self.kept_ids is not None
+
+    @property
+    def kept_ids(self) -> NDArray[np.int32] | None:
+        """The tokens that a trimmed head can say, int32 (kept,), ascending; None for a whole head."""
+        if self.artefact is not None:
+            return self.artefact.ids
+        return None if self.onnx is None else self.onnx.ids
+
+    @property
+    def source_sha256(self) -> str | None:
+        """Of the file that a folder was exported from; None where the manifest states none, and for other files."""
+        folder = self.artefact or self.onnx
+        source = {} if folder is None else folder.manifest.get("source")
+        sha256 = source.get("sha256") if isinstance(source, dict) else None
+        return sha256 if isinstance(sha256, str) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +108,22 @@ class Locator:
             spec=spec,
         )
 
+    def find_source(self, exported: LocatedModel) -> LocatedModel | None:
+        """The model in the store that ``exported`` was made from; None if it is not there, or not as it was."""
+        sha256 = exported.source_sha256
+        for stored in self.store.list():
+            if sha256 is not None and stored.sha256 == sha256:
+                try:
+                    found = self.store.find(stored.name)
+                    header = None if found is None else read_header(found.path)
+                except (HashMismatchError, ModelFileError):
+                    continue
+                if found is not None and header is not None:
+                    return LocatedModel(
+                        name=found.name, path=found.path, header=header, identity=f"sha256:{sha256}", spec=None
+                    )
+        return None
+
     def _local(self, path: Path) -> LocatedModel:
         if path.is_dir() and is_trimmed_drafter(path):
             artefact = read_artefact(path)
@@ -81,6 +134,16 @@ class Locator:
                 identity=artefact.identity,
                 spec=None,
                 artefact=artefact,
+            )
+        if path.is_dir() and is_onnx_folder(path):
+            onnx = read_onnx_folder(path)
+            return LocatedModel(
+                name=path.resolve().name,
+                path=onnx.graph_path,
+                header=onnx.tokenizer_header,
+                identity=onnx.identity,
+                spec=None,
+                onnx=onnx,
             )
         if path.is_dir():
             files = sorted(path.glob("*.gguf"))

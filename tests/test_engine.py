@@ -317,7 +317,7 @@ def test_a_target_that_does_not_fit_is_not_loaded(tiny: TinyModels, monkeypatch:
     def load(*_arguments: object, **_settings: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(loading_module, "load_model", load)
+    monkeypatch.setattr(loading_module, "open_model", load)
     limit = needed_bytes(tiny.target, 2048) - 1
     with pytest.raises(MemoryLimitError, match="target needs about") as caught:
         tiny.load(limits=Limits(max_memory_bytes=limit))

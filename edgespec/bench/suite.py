@@ -26,6 +26,7 @@ __all__ = [
     "BUILTIN_SUITES",
     "Prompt",
     "builtin_suite",
+    "calibration_prompts",
     "load_humaneval",
     "load_suite",
     "missing_prompts",
@@ -76,6 +77,12 @@ def builtin_suite(name: str) -> tuple[Prompt, ...]:
 def missing_prompts(name: str) -> tuple[str, ...]:
     """The ids that ``builtin_suite(name)`` leaves out on this Python: none on 3.11 to 3.13 with its source files."""
     return _builtin(name)[1]
+
+
+def calibration_prompts() -> tuple[Prompt, ...]:
+    """What a target is asked so that the tokens of its answers can be counted; in none of the suites that measure."""
+    content = resources.files("edgespec.bench").joinpath("suites", "calibration.jsonl").read_bytes()
+    return _parse(content, "the calibration prompts")
 
 
 def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:

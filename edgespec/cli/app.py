@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from edgespec import __version__
-from edgespec.cli import bench, calibrate, chat, doctor, generate, models, plan, profiles, verify
+from edgespec.cli import bench, calibrate, chat, doctor, export, generate, models, plan, profiles, verify
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ProfileError
 
@@ -33,6 +33,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
+app.command("export")(export.export)
 app.add_typer(profiles.app, name="profiles")
 app.command("doctor")(doctor.doctor)
 

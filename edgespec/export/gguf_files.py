@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import os
 from collections import Counter
@@ -33,7 +34,7 @@ from edgespec.export.gguf_parts import (
     tokenizer_parts,
 )
 from edgespec.export.quantize import find_quant, most_bytes, requantize
-from edgespec.export.staging import staged_folder
+from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf import read_header
 from edgespec.files.gguf_types import GgufHeader
@@ -48,6 +49,7 @@ __all__ = [
     "KEEP",
     "MODEL",
     "TOKENIZER",
+    "check_destination",
     "embedding_scale",
     "export_trimmed",
     "export_whole",
@@ -80,21 +82,23 @@ def export_trimmed(
     licence: str | None = None,
     quant: str = KEEP,
     threads: int = 1,
+    notes: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
     """Write the model ``source`` with only the rows ``kept`` of its vocabulary to ``folder``; returns its manifest.
 
     ``kept`` is int32 of shape (N,): ascending token ids. ``name``, ``sha256`` and ``licence`` are the source's, for
-    the manifest. All other tensors stay byte for byte as they are, unless ``quant`` names a format they are first
-    re-quantised to, on ``threads`` threads. ``folder`` appears whole or not at all; an earlier artefact there is
-    replaced, anything else refused.
+    the manifest; ``notes`` (plain JSON: how the rows were chosen) become its ``trim``. All other tensors stay byte
+    for byte as they are, unless ``quant`` names a format they are first re-quantised to, on ``threads`` threads.
+    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused.
 
     Raises ModelFileError if the source is malformed or cannot be trimmed, InvalidRequestError, DiskSpaceError,
     CancelledError, EdgespecError if ``folder`` cannot be written.
     """
     header = read_header(source)
     ids = check_kept(np.asarray(kept), header.vocabulary_size)
+    trim = _trim(notes)
     files = _trimmed_files(header, ids)
     with _staged(header, folder, quant, _total_bytes(files)) as stage:
         model = _requantised(header, stage, quant, threads, progress, cancelled)
@@ -115,6 +119,7 @@ def export_trimmed(
             },
             "tensors": _tensor_types(model),
             "files": written,
+            **trim,
         }
         write_json(stage / MANIFEST_NAME, manifest)
     return manifest
@@ -129,6 +134,7 @@ def export_whole(
     licence: str | None = None,
     quant: str = KEEP,
     threads: int = 1,
+    notes: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
@@ -137,6 +143,7 @@ def export_whole(
     Arguments and errors are those of ``export_trimmed``.
     """
     header = read_header(source)
+    trim = _trim(notes)
     files: _Files = {MODEL: [Span(0, header.file_bytes)]} if quant == KEEP else {}
     with _staged(header, folder, quant, _total_bytes(files)) as stage:
         model = _requantised(header, stage, quant, threads, progress, cancelled)
@@ -149,9 +156,22 @@ def export_whole(
             **_provenance(header, "gguf", name, sha256, licence, quant),
             "tensors": _tensor_types(model),
             "files": written,
+            **trim,
         }
         write_json(stage / MANIFEST_NAME, manifest)
     return manifest
+
+
+def check_destination(source: Path, folder: Path) -> None:
+    """Raise InvalidRequestError if an export of the file ``source`` may not replace what is at ``folder``.
+
+    Every export asks this first; it is here for those who work for minutes before they export.
+    """
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise InvalidRequestError(
+            f"{source} lies in {folder}, which would be replaced", hint="export to another folder"
+        )
+    check_replaceable(Path(os.path.realpath(folder)))
 
 
 def embedding_scale(header: GgufHeader) -> float:
@@ -186,10 +206,7 @@ def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Ite
         # The re-quantised model, and as long as it is there the files cut out of it.
         most = most_bytes(header, find_quant(quant))
         needed_bytes = most + cut_bytes * most // header.file_bytes
-    if header.path.resolve().is_relative_to(folder.resolve()):
-        raise InvalidRequestError(
-            f"{header.path} lies in {folder}, which would be replaced", hint="export to another folder"
-        )
+    check_destination(header.path, folder)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         yield stage
 
@@ -265,6 +282,16 @@ def _provenance(
         "licence": licence,
         "tools": tools,
     }
+
+
+def _trim(notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The part of the manifest that ``notes`` are, as it will be read back."""
+    if notes is None:
+        return {}
+    try:
+        return {"trim": json.loads(json.dumps(notes, allow_nan=False))}
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the notes for the manifest are no plain JSON: {error}") from error
 
 
 def _tensor_types(header: GgufHeader) -> dict[str, int]:

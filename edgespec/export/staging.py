@@ -18,7 +18,7 @@ from edgespec.files.manifest import MANIFEST_NAME
 
 __all__ = ["KINDS", "check_replaceable", "staged_folder"]
 
-KINDS = ("trimmed-drafter", "gguf")  # of the artefacts that export writes into a folder
+KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # of the artefacts that export writes into a folder
 
 # Ours is under 2 kB.
 _LARGEST_MANIFEST_BYTES = 1 << 20

@@ -8,6 +8,7 @@ those of a corpus; both are counts to the functions here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from edgespec.files.gguf_types import GgufArray, GgufHeader
 __all__ = [
     "ACCEPTANCE_LOSS_ALLOWED",
     "CANDIDATE_SIZES",
+    "HeadCost",
     "SizeCandidate",
     "SizeDecision",
     "always_kept",
@@ -50,15 +52,43 @@ _NAMED_IDS = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadCost:
+    """Seconds of a drafter's forward of width 1: ``rest_s`` without its head, and ``row_s`` for each row of it."""
+
+    rest_s: float
+    row_s: float
+
+    def forward_s(self, rows: int) -> float:
+        """Seconds of a forward with a head of ``rows``."""
+        return self.rest_s + rows * self.row_s
+
+    @staticmethod
+    def through(trimmed: tuple[int, float], whole: tuple[int, float]) -> HeadCost:
+        """The line through two measurements, each (rows of the head, seconds of a forward).
+
+        Where the smaller head was not the faster one, rows cost nothing; where the rest would have to take less than
+        nothing, all of the time goes into rows. Raises InvalidRequestError if these are no two such measurements.
+        """
+        (fewer, fewer_s), (more, more_s) = trimmed, whole
+        if not 0 < fewer < more:
+            raise InvalidRequestError(f"a line needs heads of two sizes, the smaller first, not {fewer} and {more}")
+        if not (0 < fewer_s < math.inf and 0 < more_s < math.inf):
+            raise InvalidRequestError("a forward takes a positive number of seconds")
+        row_s = max(0.0, (more_s - fewer_s) / (more - fewer))
+        row_s = min(row_s, more_s / more)
+        return HeadCost(rest_s=max(0.0, more_s - more * row_s), row_s=row_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SizeCandidate:
-    """One size of the head. ``coverage`` is a share of the held-out tokens, ``read_bytes`` are a forward's weights.
+    """One size of the head. ``coverage`` is a share of the held-out tokens, ``forward_s`` the time of a draft token.
 
     ``relative_speed`` is the predicted rate of usable draft tokens, 1.0 being the whole vocabulary's.
     """
 
     size: int
     coverage: float
-    read_bytes: int
+    forward_s: float
     relative_speed: float
 
 
@@ -156,37 +186,34 @@ def choose_size(
     sizes: Sequence[int] = CANDIDATE_SIZES,
     *,
     vocabulary_size: int,
-    drafter_bytes_without_head: int,
-    bytes_per_row: int,
+    cost: HeadCost,
     acceptance_loss_allowed: float = ACCEPTANCE_LOSS_ALLOWED,
 ) -> SizeDecision:
     """The size of the head at which usable draft tokens are predicted to come fastest.
 
-    A drafter's forward takes as long as reading its weights (one row of batch: memory-bound), so its tokens per
-    second go as 1 / (``drafter_bytes_without_head`` + size * ``bytes_per_row``). Of them, only the share of the
-    ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best; the product of both
-    is what is maximised. Sizes that lose more than ``acceptance_loss_allowed`` (0 to 1) of the held-out tokens do not
-    compete, the whole vocabulary always does. Equally fast: the larger one.
+    A draft token takes one forward, whose time grows with the head as ``cost`` says. Of these tokens, only the share
+    of the ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best; that share
+    divided by the time is what is maximised. Sizes that lose more than ``acceptance_loss_allowed`` (0 to 1) of the
+    held-out tokens do not compete, the whole vocabulary always does. Equally fast: the larger one.
 
-    Raises InvalidRequestError on empty held-out text, sizes below 1, or bytes that are not positive.
+    Raises InvalidRequestError on empty held-out text, sizes below 1, or times that are none.
     """
-    if bytes_per_row < 1 or drafter_bytes_without_head < 0:
-        raise InvalidRequestError("a head's rows and the drafter besides them must have a size in bytes")
+    if not (0 <= cost.rest_s < math.inf and 0 <= cost.row_s < math.inf and cost.forward_s(1) > 0):
+        raise InvalidRequestError("a drafter's forward must take some time, and its head no less than none")
     if not 0 <= acceptance_loss_allowed <= 1:
         raise InvalidRequestError(f"the loss allowed is a share from 0 to 1, not {acceptance_loss_allowed}")
     if min(sizes, default=1) < 1:
         raise InvalidRequestError(f"a head keeps at least 1 row, not {min(sizes)}")
     least = max(1, np.unique(np.asarray(always, dtype=np.int64)).size)
     smaller = sorted({size for size in sizes if least <= size < vocabulary_size})
-    whole_bytes = drafter_bytes_without_head + vocabulary_size * bytes_per_row
+    whole_s = cost.forward_s(vocabulary_size)
     whole_coverage = coverage(held_out, np.arange(vocabulary_size))
 
     def candidate(size: int) -> SizeCandidate:
         kept = kept_ids(counts, size, always, vocabulary_size=vocabulary_size)
-        share = coverage(held_out, kept)
-        read_bytes = drafter_bytes_without_head + size * bytes_per_row
-        speed = share / whole_coverage * whole_bytes / read_bytes if whole_coverage else 0.0
-        return SizeCandidate(size=size, coverage=share, read_bytes=read_bytes, relative_speed=speed)
+        share, forward_s = coverage(held_out, kept), cost.forward_s(size)
+        speed = share / whole_coverage * whole_s / forward_s if whole_coverage else 0.0
+        return SizeCandidate(size=size, coverage=share, forward_s=forward_s, relative_speed=speed)
 
     candidates = tuple(candidate(size) for size in (*smaller, vocabulary_size))
     whole = candidates[-1]
@@ -210,7 +237,7 @@ def _reasons(
     else:
         said = [
             f"{chosen.size} of {whole.size} rows hold {chosen.coverage:.1%} of the held-out tokens, and a forward "
-            f"reads {chosen.read_bytes / whole.read_bytes:.0%} of the bytes: usable draft tokens come "
+            f"takes {chosen.forward_s / whole.forward_s:.0%} of the time: usable draft tokens come "
             f"{chosen.relative_speed:.2f} times as fast"
         ]
     for each in candidates:

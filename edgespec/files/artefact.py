@@ -8,10 +8,7 @@ any token. ``read_artefact`` reads and checks; the weights themselves are not re
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +16,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelFileError
+from .artefact_folder import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    bad_file,
+    check_hash,
+    check_manifest,
+    check_place,
+    check_size,
+    read_content,
+    read_manifest,
+    show,
+)
 from .gguf import GgufHeader, read_header
 from .gguf_types import GGML_TYPES
 
@@ -41,16 +50,9 @@ __all__ = [
 ]
 
 TRIMMED_KIND = "trimmed-drafter"
-SCHEMA_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 DRAFTER_NAME, EMBEDDING_NAME = "drafter.gguf", "embedding.bin"
 IDS_NAME, TOKENIZER_NAME = "ids.npy", "tokenizer.gguf"
 _FILES = (DRAFTER_NAME, EMBEDDING_NAME, IDS_NAME, TOKENIZER_NAME)
-
-_HINT = "export it again with `edgespec export`"
-
-# A manifest is a few kB; anything far larger is not one, and is not worth reading.
-_LARGEST_MANIFEST_BYTES = 1 << 20
 
 # The largest vocabularies known (Gemma 3: 262 144 tokens) take 1 MiB of ids and 16 MiB of tokenizer. Both files are
 # hashed at each reading, which takes 0.1 s for this much on a processor without instructions for it.
@@ -60,10 +62,6 @@ _LARGEST_HASHED_BYTES = 64 << 20
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(rb"\{'descr': '<i4', 'fortran_order': False, 'shape': \(([0-9]{1,10}),\), \} *\n")
 _LARGEST_NPY_HEADER_BYTES = 1024
-
-_LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # Tables in which a model looks tokens up besides its input embedding: fed embeddings, it could not.
 _OTHER_LOOKUPS = ("per_layer_token_embd.weight",)
@@ -119,11 +117,11 @@ class TrimmedDrafter:
 def is_trimmed_drafter(folder: Path) -> bool:
     """Whether a folder is meant as a trimmed drafter, sound or not. Raises nothing."""
     try:
-        _, document = _read_manifest(folder / MANIFEST_NAME)
+        _, document = read_manifest(folder / MANIFEST_NAME)
     except ModelFileError:
         # Whatever became of the manifest, no other folder holds these: reading it then says what is wrong.
         try:
-            return _check_place(folder, DRAFTER_NAME) > 0 and _check_place(folder, IDS_NAME) > 0
+            return check_place(folder, DRAFTER_NAME) > 0 and check_place(folder, IDS_NAME) > 0
         except ModelFileError:
             return False
     return document.get("kind") == TRIMMED_KIND
@@ -135,11 +133,12 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
     Every size is checked against the manifest, the headers and the other files before it is used; the ids and the
     tokenizer are also checked by their sha256. Raises ModelFileError with the reason and a hint.
     """
-    manifest, identity = _manifest(folder)
-    sizes = {name: _checked_size(folder, manifest, name) for name in _FILES}
+    manifest, digest = check_manifest(folder, TRIMMED_KIND, _FILES)
+    hashed = dict.fromkeys((IDS_NAME, TOKENIZER_NAME), _LARGEST_HASHED_BYTES)
+    sizes = {name: check_size(folder, manifest, name, most_bytes=hashed.get(name)) for name in _FILES}
     header, tokenizer = read_header(folder / DRAFTER_NAME), read_header(folder / TOKENIZER_NAME)
     if tokenizer.tensors:
-        raise _bad(tokenizer.path, "it should hold no tensors")
+        raise bad_file(tokenizer.path, "it should hold no tensors")
     vocabulary_size = tokenizer.vocabulary_size
     kept = _kept_rows(header, vocabulary_size)
     for said, found in (
@@ -148,10 +147,10 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
         ("kept", kept),
     ):
         if manifest.get(said) != found or isinstance(manifest.get(said), bool):
-            raise _bad(folder / MANIFEST_NAME, f"{said} is {_show(manifest.get(said))} but the files say {found!r}")
+            raise bad_file(folder / MANIFEST_NAME, f"{said} is {show(manifest.get(said))} but the files say {found!r}")
     if tokenizer.architecture != header.architecture:
-        raise _bad(tokenizer.path, f"it is for {tokenizer.architecture}, the drafter is {header.architecture}")
-    _check_hash(manifest, tokenizer.path, _content(tokenizer.path))
+        raise bad_file(tokenizer.path, f"it is for {tokenizer.architecture}, the drafter is {header.architecture}")
+    check_hash(manifest, tokenizer.path, read_content(tokenizer.path))
     return TrimmedDrafter(
         folder=folder,
         manifest=MappingProxyType(manifest),
@@ -159,106 +158,9 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
         tokenizer_header=tokenizer,
         ids=_ids(folder / IDS_NAME, manifest, kept, vocabulary_size),
         embedding=_embedding(folder, manifest, header, vocabulary_size, sizes[EMBEDDING_NAME]),
-        identity=identity,
+        identity=f"trimmed:{digest}",
     )
 
-
-def _bad(path: Path, reason: str) -> ModelFileError:
-    return ModelFileError(path, reason, hint=_HINT)
-
-
-def _show(value: object) -> str:
-    """A value of a hostile document, short whatever it is."""
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)[:_LONGEST_SHOWN]
-    return f"a {type(value).__name__}"
-
-
-# ------------------------------------------------------------------------------------- files and manifest
-
-
-def _read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # before opening: opening a named pipe would wait for ever
-            raise _bad(path, "it is not a regular file")
-        if status.st_size > _LARGEST_MANIFEST_BYTES:
-            raise _bad(path, f"{status.st_size} bytes are absurd for a manifest")
-        raw = path.read_bytes()
-        document = json.loads(raw)
-    except FileNotFoundError as error:
-        raise _bad(path, "no such file") from error
-    except OSError as error:
-        raise _bad(path, f"the file cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise _bad(path, "it is not valid JSON") from error
-    if not isinstance(document, dict):
-        raise _bad(path, "it is not a JSON object")
-    return raw, document
-
-
-def _manifest(folder: Path) -> tuple[dict[str, Any], str]:
-    """The manifest's document, as far as it can be checked by itself, and the identity it gives."""
-    path = folder / MANIFEST_NAME
-    _check_place(folder, MANIFEST_NAME)
-    raw, document = _read_manifest(path)
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise _bad(path, f"its schema_version is {_show(version)}, this edgespec reads {SCHEMA_VERSION}")
-    if document.get("kind") != TRIMMED_KIND:
-        raise _bad(path, f"its kind is {_show(document.get('kind'))}, not {TRIMMED_KIND!r}")
-    files = document.get("files")
-    if not isinstance(files, dict) or not all(isinstance(record, dict) for record in files.values()):
-        raise _bad(path, "files is missing or of the wrong type")
-    for name in files:
-        if not name or name in (".", "..") or not name.isprintable() or any(mark in name for mark in "/\\:"):
-            raise _bad(path, f"files names {_show(name)}, which is not a plain name in this folder")
-    for name in _FILES:
-        record = files.get(name, {})
-        size, digest = record.get("bytes"), record.get("sha256")
-        if type(size) is not int or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-            raise _bad(path, f"files does not state bytes and sha256 of {name}")
-    return document, f"trimmed:{hashlib.sha256(raw).hexdigest()}"
-
-
-def _check_place(folder: Path, name: str) -> int:
-    """The size of a plain file of the folder; a link must not lead out of it."""
-    path = folder / name
-    try:
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            if not path.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
-                raise _bad(path, "it is a link that leads out of its folder")
-            status = path.stat()
-    except FileNotFoundError as error:
-        raise _bad(path, "no such file") from error
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
-        raise _bad(path, f"the file cannot be read: {error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise _bad(path, "it is not a regular file")
-    return status.st_size
-
-
-def _checked_size(folder: Path, manifest: Mapping[str, Any], name: str) -> int:
-    size = _check_place(folder, name)
-    said = manifest["files"][name]["bytes"]
-    if size != said:
-        raise _bad(folder / name, f"it has {size} bytes and the manifest says {said}")
-    if name in (IDS_NAME, TOKENIZER_NAME) and size > _LARGEST_HASHED_BYTES:
-        raise _bad(folder / name, f"{size} bytes are absurd for it")
-    return size
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _bad(path, f"the file cannot be read: {error}") from error
-
-
-def _check_hash(manifest: Mapping[str, Any], path: Path, content: bytes) -> None:
-    if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]["sha256"]:
-        raise _bad(path, "its sha256 is not the one in the manifest")
 
 
 # ------------------------------------------------------------------------------------------- the contents
@@ -268,20 +170,20 @@ def _kept_rows(header: GgufHeader, vocabulary_size: int) -> int:
     """Rows of the trimmed head, which the file must say in both places llama.cpp looks."""
     said = header.metadata.get(f"{header.architecture}.vocab_size")
     if type(said) is not int:
-        raise _bad(header.path, f"it does not state {header.architecture}.vocab_size")
+        raise bad_file(header.path, f"it does not state {header.architecture}.vocab_size")
     if not said <= vocabulary_size:
-        raise _bad(header.path, f"it keeps {said} rows of {vocabulary_size} tokens")
+        raise bad_file(header.path, f"it keeps {said} rows of {vocabulary_size} tokens")
     tables = {tensor.name: tensor for tensor in header.tensors}
     for name in _OTHER_LOOKUPS:
         if name in tables:
-            raise _bad(header.path, f"it looks tokens up in {name}, which needs the whole vocabulary")
+            raise bad_file(header.path, f"it looks tokens up in {name}, which needs the whole vocabulary")
     wanted = (header.embedding_length, said)
     for name in ("token_embd.weight", "output.weight"):
         table = tables.get(name)
         if table is not None and table.shape != wanted:
-            raise _bad(header.path, f"{name} has the shape {table.shape} instead of {wanted}")
+            raise bad_file(header.path, f"{name} has the shape {table.shape} instead of {wanted}")
     if "token_embd.weight" not in tables:
-        raise _bad(header.path, "it has no token_embd.weight")
+        raise bad_file(header.path, "it has no token_embd.weight")
     return said
 
 
@@ -289,23 +191,23 @@ def _ids(path: Path, manifest: Mapping[str, Any], kept: int, vocabulary_size: in
     """The token of each row of the head: int32 (kept,), ascending. Parsed by hand, so that nothing is unpickled."""
     import numpy as np
 
-    content = _content(path)
+    content = read_content(path)
     if content[:8] != _NPY_MAGIC:
-        raise _bad(path, "it is not a .npy file of version 1.0")
+        raise bad_file(path, "it is not a .npy file of version 1.0")
     start = 10
     end = start + int.from_bytes(content[8:start], "little")
     header = _NPY_HEADER.fullmatch(content, start, end) if end - start <= _LARGEST_NPY_HEADER_BYTES else None
     if header is None or len(content) < end:
-        raise _bad(path, "it is not a vector of int32")
+        raise bad_file(path, "it is not a vector of int32")
     count = int(header[1])
     if count != kept or len(content) - end != 4 * kept:
-        raise _bad(path, f"it says {count} ids in {len(content) - end} bytes, the drafter has {kept} rows")
-    _check_hash(manifest, path, content)
+        raise bad_file(path, f"it says {count} ids in {len(content) - end} bytes, the drafter has {kept} rows")
+    check_hash(manifest, path, content)
     ids = np.frombuffer(content, dtype="<i4", offset=end).astype(np.int32)
     if not (np.diff(ids) > 0).all():
-        raise _bad(path, "its ids are not in ascending order")
+        raise bad_file(path, "its ids are not in ascending order")
     if int(ids[0]) < 0 or int(ids[-1]) >= vocabulary_size:
-        raise _bad(path, f"its ids lie outside 0..{vocabulary_size - 1}")
+        raise bad_file(path, f"its ids lie outside 0..{vocabulary_size - 1}")
     ids.flags.writeable = False
     return ids
 
@@ -315,25 +217,25 @@ def _embedding(
 ) -> EmbeddingTable:
     path, told = folder / MANIFEST_NAME, manifest.get("embedding")
     if not isinstance(told, dict):
-        raise _bad(path, "embedding is missing or of the wrong type")
+        raise bad_file(path, "embedding is missing or of the wrong type")
     known = {name: (block, block_bytes) for name, block, block_bytes in GGML_TYPES.values()}
     type_name, scale = told.get("type"), told.get("scale")
     if not isinstance(type_name, str) or type_name not in known:
-        raise _bad(path, f"the embedding's type {_show(type_name)} is not known")
+        raise bad_file(path, f"the embedding's type {show(type_name)} is not known")
     block, block_bytes = known[type_name]
     columns = header.embedding_length
     if columns % block:
-        raise _bad(path, f"rows of {columns} weights do not fill the blocks of {type_name}")
+        raise bad_file(path, f"rows of {columns} weights do not fill the blocks of {type_name}")
     row_bytes = columns // block * block_bytes
     expected = {"rows": vocabulary_size, "columns": columns, "bytes": vocabulary_size * row_bytes}
     for name, value in expected.items():
         if type(told.get(name)) is not int or told[name] != value:
-            raise _bad(path, f"the embedding's {name} are {_show(told.get(name))} instead of {value}")
+            raise bad_file(path, f"the embedding's {name} are {show(told.get(name))} instead of {value}")
     if size != expected["bytes"]:
-        raise _bad(folder / EMBEDDING_NAME, f"it has {size} bytes instead of {expected['bytes']}")
+        raise bad_file(folder / EMBEDDING_NAME, f"it has {size} bytes instead of {expected['bytes']}")
     # Gemma's is the root of its width; 2**10 is that of the widest embedding a header may state.
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 2**10:
-        raise _bad(path, f"the embedding's scale {_show(scale)} is not sane")
+        raise bad_file(path, f"the embedding's scale {show(scale)} is not sane")
     return EmbeddingTable(
         path=folder / EMBEDDING_NAME,
         type_name=type_name,

@@ -43,6 +43,11 @@ class Home:
         return self.root / "measurements"
 
     @property
+    def emissions(self) -> Path:
+        """What targets answered when their tokens were counted; safe to delete at any time."""
+        return self.root / "emissions"
+
+    @property
     def profiles(self) -> Path:
         """The user's own profiles."""
         return self.root / "profiles"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from edgespec.decoding.contracts import ModelFacts, NumericClass
+from edgespec.decoding.contracts import Model, ModelFacts, NumericClass
 from edgespec.planning.cost import FREE, best_possible, choose_depth, drafting_speedup
 from edgespec.planning.depth_cost import MARGIN, Costs
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.widths import WIDEST, WidthProbe
-from edgespec.runtimes.llama import LlamaModel, LlamaSettings
 
 __all__ = [
     "CLASS_TOO_DEAR",
@@ -22,7 +21,6 @@ __all__ = [
     "find_stable_model",
     "hopeless_words",
     "make_plan",
-    "stable_settings",
 ]
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
@@ -32,6 +30,10 @@ CLASS_TOO_DEAR = (
 )
 
 NOT_CALIBRATED = "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
+
+
+M = TypeVar("M", bound=Model)
+S = TypeVar("S")  # a runtime's settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,33 +53,25 @@ class Wish:
     plain_because: str | None = None
 
 
-def stable_settings(preferred: LlamaSettings) -> tuple[LlamaSettings, ...]:
-    """Settings worth probing for stable widths, the preferred (fastest) first.
-
-    Measured on x86: repacked weights keep widths 1 to 3, weights as in the file 1 to 7 at 5 to 25 % of plain speed.
-    """
-    return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
-
-
 def find_stable_model(
-    open_model: Callable[[LlamaSettings], LlamaModel],
-    preferred: LlamaSettings,
+    open_model: Callable[[S], M],
+    candidates: Sequence[S],
     measurements: Measurements,
     *,
-    measure: Callable[[LlamaModel], WidthProbe] | None,
+    measure: Callable[[M], WidthProbe] | None,
     complete: bool,
     context_length: int,
     slower_allowed: float = SLOWER_ALLOWED,
-) -> tuple[LlamaModel, WidthProbe | None]:
-    """The model in the first setting that has a stable width beyond 1, and its probe.
+) -> tuple[M, WidthProbe | None]:
+    """The model in the first of the ``candidates`` that has a stable width beyond 1, and its probe.
 
-    Stored probes are used silently; new ones are made by ``measure``, if given. If no setting is stable the preferred
+    Stored probes are used silently; new ones are made by ``measure``, if given. If no setting is stable the first
     one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
     slower: it decodes plainly, as nothing predicts a gain before the machine is calibrated. ``complete`` asks for
     probes that also bound the differences of unstable widths.
     """
     fallback: WidthProbe | None = None
-    for settings in stable_settings(preferred):
+    for settings in candidates:
         model = open_model(settings)
         try:
             if not model.facts.can_rewind:
@@ -97,7 +91,7 @@ def find_stable_model(
             return model, probe
         fallback = fallback or probe
         model.close()
-    return open_model(preferred), fallback
+    return open_model(candidates[0]), fallback
 
 
 def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed: float) -> bool:

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import os
 import threading
-import time
 import weakref
 from collections import abc
 from collections.abc import Callable
@@ -20,13 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from edgespec.decoding.contracts import ModelFacts, Rows
 from edgespec.errors import (
     CancelledError,
     ClosedError,
-    ContextFullError,
     InvalidRequestError,
     ModelFileError,
     RewindError,
@@ -34,14 +30,10 @@ from edgespec.errors import (
 )
 from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
-from edgespec.runtimes.llama_context import (
-    KV_TYPES,
-    MAX_SCORED_ROWS,
-    PREFILL_CHUNK_TOKENS,
-    LlamaSettings,
-    NativeContext,
-)
+from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
+from edgespec.runtimes.llama_context import KV_TYPES, LlamaSettings, NativeContext
 from edgespec.runtimes.llama_library import Device, LlamaLibrary, load
+from edgespec.runtimes.llama_rows import LlamaRows
 from edgespec.runtimes.llama_trimmed import TrimmedVocabulary
 from edgespec.runtimes.worker_thread import WorkerThread
 
@@ -314,32 +306,21 @@ class LlamaSequence:
         return self._worker.run(lambda: self._forward(tokens, rows))
 
     def _forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        count = len(tokens)
-        if not 0 <= rows <= min(count, MAX_SCORED_ROWS):
-            raise InvalidRequestError(f"cannot score {rows} rows of {count} tokens (at most {MAX_SCORED_ROWS})")
-        start = self._length
-        if start + count > self._context_length:
-            raise ContextFullError(
-                f"{count} more tokens do not fit: {start} of {self._context_length} are used",
-                hint="a larger --context holds more",
-            )
-        try:
-            ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that nothing wraps into the range
-        except (OverflowError, TypeError, ValueError):
-            ids = np.full(count, -1)
-        if count and (int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary_size):
-            raise InvalidRequestError(f"token ids must be in 0..{self._vocabulary_size - 1}")
+        start, count = self._length, len(tokens)
+        ids = checked_ids(
+            tokens,
+            rows,
+            length=start,
+            context_length=self._context_length,
+            vocabulary_size=self._vocabulary_size,
+        )
         self._check_sound()
         self._generation += 1
         generation = self._generation
         done = size = 0
         try:
-            while done < count:
+            for size in chunk_sizes(count, rows):
                 self._check_cancelled()
-                # The scored rows must share the last chunk, so a chunk never ends inside them.
-                size = min(PREFILL_CHUNK_TOKENS, count - done)
-                if 0 < count - done - size < rows:
-                    size = count - done - rows
                 last = done + size == count
                 self._native.decode(ids[done : done + size], start + done, rows if last else 0)
                 done += size
@@ -348,7 +329,7 @@ class LlamaSequence:
             self._drop_tail(start)
             raise
         native, first, head_rows = self._native, size - rows, self._head_rows
-        scored = _LlamaRows(native, first, rows, head_rows, lambda: self._generation == generation)
+        scored = LlamaRows(native, first, rows, head_rows, lambda: self._generation == generation)
         return scored if self._trimmed is None else self._trimmed.rows(scored)
 
     def rewind(self, length: int) -> None:
@@ -398,44 +379,6 @@ class LlamaSequence:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-# numpy's argmax over 150 000 scores takes 0.02 ms; one that took this long had to wait for the interpreter lock.
-_CONTENDED_S = 0.0005
-
-# Rows reduced natively after such a wait, before numpy is tried again.
-_NATIVE_ROWS = 64
-
-
-class _LlamaRows(Rows):
-    """Rows whose argmax does not wait for other Python threads.
-
-    numpy gives the interpreter lock away while it searches, and beside a busy Python thread gets it back only
-    after that thread's 5 ms are over. When that has happened, the next rows are reduced by llama.cpp's greedy
-    sampler with the lock held (0.25 ms for 150 000 scores). It skips a NaN that is not the first score, which the
-    numpy of every 64th row then still finds.
-    """
-
-    def __init__(
-        self, native: NativeContext, first: int, count: int, head_rows: int, is_current: Callable[[], bool]
-    ) -> None:
-        super().__init__(count, lambda index: native.row(first + index, head_rows), is_current)
-        self._native = native
-        self._first = first
-
-    def argmax_row(self, index: int) -> int:
-        native = self._native
-        if native.native_rows_left > 0:
-            row = self._row(index)
-            native.native_rows_left -= 1
-            best = native.argmax(self._first + index)
-            if np.isfinite(row[best]):
-                return best
-        started = time.perf_counter()
-        best = super().argmax_row(index)
-        if time.perf_counter() - started > _CONTENDED_S and native.can_reduce:
-            native.native_rows_left = _NATIVE_ROWS
-        return best
 
 
 def _raise_flag(abort_flag: ctypes.Array[ctypes.c_char]) -> None:

@@ -19,15 +19,8 @@ from edgespec.errors import (
     MemoryLimitError,
     RewindError,
 )
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.llama_trimmed import EmbeddingRows
-
-# Prompt tokens per native call. Larger chunks gain under 3 % on CPUs (the weights are already read once per 256
-# tokens) and delay a cancel where no native abort callback is available.
-PREFILL_CHUNK_TOKENS = 256
-
-# Rows one forward can score. Verification needs depth + 1; the scores of more rows would enlarge the compute
-# buffer by vocabulary x 4 bytes each.
-MAX_SCORED_ROWS = 64
 
 # ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
 KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {

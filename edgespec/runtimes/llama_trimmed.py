@@ -16,8 +16,9 @@ import numpy as np
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.artefact import EmbeddingTable, TrimmedDrafter
+from edgespec.runtimes.trimmed_rows import TrimmedRows
 
-__all__ = ["EmbeddingRows", "TrimmedRows", "TrimmedVocabulary"]
+__all__ = ["EmbeddingRows", "TrimmedVocabulary"]
 
 
 class EmbeddingRows:
@@ -46,37 +47,6 @@ class EmbeddingRows:
         """What enters the model for these tokens: float32 (len(ids), columns)."""
         rows: LogitsArray = self._dequantize(self._rows[ids])
         return rows * self._scale
-
-
-class TrimmedRows(Rows):
-    """Rows of a trimmed head in the ids of its source; tokens that were trimmed away score -infinity.
-
-    ``rows`` has the kept columns only, ``ids`` (kept,) is ascending: a tie still goes to the lowest id.
-    """
-
-    def __init__(self, rows: Rows, ids: IdArray, vocabulary_size: int) -> None:
-        # Not a method of its own: rows that refer to themselves would outlive their last use.
-        super().__init__(rows.count, functools.partial(_spread, rows, ids, vocabulary_size))
-        self._kept = rows
-        self._ids = ids
-
-    def argmax_row(self, index: int) -> int:
-        return int(self._ids[self._kept.argmax_row(index)])
-
-    def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
-        if k > len(self._ids):
-            return super().top_k(k)
-        columns, scores = self._kept.top_k(k)
-        return self._ids[columns], scores
-
-    def logits(self, index: int) -> LogitsArray:
-        return self._row(index)  # newly made, so the caller's to keep
-
-
-def _spread(rows: Rows, ids: IdArray, vocabulary_size: int, index: int) -> LogitsArray:
-    full = np.full(vocabulary_size, -np.inf, dtype=np.float32)
-    full[ids] = rows.logits(index)
-    return full
 
 
 class TrimmedVocabulary:

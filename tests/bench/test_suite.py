@@ -17,6 +17,7 @@ from edgespec.bench.suite import (
     BUILTIN_SUITES,
     Prompt,
     builtin_suite,
+    calibration_prompts,
     load_humaneval,
     load_suite,
     missing_prompts,
@@ -191,6 +192,32 @@ def test_ours_and_verify_share_nothing() -> None:
     assert not {prompt.id for prompt in ours} & {prompt.id for prompt in verify}
     paragraphs = {paragraph for prompt in verify for paragraph in prompt.prompt.split("\n\n") if len(paragraph) > 40}
     assert not [prompt.id for prompt in ours if paragraphs & set(prompt.prompt.split("\n\n"))]
+
+
+def test_calibration_prompts_are_many_short_and_of_every_kind_in_both_parts() -> None:
+    prompts = calibration_prompts()
+    assert len(prompts) >= 48
+    assert all(40 <= len(prompt.prompt) <= 700 for prompt in prompts)
+    kinds = {"code", "code-other", "extract-json", "chat", "math", "translate", "summarise", "shell-sql"}
+    held_out = prompts[2::3]  # as edgespec.export.emissions splits them
+    for part in (held_out, [prompt for prompt in prompts if prompt not in held_out]):
+        assert {prompt.category for prompt in part} == kinds
+
+
+def test_calibration_prompts_are_in_no_suite_that_measures() -> None:
+    """A head must not be counted on the prompts it is compared by."""
+    measured = [prompt for name in BUILTIN_SUITES for prompt in builtin_suite(name)]
+    assert "calibration" not in BUILTIN_SUITES
+    ours = calibration_prompts()
+    assert not {prompt.id for prompt in ours} & {prompt.id for prompt in measured}
+    # No eight words in a row in common.
+    seen = {run for prompt in measured for run in runs_of_words(prompt.prompt)}
+    assert not [prompt.id for prompt in ours if seen & runs_of_words(prompt.prompt)]
+
+
+def runs_of_words(text: str, length: int = 8) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[start : start + length]) for start in range(len(words) - length + 1)}
 
 
 def test_quick_is_three_of_ours_in_every_category_in_the_same_order() -> None:

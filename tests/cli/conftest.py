@@ -7,9 +7,37 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import InProcess
+from tests.support.exporting import ANSWER_TOKENS, PROMPTS, TEXT
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
     """The program with an empty home, in this process."""
     return InProcess(tmp_path / "home", monkeypatch, capsys)
+
+
+@pytest.fixture
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is asked a few prompts: enough to see what is done with its answers."""
+    from edgespec.cli import trimming
+
+    monkeypatch.setattr(trimming, "calibration_prompts", lambda: PROMPTS)
+    monkeypatch.setattr(trimming, "TOKENS_PER_PROMPT", ANSWER_TOKENS)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text that tells which rows are kept."""
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    """Sizes that a tiny vocabulary can be trimmed to."""
+    from edgespec.export import vocabtrim
+
+    found = (300, 400, 500)
+    monkeypatch.setattr(vocabtrim, "CANDIDATE_SIZES", found)
+    return found

@@ -325,6 +325,7 @@ COMMANDS = (
     ("models", "rm"),
     ("models", "verify"),
     ("calibrate",),
+    ("export",),
     ("verify",),
     ("doctor",),
     ("profiles",),

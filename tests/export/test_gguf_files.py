@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export import gguf_files, gguf_parts, staging
-from edgespec.export.gguf_files import export_trimmed, export_whole
+from edgespec.export.gguf_files import check_destination, export_trimmed, export_whole
 from edgespec.export.quantize import requantize
 from edgespec.files.gguf import read_header
 from edgespec.files.gguf_types import GgufArray, GgufHeader
@@ -155,7 +155,45 @@ def test_what_is_not_said_is_null(models: Path, tmp_path: Path) -> None:
     manifest = export_trimmed(models / "tied.gguf", tmp_path / "out", name="tiny", sha256=None, kept=ALL)
     assert manifest["licence"] is None
     assert manifest["source"]["sha256"] is None
+    assert "trim" not in manifest
     assert manifest["quant"] == "keep"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_notes_are_what_the_manifest_says_about_trimming(models: Path, tmp_path: Path, whole: bool) -> None:
+    notes = {"ranked_by": "a text", "coverage_held_out": 0.98, "size_reasons": ("one", "two"), "forward_s": None}
+    if whole:
+        manifest = export_whole(models / "tied.gguf", tmp_path / "out", name="x", sha256=None, notes=notes)
+    else:
+        manifest = trim(models / "tied.gguf", tmp_path / "out", notes=notes)
+    assert manifest["trim"] == notes | {"size_reasons": ["one", "two"]}
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
+
+
+@pytest.mark.parametrize("notes", [{"a": float("nan")}, {"a": object()}])
+def test_notes_that_are_no_json_are_refused_before_anything_is_written(
+    models: Path, tmp_path: Path, notes: dict[str, Any]
+) -> None:
+    for export in (trim, lambda *a, **k: export_whole(*a, name="x", sha256=None, **k)):
+        with pytest.raises(InvalidRequestError, match="plain JSON"):
+            export(models / "tied.gguf", tmp_path / "new" / "out", notes=notes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_may_be_replaced_can_be_asked_before(models: Path, tmp_path: Path) -> None:
+    source = models / "tied.gguf"
+    check_destination(source, tmp_path / "new")
+    check_destination(source, tmp_path)
+    export_whole(source, tmp_path / "out", name="tiny", sha256=None)
+    check_destination(source, tmp_path / "out")
+    with pytest.raises(InvalidRequestError, match="would be replaced"):
+        check_destination(tmp_path / "out" / "model.gguf", tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(InvalidRequestError, match="would be replaced"):
+        check_destination(tmp_path / "out" / "model.gguf", tmp_path / "link")
+    (tmp_path / "out" / "notes").write_text("mine")
+    with pytest.raises(InvalidRequestError, match="left as it is"):
+        check_destination(source, tmp_path / "out")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

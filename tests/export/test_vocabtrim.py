@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.vocabtrim import (
     ACCEPTANCE_LOSS_ALLOWED,
     CANDIDATE_SIZES,
+    HeadCost,
     SizeDecision,
     always_kept,
     choose_size,
@@ -123,6 +125,55 @@ def test_a_file_without_vocabulary_says_so(tmp_path: Path) -> None:
         always_kept(header)
 
 
+# -------------------------------------------------------------------------------------- what a row costs
+
+
+def test_the_line_goes_through_both_measurements() -> None:
+    cost = HeadCost.through((1000, 0.010), (3000, 0.016))
+    assert cost.row_s == pytest.approx(3e-6)
+    assert cost.rest_s == pytest.approx(0.007)
+    assert cost.forward_s(1000) == pytest.approx(0.010)
+    assert cost.forward_s(3000) == pytest.approx(0.016)
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.floats(1e-6, 1), st.floats(1e-6, 1))
+def test_whatever_was_measured_nothing_costs_less_than_nothing(
+    rows: int, more: int, trimmed_s: float, whole_s: float
+) -> None:
+    cost = HeadCost.through((rows, trimmed_s), (rows + more, whole_s))
+    assert cost.rest_s >= 0
+    assert cost.row_s >= 0
+    assert cost.forward_s(rows + more) == pytest.approx(whole_s)
+
+
+def test_a_head_that_is_no_faster_smaller_is_not_trimmed() -> None:
+    cost = HeadCost.through((10, 0.011), (100, 0.010))
+    assert (cost.rest_s, cost.row_s) == (0.010, 0)
+    assert not choose(cost=cost).trims
+
+
+def test_more_than_all_of_the_time_cannot_be_the_heads() -> None:
+    cost = HeadCost.through((10, 0.0001), (100, 0.010))
+    assert cost.rest_s == pytest.approx(0, abs=1e-12)
+    assert cost.row_s == pytest.approx(0.0001)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ((100, 0.1), (100, 0.2)),
+        ((200, 0.1), (100, 0.2)),
+        ((0, 0.1), (100, 0.2)),
+        ((10, 0.0), (100, 0.2)),
+        ((10, math.nan), (100, 0.2)),
+        ((10, 0.1), (100, math.inf)),
+    ],
+)
+def test_what_is_no_measurement_makes_no_line(points: tuple[tuple[int, float], tuple[int, float]]) -> None:
+    with pytest.raises(InvalidRequestError):
+        HeadCost.through(*points)
+
+
 # ------------------------------------------------------------------------------------- choosing a size
 
 
@@ -131,8 +182,8 @@ def test_a_file_without_vocabulary_says_so(tmp_path: Path) -> None:
     SPOKEN,
     ALWAYS,
     st.lists(st.integers(1, VOCABULARY + 5), max_size=5),
-    st.integers(0, 5000),
-    st.integers(1, 100),
+    st.floats(0, 5),
+    st.floats(1e-6, 0.1),
     st.floats(0, 1),
 )
 def test_nothing_allowed_is_faster_than_the_choice(
@@ -140,8 +191,8 @@ def test_nothing_allowed_is_faster_than_the_choice(
     held_out: dict[int, int],
     always: list[int],
     sizes: list[int],
-    rest: int,
-    row: int,
+    rest_s: float,
+    row_s: float,
     allowed: float,
 ) -> None:
     decision = choose_size(
@@ -150,8 +201,7 @@ def test_nothing_allowed_is_faster_than_the_choice(
         always,
         sizes,
         vocabulary_size=VOCABULARY,
-        drafter_bytes_without_head=rest,
-        bytes_per_row=row,
+        cost=HeadCost(rest_s=rest_s, row_s=row_s),
         acceptance_loss_allowed=allowed,
     )
     assert decision.candidates[-1].size == VOCABULARY
@@ -161,7 +211,7 @@ def test_nothing_allowed_is_faster_than_the_choice(
     assert decision.size in {*sizes, VOCABULARY}
     assert decision.trims == (decision.size < VOCABULARY)
     for each in decision.candidates:
-        assert each.read_bytes == rest + each.size * row
+        assert each.forward_s == rest_s + each.size * row_s
         kept = kept_ids(counts, each.size, always, vocabulary_size=VOCABULARY)
         assert each.coverage == coverage(held_out, kept)
         if each.coverage >= 1 - allowed:
@@ -176,8 +226,7 @@ FREQUENT = {token: 1000 - token if token < 10 else 1 for token in range(100)}
 def choose(**changed: object) -> SizeDecision:
     settings: dict[str, object] = {
         "vocabulary_size": 100,
-        "drafter_bytes_without_head": 1000,
-        "bytes_per_row": 20,
+        "cost": HeadCost(rest_s=0.010, row_s=0.0002),
         **changed,
     }
     held_out = settings.pop("held_out", FREQUENT)
@@ -190,7 +239,7 @@ def test_the_choice_is_explained() -> None:
     assert decision.size == 10
     chosen, five, fifty, one = decision.reasons
     assert chosen.startswith("10 of 100 rows hold 99.")
-    assert "40% of the bytes" in chosen
+    assert "takes 40% of the time" in chosen
     assert five.startswith("5 rows lose ")
     assert "5.0% is allowed" in five
     assert fifty.startswith("50 rows are predicted at 1.4")
@@ -215,7 +264,7 @@ def test_if_everything_loses_too_much_all_rows_stay() -> None:
 def test_the_sizes_offered_unless_told_otherwise() -> None:
     counts = dict.fromkeys(range(20000), 1)
     decision = choose_size(
-        counts, counts, [], vocabulary_size=150_000, drafter_bytes_without_head=250_000_000, bytes_per_row=952
+        counts, counts, [], vocabulary_size=150_000, cost=HeadCost(rest_s=0.0125, row_s=48e-9)
     )
     assert tuple(each.size for each in decision.candidates) == (*CANDIDATE_SIZES, 150_000)
     assert decision.size == 32768
@@ -225,8 +274,11 @@ def test_the_sizes_offered_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"bytes_per_row": 0},
-        {"drafter_bytes_without_head": -1},
+        {"cost": HeadCost(rest_s=0, row_s=0)},
+        {"cost": HeadCost(rest_s=0.01, row_s=-1e-9)},
+        {"cost": HeadCost(rest_s=math.nan, row_s=1e-6)},
+        {"cost": HeadCost(rest_s=0.01, row_s=math.inf)},
+        {"cost": HeadCost(rest_s=-0.01, row_s=1e-3)},
         {"acceptance_loss_allowed": 1.5},
         {"sizes": (0,)},
         {"held_out": {}},

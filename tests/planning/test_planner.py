@@ -12,11 +12,7 @@ import pytest
 
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.planner import (
-    SLOWER_ALLOWED,
-    find_stable_model,
-    stable_settings,
-)
+from edgespec.planning.planner import SLOWER_ALLOWED, find_stable_model
 from edgespec.planning.widths import WIDEST, WidthProbe, probe_widths
 from edgespec.runtimes.llama import LlamaSettings
 from tests.planning.noisy_model import NoisyModel, Rule, no_noise
@@ -86,7 +82,7 @@ def find(
 
     model, probe = find_stable_model(
         shelf,
-        preferred,
+        [preferred, SECOND] if preferred == PREFERRED else [preferred],
         kept,
         measure=probe_now if measure else None,
         complete=complete,
@@ -98,11 +94,6 @@ def find(
 
 
 # ----------------------------------------------------------------------------------------- finding a setting
-
-
-def test_settings_worth_probing() -> None:
-    assert stable_settings(PREFERRED) == (PREFERRED, SECOND)
-    assert stable_settings(SECOND) == (SECOND,)
 
 
 def test_a_stable_preferred_setting_is_kept(kept: Measurements) -> None:
@@ -257,7 +248,7 @@ def test_a_model_that_does_not_open_is_raised(kept: Measurements) -> None:
         raise ModelFileError("x.gguf", "broken")
 
     with pytest.raises(ModelFileError):
-        find_stable_model(refuse, PREFERRED, kept, measure=probe_widths, complete=False, context_length=300)
+        find_stable_model(refuse, [PREFERRED], kept, measure=probe_widths, complete=False, context_length=300)
 
 
 def test_measurements_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from edgespec.errors import (
 )
 from edgespec.files.gguf import read_header
 from edgespec.runtimes import llama, llama_context
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
-from edgespec.runtimes.llama_context import MAX_SCORED_ROWS
 from edgespec.runtimes.llama_library import load
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 

@@ -26,7 +26,8 @@ from edgespec.errors import (
 from edgespec.files.artefact import EmbeddingTable, read_artefact
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings, describe_model, load_model
 from edgespec.runtimes.llama_library import load
-from edgespec.runtimes.llama_trimmed import EmbeddingRows, TrimmedRows
+from edgespec.runtimes.llama_trimmed import EmbeddingRows
+from edgespec.runtimes.trimmed_rows import TrimmedRows
 from tests.runtimes.contract import NativeContract, Runtime, SequenceContract
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.trimmed_folder import record_file, write_tied, write_trimmed_folder

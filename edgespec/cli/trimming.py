@@ -1,0 +1,286 @@
+"""Which rows `edgespec export` keeps of a drafter's head: answers or texts counted, what rows cost measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.bench.suite import Prompt, calibration_prompts, suite_sha256
+from edgespec.cli.opening import open_engine, resolve_profile
+from edgespec.cli.output import ProgressPrinter, State, note
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.events import Done, Loading
+from edgespec.export import vocabtrim
+from edgespec.export.emissions import (
+    TOKENS_PER_PROMPT,
+    Emission,
+    EmissionKey,
+    TokenCounts,
+    load_emissions,
+    pieces,
+    read_text,
+    save_emissions,
+)
+from edgespec.export.gguf_files import KEEP, export_trimmed, export_whole
+from edgespec.export.gguf_parts import embedding_table
+from edgespec.files.atomic import temporary_name
+from edgespec.files.gguf import compare_vocabularies
+from edgespec.files.locations import home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import choose_threads, drafter_settings, memory_needed, open_model
+from edgespec.planning.head_times import CONTEXT_TOKENS, measure_heads
+from edgespec.planning.machine import describe_machine
+from edgespec.planning.memory import require_memory
+from edgespec.session import Session
+from edgespec.text.tokenizer import LlamaVocabulary
+
+TokenIds = npt.NDArray[np.int32]
+
+# Room for the longest of our prompts (160 tokens) and its answer, several times over.
+_CONTEXT_TOKENS = 1024
+
+# Rows of the trimmed head that is timed beside the whole one: in the middle of the sizes compared, and as far from
+# the vocabularies they are cut from (32 000 to 262 144) as a straight line needs.
+TIMED_ROWS = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimming:
+    """The rows to keep, int32 ascending (None: all of them), and why.
+
+    ``forward_s`` are measured seconds of a draft token by rows of the head, ``coverage`` is a share of held-out
+    tokens; None where they were not measured.
+    """
+
+    kept: TokenIds | None
+    vocabulary_size: int
+    reasons: tuple[str, ...]
+    ranked_by: str | None = None
+    coverage: float | None = None
+    forward_s: dict[int, float] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.vocabulary_size if self.kept is None else len(self.kept)
+
+    def as_json(self) -> dict[str, Any]:
+        """What the manifest says under ``trim``."""
+        times = None if self.forward_s is None else {str(rows): s for rows, s in self.forward_s.items()}
+        return {
+            "ranked_by": self.ranked_by,
+            "coverage_held_out": self.coverage,
+            "size_reasons": list(self.reasons),
+            "forward_s": times,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimRequest:
+    """``rows`` None: as many as measured to be best. ``texts`` rank, and ``target`` does if there are none."""
+
+    rows: int | None
+    texts: tuple[Path, ...]
+    target: str | None
+
+
+def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder: Path, state: State) -> Trimming:
+    """Count, rank, and where no number of rows was given measure what rows cost.
+
+    ``quant`` is what the drafter will run in; temporary copies to be timed are made beside ``folder``. What can be
+    refused is refused before anything takes long. Raises EdgespecError and its subclasses.
+    """
+    header = source.header
+    size = header.vocabulary_size
+    embedding_table(header)
+    always = vocabtrim.always_kept(header)
+    texts = [(path, read_text(path)) for path in wanted.texts]
+    if wanted.rows is None:
+        if not any(len(always) <= each < size for each in vocabtrim.CANDIDATE_SIZES):
+            reason = f"a vocabulary of {size} tokens is too small for a trimmed head to pay: all rows are kept"
+            return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
+    elif wanted.rows >= size:
+        reason = f"{wanted.rows} rows were asked for and the vocabulary has {size}: all of them are kept"
+        return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
+    else:
+        vocabtrim.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
+    counts, ranked_by = _count(source, texts, wanted.target, state)
+    if wanted.rows is None:
+        return _best_size(source, counts, ranked_by, always, quant=quant, folder=folder, state=state)
+    kept = vocabtrim.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
+    return Trimming(
+        kept=kept,
+        vocabulary_size=size,
+        reasons=(f"{wanted.rows} rows were asked for",),
+        ranked_by=ranked_by,
+        coverage=vocabtrim.coverage(counts.held_out, kept) if counts.held_out else None,
+    )
+
+
+def _best_size(
+    source: LocatedModel,
+    counts: TokenCounts,
+    ranked_by: str,
+    always: TokenIds,
+    *,
+    quant: str,
+    folder: Path,
+    state: State,
+) -> Trimming:
+    size = source.header.vocabulary_size
+    if not counts.held_out:
+        raise InvalidRequestError(
+            "there is too little text to hold a third of it out, which judges the size of the head",
+            hint="give more text to --trim-from, or a number of rows to --trim-vocab",
+        )
+    timed_rows = max(len(always), min(TIMED_ROWS, size // 2))
+    timed = vocabtrim.kept_ids(counts.ranking, timed_rows, always, vocabulary_size=size)
+    trimmed_s, whole_s = _time(source, timed, quant=quant, folder=folder, state=state)
+    decision = vocabtrim.choose_size(
+        counts.ranking,
+        counts.held_out,
+        always,
+        vocabtrim.CANDIDATE_SIZES,
+        vocabulary_size=size,
+        cost=vocabtrim.HeadCost.through((timed_rows, trimmed_s), (size, whole_s)),
+    )
+    kept = vocabtrim.kept_ids(counts.ranking, decision.size, always, vocabulary_size=size)
+    return Trimming(
+        kept=kept if decision.trims else None,
+        vocabulary_size=size,
+        reasons=decision.reasons,
+        ranked_by=ranked_by,
+        coverage=decision.chosen.coverage,
+        forward_s={timed_rows: trimmed_s, size: whole_s},
+    )
+
+
+# --------------------------------------------------------------------------------------------- counting
+
+
+def _count(
+    source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str | None, state: State
+) -> tuple[TokenCounts, str]:
+    """Counts in the source's vocabulary, and in words what was counted."""
+    size = source.header.vocabulary_size
+    counts, counted = TokenCounts(ranking=Counter(), held_out=Counter()), []
+    if texts:
+        with closing(LlamaVocabulary(source.path)) as tokenizer:
+            cut = [tokenizer.encode(piece) for _, text in texts for piece in pieces(text)]
+        counts += TokenCounts.of(cut, size)
+        counted.append(f"the text of {', '.join(path.name for path, _ in texts)}")
+    if target is not None or not texts:
+        answers, name = _answers(source, target, state)
+        counts += TokenCounts.of(answers, size)
+        counted.append(f"{name}'s answers to {len(answers)} prompts")
+    if not counts.ranking:
+        raise InvalidRequestError(
+            f"{' and '.join(counted)} hold too few tokens to rank any", hint="give more text to --trim-from"
+        )
+    return counts, " and ".join(counted)
+
+
+def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:
+    """What the target answers, in ids of the source's vocabulary; and the target's name."""
+    # Plain and alone: nothing has to be measured for it, and the text is the same in any case.
+    flags = {"target": target, "draft": "none", "depth": 0, "context": _CONTEXT_TOKENS}
+    profile = resolve_profile(None, **flags)
+    place = home()
+    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
+        located = Locator(store=Store(place), download=not state.offline, progress=progress).locate(profile.target)
+    prompts = calibration_prompts()
+    key = EmissionKey(
+        target=located.identity,
+        prompts_sha256=suite_sha256(prompts),
+        prompt_ids=tuple(prompt.id for prompt in prompts),
+        tokens_per_prompt=TOKENS_PER_PROMPT,
+    )
+    emissions = load_emissions(place.emissions, key)
+    if emissions is None:
+        with open_engine(profile, state) as engine, engine.session() as session:
+            emissions = tuple(_let_answer(engine, session, prompts, located.name, state))
+        try:
+            save_emissions(place.create(place.emissions), key, emissions)
+        except (EdgespecError, OSError) as error:  # they are asked again next time, and that is all
+            note(f"the answers counted are not kept: {error}")
+    if compare_vocabularies(located.header, source.header) is None:
+        return [each.token_ids for each in emissions], located.name
+    with closing(LlamaVocabulary(source.path)) as tokenizer:
+        return [tokenizer.encode(each.text) for each in emissions], located.name
+
+
+def _let_answer(
+    engine: Engine, session: Session, prompts: Sequence[Prompt], name: str, state: State
+) -> Iterator[Emission]:
+    raw = not engine.has_chat_template
+    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
+        for number, prompt in enumerate(prompts):
+            progress(Loading(f"counting what {name} writes", number / len(prompts)))
+            session.clear(keep_cache=False)
+            for event in session.generate(prompt.prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):
+                if isinstance(event, Done):
+                    yield Emission(prompt_id=prompt.id, token_ids=event.token_ids, text=event.text)
+
+
+# ---------------------------------------------------------------------------------------------- timing
+
+
+def _time(source: LocatedModel, kept: TokenIds, *, quant: str, folder: Path, state: State) -> tuple[float, float]:
+    """Seconds of a draft token with a head of the rows ``kept``, and with all rows; by llama.cpp, on this machine."""
+    profile, machine = resolve_profile(None), describe_machine()
+    threads = choose_threads(profile, machine, None)
+    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_beside(folder) as place:
+        locator, whole = Locator(store=Store(home())), source
+        if quant != KEEP:
+            export_whole(
+                source.path,
+                place / "whole",
+                name=source.name,
+                sha256=None,
+                quant=quant,
+                threads=threads,
+                progress=progress,
+            )
+            whole = locator.locate(str(place / "whole"))
+        export_trimmed(whole.path, place / "trimmed", name=source.name, sha256=None, kept=kept, progress=progress)
+        trimmed = locator.locate(str(place / "trimmed"))
+        allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
+        settings = [drafter_settings(profile, threads, each) for each in (trimmed, whole)]
+        for each, own in zip((trimmed, whole), settings, strict=True):
+            needed = memory_needed(each.header, each.weight_bytes, CONTEXT_TOKENS + 1, own)
+            require_memory(source.name, needed, allowed)
+            allowed -= needed.total_bytes
+        with open_model(trimmed, settings[0]) as few, open_model(whole, settings[1]) as many:
+            steps = measure_heads([few, many])
+            with closing(steps):
+                while True:
+                    try:
+                        progress(Loading(f"timing {source.name} with {len(kept)} and with all rows", next(steps)))
+                    except StopIteration as done:
+                        trimmed_s, whole_s = done.value
+                        return trimmed_s, whole_s
+
+
+@contextmanager
+def _temporary_beside(folder: Path) -> Iterator[Path]:
+    """A place on the disk of ``folder``, not made yet; should we be killed, the next export there removes it."""
+    final = Path(os.path.realpath(folder))
+    place = final.parent / temporary_name(final.name)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_quiet(state: State) -> bool:
+    return state.json and not state.debug

@@ -1,0 +1,153 @@
+"""Tokens with a meaning, when to add them, and the chat template: from six files that may each say something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ModelFileError
+from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
+
+__all__ = ["SpecialTokens", "read_special_tokens"]
+
+_MOST_BYTES = 16 << 20  # tokenizer_config.json repeats all added tokens: gemma's has 1.2 MB
+_MOST_TEMPLATE_BYTES = 1 << 20  # of one value in a GGUF header; real ones stay under 100 kB
+
+# Names in transformers, and in the keys of a GGUF.
+_NAMES: Mapping[str, str] = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+# How chat models end a turn. A model whose end of sequence is another token has two, and llama.cpp a key for the other.
+_TURN_ENDS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|end|>", "<turn|>"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """``ids`` by the name in GGUF keys: bos, eos, eot, unknown, padding; those that no file states are left out.
+
+    ``add_bos`` and ``add_eos``: whether raw text gets them.
+    """
+
+    ids: Mapping[str, int]
+    add_bos: bool
+    add_eos: bool
+    chat_template: str | None
+
+
+def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int]) -> SpecialTokens:
+    """What the files of ``folder`` say about special tokens; ``table`` has the id of each token of the model.
+
+    A token's text (tokenizer_config.json, special_tokens_map.json) counts before its number (config.json,
+    generation_config.json), which fine-tuning often leaves behind. Raises ModelFileError for malformed files, and if
+    nothing ends an answer.
+    """
+    config = _optional(folder / "tokenizer_config.json")
+    numbers = [_optional(folder / name) for name in ("config.json", "generation_config.json")]
+    texts = [config, _optional(folder / "special_tokens_map.json")]
+    ids: dict[str, int] = {}
+    for name, key in _NAMES.items():
+        token = _by_text(texts, f"{name}_token", table)
+        if token is None:
+            token = next(iter(_by_number(numbers, f"{name}_token_id", len(table))), None)
+        if token is not None:
+            ids[key] = token
+    if "eos" not in ids:
+        reason = "neither it nor another file names the token that ends an answer (eos_token)"
+        raise ModelFileError(folder / "tokenizer_config.json", reason, hint=DOWNLOAD_AGAIN)
+    turn_end = _turn_end(ids["eos"], _by_number(numbers, "eos_token_id", len(table)), table)
+    if turn_end is not None:
+        ids["eot"] = turn_end
+    first, last = _template_ends(tokenizer.raw("post_processor"))
+    add_bos, add_eos = config.flag("add_bos_token"), config.flag("add_eos_token")
+    return SpecialTokens(
+        ids=ids,
+        add_bos="bos" in ids and (first is not None and table.get(first) == ids["bos"] if add_bos is None else add_bos),
+        add_eos=last is not None and table.get(last) == ids["eos"] if add_eos is None else add_eos,
+        chat_template=_chat_template(folder, config),
+    )
+
+
+def _optional(path: Path) -> Fields:
+    """The object in a file that may be missing, which is as good as empty."""
+    return read_fields(path, _MOST_BYTES) if path.exists() else Fields(path, {})
+
+
+def _by_text(files: list[Fields], name: str, table: Mapping[str, int]) -> int | None:
+    """The id of the token whose text the first file states that knows one of the model's tokens."""
+    for fields in files:
+        member = fields.member(name) if fields.has_object(name) else None
+        text = fields.text(name) if member is None else member.text("content")
+        if text is not None and text in table:
+            return table[text]
+    return None
+
+
+def _by_number(files: list[Fields], name: str, rows: int) -> list[int]:
+    """All ids that the files state under ``name``, a number or an array of them, in order."""
+    found: list[int] = []
+    for fields in files:
+        values = fields.raw(name)
+        if values is None and fields.has_object("text_config"):  # of a model with more than text
+            values = fields.raw("text_config").get(name)
+        for value in values if isinstance(values, list) else [values]:
+            if value is None or value in found:
+                continue
+            if type(value) is not int:
+                raise fields.wrong(name, "a token's id")
+            if 0 <= value < rows:  # -1 and ids behind the table stand for none
+                found.append(value)
+    return found
+
+
+def _turn_end(eos: int, stops: list[int], table: Mapping[str, int]) -> int | None:
+    """The token besides ``eos`` that ends a turn, if ``eos`` does not."""
+    texts = {token: text for text, token in table.items() if token in {eos, *stops}}
+    if texts[eos] in _TURN_ENDS:
+        return None
+    others = [token for token in stops if token != eos]
+    return next((token for token in others if texts[token] in _TURN_ENDS), others[0] if others else None)
+
+
+def _template_ends(post_processor: Any) -> tuple[str | None, str | None]:
+    """The special tokens that the tokenizer puts first and last around a text."""
+    if isinstance(post_processor, dict) and post_processor.get("type") == "Sequence":
+        steps = post_processor.get("processors")
+    else:
+        steps = [post_processor]
+    for step in steps if isinstance(steps, list) else []:
+        if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
+            single = step.get("single")
+            if isinstance(single, list) and len(single) > 1:
+                return _special(single[0]), _special(single[-1])
+    return None, None
+
+
+def _special(value: Any) -> str | None:
+    inner = value.get("SpecialToken") if isinstance(value, dict) else None
+    name = inner.get("id") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _chat_template(folder: Path, config: Fields) -> str | None:
+    """The chat template: a file of its own since 2024, before that a string, or several with names."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        raw = read_regular_file(path, _MOST_TEMPLATE_BYTES)
+        try:
+            return raw.decode("utf-8") or None
+        except UnicodeDecodeError as error:
+            raise ModelFileError(path, "it is not valid UTF-8", offset=error.start, hint=DOWNLOAD_AGAIN) from None
+    if isinstance(config.raw("chat_template"), list):
+        for value in config.items("chat_template") or []:
+            if isinstance(value, dict) and value.get("name") == "default":
+                return _checked(Fields(config.path, value, "chat_template."), "template")
+        return None
+    return _checked(config, "chat_template")
+
+
+def _checked(fields: Fields, name: str) -> str | None:
+    template = fields.text(name)
+    if template is not None and len(template.encode("utf-8")) > _MOST_TEMPLATE_BYTES:
+        raise ModelFileError(fields.path, f"{name} is absurd: over {_MOST_TEMPLATE_BYTES} bytes of text")
+    return template or None

@@ -1,0 +1,172 @@
+"""JSON objects in files that others wrote, read as hostile input: their size, nesting, duplicate names and types."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from ..errors import ModelFileError
+
+__all__ = ["DOWNLOAD_AGAIN", "Fields", "is_text", "parse_object", "read_fields", "read_regular_file"]
+
+DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
+
+_LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
+
+_Pairs: TypeAlias = list[tuple[str, Any]]
+
+
+def read_regular_file(path: Path, most_bytes: int) -> bytes:
+    """All bytes of a file of at most ``most_bytes``.
+
+    Raises ModelFileError if it is missing, larger, unreadable, or no regular file (opening a pipe waits for ever).
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(path, "it is not a regular file", hint=DOWNLOAD_AGAIN)
+        if status.st_size > most_bytes:
+            raise ModelFileError(path, f"{status.st_size} bytes are absurd for it", hint=DOWNLOAD_AGAIN)
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelFileError(path, "no such file", hint=DOWNLOAD_AGAIN) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+
+
+def parse_object(path: Path, raw: bytes, *, offset: int | None = None) -> dict[str, Any]:
+    """The JSON object that ``raw`` is: UTF-8, no name twice in one object, no NaN or infinity.
+
+    ``path`` and ``offset`` say in the ModelFileError where it came from.
+    """
+    try:
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise ModelFileError(path, "its JSON is nested absurdly deep", offset=offset, hint=DOWNLOAD_AGAIN) from None
+    except ValueError as error:
+        reason = f"it is not valid JSON: {str(error)[:200]}"
+        raise ModelFileError(path, reason, offset=offset, hint=DOWNLOAD_AGAIN) from error
+    if not isinstance(document, dict):
+        raise ModelFileError(path, "it is not a JSON object", offset=offset, hint=DOWNLOAD_AGAIN)
+    return document
+
+
+def _unique(pairs: _Pairs) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = counts.most_common(1)[0][0]
+        raise ValueError(f"the name {_show(twice)} occurs twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _show(value: object) -> str:
+    """A value of a hostile document, printable and short whatever it is."""
+    if value is None or isinstance(value, str | int | float):
+        return ascii(value)[:_LONGEST_SHOWN]
+    return f"a {type(value).__name__}"
+
+
+class Fields:
+    """The members of one JSON object, each checked when it is asked for; null is the same as absent.
+
+    Every method raises ModelFileError, naming the file and the member, for a value of another type or out of range.
+    """
+
+    def __init__(self, path: Path, values: Mapping[str, Any], where: str = "") -> None:
+        self.path = path
+        self._values = values
+        self._where = where
+
+    def names(self) -> list[str]:
+        """Names of the members that are not null."""
+        return [name for name, value in self._values.items() if value is not None]
+
+    def wrong(self, name: str, wanted: str) -> ModelFileError:
+        """The error that the member ``name`` is not ``wanted``."""
+        value = self._values.get(name)
+        stated = "is missing" if value is None else f"is {_show(value)}"
+        return ModelFileError(self.path, f"{self._where}{name} {stated}: {wanted} is needed", hint=DOWNLOAD_AGAIN)
+
+    def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
+        """A whole number from ``least`` to ``most``; where absent ``default``, without one an error."""
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if type(value) is not int or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
+        """A finite number from ``least`` to ``most``; where absent ``default``, without one an error."""
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.wrong(name, f"a number from {least:g} to {most:g}")
+        if not math.isfinite(value):
+            raise self.wrong(name, "a finite number")
+        return float(value)
+
+    def flag(self, name: str) -> bool | None:
+        """True, false, or None where absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string that can be written as UTF-8, or None where absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not is_text(value):
+            raise self.wrong(name, "a string")
+        return value
+
+    def items(self, name: str) -> list[Any] | None:
+        """An array, of which nothing is checked yet, or None where absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self.wrong(name, "an array")
+        return value
+
+    def member(self, name: str) -> Fields | None:
+        """An object inside this one, or None where absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return Fields(self.path, value, f"{self._where}{name}.")
+
+    def raw(self, name: str) -> Any:
+        """The member as it is, of which nothing is checked."""
+        return self._values.get(name)
+
+    def has_object(self, name: str) -> bool:
+        """Whether the member is an object, for members that may have several forms."""
+        return isinstance(self._values.get(name), dict)
+
+
+def is_text(value: str) -> bool:
+    """Whether a string of a JSON file can be written as UTF-8."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return False
+    return True
+
+
+def read_fields(path: Path, most_bytes: int) -> Fields:
+    """The JSON object that the file ``path`` of at most ``most_bytes`` holds. Raises ModelFileError."""
+    return Fields(path, parse_object(path, read_regular_file(path, most_bytes)))

@@ -1,0 +1,157 @@
+"""Which runtime opens which file, and in which settings: the only place that knows more than one runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from edgespec.decoding.contracts import Model, ModelFacts
+from edgespec.files.gguf import GgufHeader
+from edgespec.locate import LocatedModel
+from edgespec.planning.machine import Machine
+from edgespec.planning.memory import MemoryEstimate, estimate_memory
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes import llama, onnx
+from edgespec.runtimes.llama_library import load as load_llama_library
+
+ModelSettings: TypeAlias = llama.LlamaSettings | onnx.OnnxSettings
+
+# ONNX Runtime's processor kernels keep keys and values as float32.
+_ONNX_CACHE_BITS = 32
+
+
+class LoadedModel(Model, Protocol):
+    """Weights that a runtime has loaded, which can also say what they would be in other settings."""
+
+    @property
+    def header(self) -> GgufHeader:
+        """The metadata and the tokenizer they came with."""
+
+    @property
+    def settings(self) -> ModelSettings: ...
+
+    def facts_with(self, **setting: Any) -> ModelFacts:
+        """The facts ``with_caches`` would have. Raises InvalidRequestError."""
+
+    def with_caches(self, **setting: Any) -> LoadedModel:
+        """The same weights in another setting; to be closed like any other model.
+
+        Raises ClosedError, InvalidRequestError.
+        """
+
+    def __enter__(self) -> LoadedModel: ...
+
+    def __exit__(self, *_exception: object) -> None: ...
+
+
+def choose_device(wanted: str, weight_bytes: int) -> str:
+    """The named device; ``auto`` is the build's first GPU with room for the weights, else the CPU."""
+    if wanted != "auto":
+        return wanted
+    devices = load_llama_library().devices()
+    return next((d.name for d in devices if d.kind == "gpu" and d.free_bytes > weight_bytes), "cpu")
+
+
+def choose_threads(profile: Profile, machine: Machine, max_threads: int | None) -> int:
+    """The profile's threads, or one for each physical core; at most ``max_threads``."""
+    threads = machine.physical_cores if profile.threads == "auto" else profile.threads
+    return max(1, min(threads, max_threads or threads))
+
+
+def target_settings(profile: Profile, threads: int, target: LocatedModel) -> ModelSettings:
+    """The fastest setting the target is known to run in. Raises InvalidRequestError."""
+    if target.onnx is not None:
+        return _onnx_settings(profile.device, threads)
+    device = choose_device(profile.device, target.weight_bytes)
+    settings = llama.LlamaSettings(
+        threads=threads,
+        device=device,
+        gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
+        kv_type=_cache_type(device),
+    )
+    return llama.usable_settings(settings, target.header)
+
+
+def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> ModelSettings:
+    """How the drafter is loaded beside a target that runs on so many threads.
+
+    Repacked whatever the target needs: how a drafter rounds decides nothing but its own proposals.
+    """
+    if drafter.onnx is not None:
+        return _onnx_settings(profile.draft_device, threads)
+    device = choose_device(profile.draft_device, drafter.weight_bytes)
+    return llama.LlamaSettings(threads=threads, device=device, kv_type=_cache_type(device))
+
+
+def stable_settings(preferred: ModelSettings) -> Sequence[ModelSettings]:
+    """Settings worth probing for stable widths, the preferred (fastest) first.
+
+    Measured on x86: llama.cpp's repacked weights keep widths 1 to 3, weights as in the file 1 to 7 at 5 to 25 % of
+    plain speed. ONNX Runtime's kernels compute all widths from 2 on alike and width 1 otherwise, so that plain
+    decoding belongs to them only if it runs at width 2 (about 20 % of plain speed).
+    """
+    if isinstance(preferred, onnx.OnnxSettings):
+        return (preferred, replace(preferred, pad_to=2)) if preferred.pad_to == 1 else (preferred,)
+    return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
+
+
+def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
+    """Load the weights. Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, CancelledError."""
+    if isinstance(settings, onnx.OnnxSettings):
+        assert located.onnx is not None  # these settings are made for such folders only
+        return onnx.load_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
+    return llama.load_model(
+        located.path,
+        settings,
+        name=located.name,
+        sha256=located.identity,
+        header=located.header,
+        artefact=located.artefact,
+    )
+
+
+def describe(located: LocatedModel, settings: ModelSettings) -> ModelFacts:
+    """The facts the model would have if it were loaded."""
+    if isinstance(settings, onnx.OnnxSettings):
+        assert located.onnx is not None
+        return onnx.describe_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
+    return llama.describe_model(located.header, settings, name=located.name, sha256=located.identity)
+
+
+def memory_needed(
+    header: GgufHeader, weight_bytes: int, context_length: int, settings: ModelSettings
+) -> MemoryEstimate:
+    """What a model takes in those settings: its weights, a cache for ``context_length`` tokens, working buffers."""
+    onnx_cache = isinstance(settings, onnx.OnnxSettings)
+    bits = _ONNX_CACHE_BITS if onnx_cache else llama.KV_TYPES[settings.kv_type][1]
+    return replace(estimate_memory(header, context_length, bits), weights_bytes=weight_bytes)
+
+
+def other_settings(target: LoadedModel) -> list[Mapping[str, Any]]:
+    """Settings that plain decoding may be faster in, as arguments of ``with_caches``."""
+    return [*({"threads": threads} for threads in fewer_threads(target)), *other_caches(target)]
+
+
+def fewer_threads(target: LoadedModel) -> list[int]:
+    """Powers of two below the target's number of threads."""
+    own = target.settings.threads
+    return [2**power for power in range(own.bit_length()) if 2**power < own]
+
+
+def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
+    """Caches that plain decoding may be faster with; ONNX Runtime knows one kind, but may be freed of padding."""
+    if isinstance(target.settings, onnx.OnnxSettings):
+        return [{"pad_to": 1}] if target.settings.pad_to != 1 else []
+    if target.settings.kv_type == "f16":
+        return []
+    return [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
+
+
+def _cache_type(device: str) -> str:
+    """The cache whose widths are bit-equal. GPU kernels are built for keys and values of one type only."""
+    return llama.LlamaSettings().kv_type if device == "cpu" else "q8_0"
+
+
+def _onnx_settings(device: str, threads: int) -> onnx.OnnxSettings:
+    return onnx.OnnxSettings(threads=threads, provider="cpu" if device == "auto" else device)

@@ -1,0 +1,236 @@
+"""The one place that loads ONNX Runtime: whether it is here, which build, and the execution providers it offers.
+
+A provider is built into the installed onnxruntime, or it is a plugin: a wheel of its own whose library is registered
+with the process. Plugins are registered when someone asks for more than the CPU, never before. The native library
+knows one environment per process, so what is loaded and registered here is process-wide by nature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from edgespec.errors import RuntimeUnavailableError
+
+__all__ = [
+    "INSTALL_HINT",
+    "OnnxLibrary",
+    "Provider",
+    "ProviderKind",
+    "broken_plugins",
+    "find_provider",
+    "list_devices",
+    "load",
+]
+
+ProviderKind = Literal["cpu", "gpu", "npu", "other"]
+
+# The first release whose CPU provider multiplies by 8-bit blocks, and the first that takes plugins.
+MINIMUM_VERSION = (1, 22)
+INSTALL_HINT = "install it with `pip install edgespec[onnx]`"
+
+CPU = "CPUExecutionProvider"
+
+# OpenVINO, Core ML and NNAPI choose among processor, GPU and NPU by themselves, so their kind is not known.
+_KNOWN: Mapping[str, tuple[str, ProviderKind]] = {
+    CPU: ("cpu", "cpu"),
+    "XnnpackExecutionProvider": ("XNNPACK", "cpu"),
+    "DnnlExecutionProvider": ("oneDNN", "cpu"),
+    "CUDAExecutionProvider": ("CUDA", "gpu"),
+    "TensorrtExecutionProvider": ("TensorRT", "gpu"),
+    "NvTensorRTRTXExecutionProvider": ("TensorRT-RTX", "gpu"),
+    "ROCMExecutionProvider": ("ROCm", "gpu"),
+    "MIGraphXExecutionProvider": ("MIGraphX", "gpu"),
+    "DmlExecutionProvider": ("DirectML", "gpu"),
+    "WebGpuExecutionProvider": ("WebGPU", "gpu"),
+    "QNNExecutionProvider": ("QNN", "npu"),
+    "VitisAIExecutionProvider": ("VitisAI", "npu"),
+    "CANNExecutionProvider": ("CANN", "npu"),
+    "OpenVINOExecutionProvider": ("OpenVINO", "other"),
+    "CoreMLExecutionProvider": ("CoreML", "other"),
+    "NnapiExecutionProvider": ("NNAPI", "other"),
+}
+
+# Sends the work to a service: not a device of this machine.
+_REMOTE = frozenset({"AzureExecutionProvider"})
+
+# How plugins are called: the convention of their packaging guide, and one wheel that is older than it.
+_PLUGIN_PREFIX = "onnxruntime_ep_"
+_OTHER_PLUGINS = ("onnxruntime_qnn",)
+
+_HARDWARE: Mapping[str, ProviderKind] = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
+
+_LOADING = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """Something ONNX Runtime can compute on.
+
+    ``name`` is what the command line calls it, ``provider`` what ONNX Runtime does. Of a plugin ``ep_devices`` holds
+    the native descriptor of the device, and ``plugin`` the module and version it came with.
+    """
+
+    name: str
+    provider: str
+    kind: ProviderKind
+    description: str
+    plugin: str | None = None
+    ep_devices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxLibrary:
+    """The onnxruntime module, and what identifies its build."""
+
+    api: Any
+    version: str
+    build: str
+
+
+def load() -> OnnxLibrary:
+    """Import ONNX Runtime, once per process.
+
+    Raises RuntimeUnavailableError, with the reason and what to install, if it is missing, broken or too old.
+    """
+    with _LOADING:
+        return _load()
+
+
+def list_devices() -> tuple[Provider, ...]:
+    """Every provider there is, the CPU first; those of plugins are registered with the process by this.
+
+    A built-in provider means that there is code for it: whether the hardware is there shows when a model is loaded.
+    Raises RuntimeUnavailableError.
+    """
+    with _LOADING:
+        return _discover()[0]
+
+
+def broken_plugins() -> Mapping[str, str]:
+    """Why an installed plugin cannot be used, by module name. Raises RuntimeUnavailableError."""
+    with _LOADING:
+        return _discover()[1]
+
+
+def find_provider(name: str) -> Provider:
+    """The provider the command line calls ``name``, upper or lower case.
+
+    Raises RuntimeUnavailableError, whose hint names those that are here.
+    """
+    wanted = name.lower()
+    if wanted == "cpu":
+        load()
+        return _built_in(CPU)
+    providers = list_devices()
+    for provider in providers:
+        if wanted in (provider.name.lower(), provider.provider.lower()):
+            return provider
+    known = ", ".join(provider.name for provider in providers)
+    broken = "".join(f"; {module}: {reason}" for module, reason in broken_plugins().items())
+    raise RuntimeUnavailableError(
+        f"this onnxruntime has no execution provider {name!r}", hint=f"providers here: {known}{broken}"
+    )
+
+
+@functools.cache
+def _load() -> OnnxLibrary:
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise RuntimeUnavailableError("onnxruntime is not installed", hint=INSTALL_HINT)
+    try:
+        api: Any = importlib.import_module("onnxruntime")
+        version, info = str(api.__version__), str(api.get_build_info())
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise RuntimeUnavailableError(
+            f"onnxruntime is installed but does not load: {error}", hint=INSTALL_HINT
+        ) from error
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < MINIMUM_VERSION:
+        needed = ".".join(map(str, MINIMUM_VERSION))
+        raise RuntimeUnavailableError(
+            f"onnxruntime {version} is too old; edgespec needs {needed} or newer", hint=INSTALL_HINT
+        )
+    with contextlib.suppress(AttributeError, RuntimeError):
+        api.disable_telemetry_events()  # its builds for Windows report to the system; edgespec has no telemetry
+    # Two builds of one version may round differently: the commit and the compiler's flags tell them apart.
+    return OnnxLibrary(api=api, version=version, build=f"{version}+{hashlib.sha256(info.encode()).hexdigest()[:12]}")
+
+
+@functools.cache
+def _discover() -> tuple[tuple[Provider, ...], Mapping[str, str]]:
+    """The providers, and why each unusable plugin is not among them. The lock is held."""
+    api = _load().api
+    found = [_built_in(name) for name in api.get_available_providers() if name not in _REMOTE]
+    found.sort(key=lambda provider: provider.provider != CPU)
+    broken: dict[str, str] = {}
+    for module in _installed_plugins():
+        try:
+            found += _plugin(api, module)
+        except Exception as error:  # a stranger's module and native library: anything may come
+            broken[module] = " ".join(str(error).split()) or type(error).__name__
+    return tuple(found), MappingProxyType(broken)
+
+
+def _built_in(provider: str) -> Provider:
+    name, kind = _named(provider)
+    return Provider(name=name, provider=provider, kind=kind, description=f"{provider}, part of this onnxruntime")
+
+
+def _named(provider: str) -> tuple[str, ProviderKind]:
+    return _KNOWN.get(provider, (provider.removesuffix("ExecutionProvider"), "other"))
+
+
+def _installed_plugins() -> list[str]:
+    names = {module.name for module in pkgutil.iter_modules() if module.name.startswith(_PLUGIN_PREFIX)}
+    names.update(name for name in _OTHER_PLUGINS if importlib.util.find_spec(name) is not None)
+    return sorted(names)
+
+
+def _plugin(api: Any, module_name: str) -> list[Provider]:
+    """Register a plugin, unless someone else in this process has, and describe each device it found."""
+    module: Any = importlib.import_module(module_name)
+    names = set(module.get_ep_names()) if hasattr(module, "get_ep_names") else {module.get_ep_name()}
+    if not any(device.ep_name in names for device in api.get_ep_devices()):
+        api.register_execution_provider_library(module_name, str(module.get_library_path()))
+    origin = _origin(module_name)
+    found: dict[str, Provider] = {}
+    for device in api.get_ep_devices():
+        if device.ep_name in names:
+            provider = _plugin_provider(device, origin, taken=found)
+            found[provider.name] = provider
+    if not found:
+        raise RuntimeUnavailableError("it finds no device of its own on this machine")
+    return list(found.values())
+
+
+def _plugin_provider(device: Any, origin: str, *, taken: Mapping[str, Provider]) -> Provider:
+    name, kind = _named(device.ep_name)
+    hardware = str(getattr(device.device.type, "name", device.device.type))
+    if kind == "other":  # one provider for several kinds of hardware: each has a name of its own
+        name, kind = f"{name}-{hardware}", _HARDWARE.get(hardware, "other")
+    others = sum(other == name or other.startswith(f"{name}:") for other in taken)
+    return Provider(
+        name=f"{name}:{others}" if others else name,
+        provider=device.ep_name,
+        kind=kind,
+        description=f"{device.ep_name} on the {hardware} of {device.device.vendor or 'an unnamed vendor'} ({origin})",
+        plugin=origin,
+        ep_devices=(device,),
+    )
+
+
+def _origin(module_name: str) -> str:
+    try:
+        return f"{module_name} {importlib.metadata.version(module_name.replace('_', '-'))}"
+    except importlib.metadata.PackageNotFoundError:
+        return module_name

@@ -1,0 +1,92 @@
+"""Makes a tiny random model with transformers and writes what it computes: the reference of acceptance_export.py.
+
+Runs in a Python that has torch and transformers (4.51 or newer), and imports nothing else of this repository:
+
+    python scripts/transformers_reference.py KIND FOLDER
+
+writes the model as ``save_pretrained`` does, tokens.npy (int64, positions) and logits.npy (float32, positions x rows).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+POSITIONS = 256
+ROWS = 288  # of which the tokenizer that is added later has 265
+FIRST_TOKEN, TOKENS = 3, 262  # none of the markers
+
+COMMON: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": 128,
+    "intermediate_size": 224,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+# Seven layers: the sixth attends to everything. A window below the positions, so that it shows.
+GEMMA = {"num_hidden_layers": 7, "sliding_window": 64, "query_pre_attn_scalar": 32}
+
+# Name of the classes, and what differs from COMMON.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-bias": ("Llama", {"attention_bias": True}),
+    "llama3": ("Llama", {"rope_scaling": LLAMA3, "rope_theta": 500000.0}),
+    "llama-yarn": ("Llama", {"rope_scaling": YARN}),
+    "llama-linear": ("Llama", {"rope_scaling": LINEAR}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 48}),
+    "qwen2": ("Qwen2", {"rope_theta": 1000000.0}),
+    "qwen2-yarn": ("Qwen2", {"rope_scaling": YARN, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 48}),
+    "gemma3": ("Gemma3", GEMMA | {"tie_word_embeddings": True}),
+}
+
+
+def main() -> int:
+    """Write the model of the kind and the folder that the command line names."""
+    import numpy as np
+    import torch
+    import transformers
+
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    name, changes = KINDS[kind]
+    own = COMMON | changes
+    if name == "Qwen2":
+        del own["head_dim"]  # it has none of its own
+    text = "Text" if name == "Gemma3" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**own)
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for label, weights in model.named_parameters():
+            if weights.dim() > 1:  # scores and logits of about 1, where transformers' own start gives almost 0
+                weights.normal_(0.0, 1.0 if "embed" in label else weights.shape[1] ** -0.5)
+            else:
+                weights.normal_(0.0 if name == "Gemma3" or label.endswith("bias") else 1.0, 0.1)
+        tokens = np.random.default_rng(1).integers(FIRST_TOKEN, FIRST_TOKEN + TOKENS, POSITIONS)
+        logits = model(torch.from_numpy(tokens)[None]).logits[0].float().numpy()
+    model.save_pretrained(folder)
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "logits.npy", logits)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""``edgespec export``: what it writes and tells, what it refuses, and what is left of one that did not end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.cli import trimming
+from edgespec.errors import EdgespecError
+from edgespec.files import disk
+from edgespec.files.gguf import read_header
+from edgespec.files.locations import Home
+from tests.support.command_line import InProcess, command, environment, run_cli
+from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, succeeded
+from tests.support.tiny_models import TinyModels, put_into_store
+from tests.support.trimmed_folder import write_trimmed_folder
+
+WAIT_S = 60.0
+
+pytestmark = pytest.mark.usefixtures("few_prompts")
+
+
+# ------------------------------------------------------------------------------------------------- whole models
+
+
+def test_a_copy_and_the_json_other_programs_rely_on(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = succeeded(here("export", tiny.drafter, *GGUF, "-o", out, "--json"))
+    found = result.json
+    assert found["schema_version"] == 1
+    assert found["folder"] == str(out)
+    assert found["manifest"] == json.loads((out / "manifest.json").read_text())
+    assert (found["manifest"]["kind"], found["manifest"]["quant"]) == ("gguf", "keep")
+    size = read_header(tiny.drafter).bytes_per_forward
+    assert found["bytes_per_token"] == {"before": size, "after": size}
+    assert found["quantisation"]["head"] == "Q8_0"
+    assert found["trim"] is None
+    assert result.err == ""
+    assert (out / "model.gguf").read_bytes() == tiny.drafter.read_bytes()
+
+
+def test_requantising(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    result = succeeded(here("export", tiny.target, *GGUF, "--quant", "Q4_0", "-o", tmp_path / "out"))
+    header = read_header(tmp_path / "out" / "model.gguf")
+    assert {tensor.type_name for tensor in header.tensors} >= {"Q4_0", "F32"}
+    assert re.search(r"^weights +.*attention Q4_0", result.out, re.MULTILINE)
+    assert "quantising" in result.err
+
+
+def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path) -> None:
+    options = ("--trim-vocab", "400", "--trim-from", text)
+    result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
+    for pattern in (
+        r"^written +\S*out, [\d.]+ kB$",
+        r"^ +drafter\.gguf +[\d.]+ kB$",
+        r"^a token +reads [\d.]+ kB of weights in drafter; here: [\d.]+ kB of weights$",
+        r"^weights +embedding Q8_0; head Q8_0; attention Q8_0; feed-forward Q8_0; vectors F32$",
+        r"^head +400 of \d+ rows: \d+\.\d% of the held-out tokens$",
+        r"^ranked by +the text of text\.txt$",
+        r"^because +400 rows were asked for$",
+        r"^licence +not stated$",
+    ):
+        assert re.search(pattern, result.out, re.MULTILINE), pattern
+    assert "writing drafter.gguf" in result.err
+    assert "\x1b" not in result.out + result.err
+
+
+def test_a_stored_model_keeps_its_name_hash_and_licence(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    put_into_store(Home(here.home), "smollm2-135m", tiny.target.read_bytes())
+    found = succeeded(here("export", "smollm2-135m", *GGUF, "-o", tmp_path / "a", "--json")).json["manifest"]
+    assert found["source"]["name"] == "smollm2-135m"
+    assert found["licence"] == "Apache-2.0"
+    # A file that no store knows is hashed, so that its copy in a store is recognised.
+    local = succeeded(here("export", tiny.target, *GGUF, "-o", tmp_path / "b", "--json")).json["manifest"]
+    assert local["source"]["sha256"] == found["source"]["sha256"] == found["files"]["model.gguf"]["sha256"]
+    assert local["licence"] is None
+    # And what was exported can be exported again, also over itself elsewhere.
+    again = succeeded(here("export", tmp_path / "a", *GGUF, "-o", tmp_path / "b", "--json")).json
+    assert again["manifest"]["source"]["name"] == "model"
+
+
+# ------------------------------------------------------------------------------------------------------ ONNX
+
+
+@pytest.fixture
+def onnx_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What an ONNX exporter that writes nothing was asked."""
+    calls: list[dict[str, Any]] = []
+
+    def export_onnx(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
+        calls.append({"source": source, "folder": folder, **more})
+        folder.mkdir()
+        return {"kind": "onnx-model", "licence": None, "tensors": {"head": "8 bits"}, "files": {"model.onnx": {"bytes": 5}}}
+
+    module = ModuleType("edgespec.export.onnx_export")
+    module.export_onnx = export_onnx  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "edgespec.export.onnx_export", module)
+    return calls
+
+
+def test_onnx_is_given_the_source_and_the_rows(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, onnx_calls: list[dict[str, Any]]
+) -> None:
+    options = ("--quant", "q4", "--trim-vocab", "300", "--trim-from", text)
+    found = succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "a", *options, "--json")).json
+    (call,) = onnx_calls
+    assert (call["source"], call["folder"], call["quant"], call["name"]) == (
+        tiny.drafter,
+        tmp_path / "a",
+        "q4",
+        "drafter",
+    )
+    assert len(call["sha256"]) == 64
+    assert call["kept"].dtype == np.int32
+    assert len(call["kept"]) == 300
+    assert found["bytes_per_token"]["after"] is None
+    assert found["quantisation"] == {"head": "8 bits"}
+    assert found["trim"]["kept"] == 300
+    told = succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "b"))
+    assert onnx_calls[1]["kept"] is None
+    assert onnx_calls[1]["quant"] == "keep"
+    assert "here: not measured" in told.out
+
+
+def test_a_missing_package_is_one_sentence(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("edgespec.export.onnx_export")
+
+    def export_onnx(*_: Any, **__: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+
+    module.export_onnx = export_onnx  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "edgespec.export.onnx_export", module)
+    result = here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "out", "--json")
+    result.failed_well("needs the package onnx")
+    assert result.hint == 'pip install "edgespec[onnx]"'
+    assert result.json["error"]["type"] == "RuntimeUnavailableError"
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        ((*GGUF, "--quant", "q3_7"), ("q3_7", "q4_k_m"), 2),
+        (("--to", "safetensors"), ("safetensors", "gguf or onnx"), 2),
+        (("--to", "onnx", "--quant", "q5_k_m"), ("q5_k_m", "keep or q4"), 2),
+        ((), ("--to",), 2),
+        ((*GGUF, "--trim-vocab", "many"), ("many",), 2),
+        ((*GGUF, "--trim-vocab", "-5"), ("-5",), 2),
+        ((*GGUF, "--trim-vocab", "0"), ("'0'",), 2),
+        ((*GGUF, "--trim-vocab", "9" * 50), ("number of rows",), 2),
+        ((*GGUF, "--trim-vocab", "200"), ("200 rows cannot hold the 261", "261"), 2),
+        ((*GGUF, "--trim-from", "x"), ("--trim-from", "--trim-vocab"), 2),
+        ((*GGUF, "--target", "x"), ("--target", "--trim-vocab"), 2),
+        ((*GGUF, "--trim-vocab", "300", "--trim-from", "missing.txt"), ("missing.txt", "No such file"), 2),
+        ((*GGUF, "--trim-vocab", "300", "--trim-from", "."), ("is not a file",), 2),
+        ((*GGUF, "--trim-vocab", "300", "--target", "missing.gguf"), ("missing.gguf",), 1),
+        ((*GGUF, "--trim-vocab", "300", "--target", "qwen2.5-coder-1b"), ("qwen2.5-coder-1b",), 1),
+    ],
+)
+def test_options_that_cannot_be(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...], code: int
+) -> None:
+    result = here("export", tiny.drafter, "-o", tmp_path / "out", *options, "--json")
+    result.failed_well(*words, code=code)
+    assert code == 1 or result.hint
+    assert result.json["error"].keys() == {"type", "message", "hint"}
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_is_none(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"text\xff")
+    options = ("--trim-vocab", "300", "--trim-from", tmp_path / "bytes")
+    here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options).failed_well("UTF-8", "byte 4", code=2)
+
+
+def test_folders_that_are_not_replaced(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for out, words in (("full", "not an exported model"), ("file", "not a folder"), ("file/below", "not a folder")):
+        for model in (tiny.drafter, "smollm2-135m"):  # said before anything is fetched
+            here("export", model, *GGUF, "-o", tmp_path / out, "--offline").failed_well(words, code=2)
+    assert (tmp_path / "full" / "a").read_text() == (tmp_path / "file").read_text() == "precious"
+
+
+def test_sources_that_are_not_exported(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    trimmed = write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(400))
+    result = here("export", trimmed, *GGUF, "-o", tmp_path / "out")
+    result.failed_well("trimmed is a drafter with a trimmed output head already", code=2)
+    assert "made from" in result.hint
+    weightless = here("export", trimmed / "tokenizer.gguf", *GGUF, "-o", tmp_path / "out")
+    weightless.failed_well("holds no weights")
+    here("export", tmp_path / "missing.gguf", *GGUF, "-o", tmp_path / "out").failed_well("no such file")
+    succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "own"))
+    itself = here("export", tmp_path / "own", *GGUF, "-o", tmp_path / "own")
+    itself.failed_well("would be replaced", code=2)
+    assert not (tmp_path / "out").exists()
+
+
+DAMAGES = {
+    "empty": lambda data: b"",
+    "cut in the header": lambda data: data[:2000],
+    "cut in the weights": lambda data: data[:-100_000],
+    "another format": lambda data: b"PK\x03\x04" + data[4:],
+    "2^60 tensors": lambda data: data[:8] + (2**60).to_bytes(8, "little") + data[16:],
+    "2^60 keys": lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_sources(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, damage: str) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(DAMAGES[damage](tiny.drafter.read_bytes()))
+    for options in ((), ("--trim-vocab", "300", "--trim-from", text), ("--quant", "q4_0")):
+        started = time.perf_counter()
+        here("export", path, *GGUF, "-o", tmp_path / "out", *options).failed_well("damaged.gguf")
+        assert time.perf_counter() - started < 10
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_full_disk(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
+    for options in ((), ("--trim-vocab", "300", "--trim-from", text), (*AUTO, "--trim-from", text)):
+        here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options).failed_well("free disk space")
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.usefixtures("sizes")
+def test_timing_that_fails_is_a_sentence_and_leaves_nothing(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise EdgespecError("the drafter cannot be timed", hint="give a number")
+
+    monkeypatch.setattr(trimming, "open_model", fail)
+    result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", text)
+    result.failed_well("the drafter cannot be timed")
+    assert left_behind(tmp_path) == []
+
+
+# --------------------------------------------------------------------------------------- interrupted and killed
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("when", ["counting what slow writes", "timing", "writing"])
+def test_ctrl_c_leaves_nothing(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    told = trimming.ProgressPrinter.__call__
+
+    def interrupted(printer: Any, event: Any) -> None:
+        told(printer, event)
+        label = getattr(event, "stage", "")
+        if label.startswith(when):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trimming.ProgressPrinter, "__call__", interrupted)
+    rank = ("--target", tiny.slow) if when.startswith("counting") else ("--trim-from", text)
+    result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, *rank)
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in result.err
+    assert result.out == ""
+    assert left_behind(tmp_path) == []
+
+
+def test_a_real_ctrl_c(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+    arguments = command("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", "300")
+    process = subprocess.Popen(
+        [*arguments, "--target", str(tiny.slow)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(home.root),
+        text=True,
+    )
+    assert process.stderr is not None
+    told = ""
+    until = time.monotonic() + WAIT_S
+    while "counting what slow writes" not in told and time.monotonic() < until:
+        told += process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, (told, err)
+    assert (told + err).splitlines()[-1] == "interrupted"
+    assert "Traceback" not in told + err
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_json_is_alone_on_stdout(tiny: TinyModels, home: Home, tmp_path: Path, text: Path) -> None:
+    """In a process of its own, with nothing replaced."""
+    options = ("--trim-vocab", "300", "--trim-from", text)
+    result = succeeded(run_cli("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options, "--json", home=home.root))
+    assert result.json["trim"]["kept"] == 300
+    assert result.err == ""
+
+
+# Small reads make many small writes, so that most moments are in the middle of something.
+EXPORTER = """
+import sys
+from edgespec.cli.app import run
+from edgespec.export import gguf_parts
+gguf_parts.CHUNK_BYTES = 512
+number = 0
+while True:
+    number += 1
+    options = [sys.argv[1], *GGUF, "-o", sys.argv[2], "--json"]
+    if number % 3:
+        options += ["--trim-vocab", str(300 + number % 50), "--trim-from", sys.argv[3]]
+    assert run(["export", *options]) == 0
+"""
+
+
+def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
+    tiny: TinyModels, home: Home, tmp_path: Path, text: Path
+) -> None:
+    out, moments = tmp_path / "out", random.Random(20)
+    left = 0
+    for _ in range(20):
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXPORTER, str(tiny.drafter), str(out), str(text)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(home.root),
+        )
+        mine, until = f"-{process.pid}-", time.monotonic() + WAIT_S
+        while not any(mine in name for name in left_behind(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        assert not out.exists() or is_whole(out)
+        left += any(mine in name for name in left_behind(tmp_path))
+    assert left > 0  # else nothing was tried
+    succeeded(run_cli("export", tiny.drafter, *GGUF, "-o", out, home=home.root))
+    assert is_whole(out)
+    assert [name for name in left_behind(tmp_path) if name.startswith(".")] == []

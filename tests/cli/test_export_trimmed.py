@@ -1,0 +1,277 @@
+"""``edgespec export --trim-vocab``: which rows are kept, by what they are ranked, and how many pay."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.cli import trimming
+from edgespec.files.artefact import read_artefact
+from tests.support.command_line import InProcess
+from tests.support.exporting import (
+    ANSWER_TOKENS,
+    AUTO,
+    GGUF,
+    PROMPTS,
+    export_trimmed,
+    left_behind,
+    succeeded,
+    vocabulary_size,
+)
+from tests.support.tiny_models import TinyModels
+
+pytestmark = pytest.mark.usefixtures("few_prompts")
+
+
+# ----------------------------------------------------------------------------------------------- trimmed drafters
+
+
+def test_rows_are_ranked_by_what_the_target_writes(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    options = ("--trim-vocab", "400", "--target", tiny.target)
+    found = export_trimmed(here, tiny.drafter, tmp_path / "out", *options)
+    ids = set(read_artefact(tmp_path / "out").ids.tolist())
+    (cache,) = (here.home / "emissions").iterdir()
+    answers = json.loads(cache.read_text())["answers"]
+    assert [answer["prompt"] for answer in answers] == [prompt.id for prompt in PROMPTS]
+    assert {len(answer["token_ids"]) for answer in answers} == {ANSWER_TOKENS}
+    # The two in every three that rank fit into the rows that are free; nothing else has a count.
+    ranking = {token for place, answer in enumerate(answers) if place % 3 != 2 for token in answer["token_ids"]}
+    assert ranking <= ids
+    held_out = [token for answer in answers[2::3] for token in answer["token_ids"]]
+    share = sum(token in ids for token in held_out) / len(held_out)
+    trim = found["manifest"]["trim"]
+    assert trim["coverage_held_out"] == pytest.approx(share)
+    assert trim["ranked_by"] == "target's answers to 6 prompts"
+    assert trim["forward_s"] is None
+    assert found["trim"] == {"kept": 400, "of": vocabulary_size(tiny.drafter), **trim}
+    assert found["bytes_per_token"]["after"] < found["bytes_per_token"]["before"]
+
+
+def test_the_answers_are_greedy_and_plain(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "300", "--target", tiny.target)
+    (cache,) = (here.home / "emissions").iterdir()
+    for answer, prompt in list(zip(json.loads(cache.read_text())["answers"], PROMPTS, strict=True))[::3]:
+        options = ("--target", tiny.target, "--depth", "0", "--max-tokens", str(ANSWER_TOKENS), "--json")
+        spoken = succeeded(here("generate", prompt.prompt, *options)).json
+        assert answer["token_ids"] == spoken["token_ids"]
+        assert answer["text"] == spoken["text"]
+
+
+def test_a_target_that_cannot_be_talked_to_continues_the_prompts(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
+    options = ("--trim-vocab", "300", "--target", tiny.without_template)
+    found = export_trimmed(here, tiny.drafter, tmp_path / "out", *options)
+    assert found["trim"]["ranked_by"] == "without-template's answers to 6 prompts"
+
+
+def test_the_answers_are_asked_for_once(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--trim-vocab", "300", "--target", tiny.target)
+    first = export_trimmed(here, tiny.drafter, tmp_path / "a", *options)
+    (cache,) = (here.home / "emissions").iterdir()
+    whole = cache.read_bytes()
+    asked: list[object] = []
+    real = trimming.open_engine
+
+    def opening(*arguments: Any, **more: Any) -> Any:
+        asked.append(arguments)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(trimming, "open_engine", opening)
+    second = export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
+    assert not asked
+    assert first["manifest"]["files"] == second["manifest"]["files"]
+    cache.write_bytes(whole[:-100])
+    export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
+    assert len(asked) == 1
+    assert cache.read_bytes() == whole
+    monkeypatch.setattr(trimming, "TOKENS_PER_PROMPT", 5)
+    export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
+    assert len(asked) == 2
+
+
+def test_answers_that_cannot_be_kept_are_counted_all_the_same(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
+    here.home.mkdir()
+    (here.home / "emissions").write_text("in the way")
+    options = ("--trim-vocab", "300", "--target", tiny.target)
+    result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
+    assert "the answers counted are not kept" in result.err
+
+
+def test_without_a_target_the_profile_decides(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_TARGET", str(tiny.ending))
+    found = export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "300")
+    assert found["trim"]["ranked_by"].startswith("ending's answers")
+
+
+def test_a_target_of_another_vocabulary_is_counted_as_text(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    stranger = tiny.stranger
+    found = export_trimmed(here, stranger, tmp_path / "out", "--trim-vocab", "264", "--target", tiny.target)
+    artefact = read_artefact(tmp_path / "out")
+    assert len(artefact.ids) == 264
+    assert int(artefact.ids[-1]) < vocabulary_size(stranger)
+    assert 0 < found["trim"]["coverage_held_out"] <= 1
+
+
+def test_texts_rank_without_any_target(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("no target is needed")
+
+    monkeypatch.setattr(trimming, "open_engine", never)
+    other = tmp_path / "other.txt"
+    other.write_text("naïve café straße\n" * 200)
+    options = ("--trim-vocab", "290", "--trim-from", text)
+    alone = export_trimmed(here, tiny.drafter, tmp_path / "a", *options)
+    both = export_trimmed(here, tiny.drafter, tmp_path / "b", *options, "--trim-from", other)
+    assert alone["trim"]["ranked_by"] == "the text of text.txt"
+    assert both["trim"]["ranked_by"] == "the text of text.txt, other.txt"
+    first, second = read_artefact(tmp_path / "a").ids, read_artefact(tmp_path / "b").ids
+    assert not np.array_equal(first, second)
+    assert alone["trim"]["coverage_held_out"] > 0.5
+
+
+def test_texts_and_a_target_that_is_named_both_count(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path
+) -> None:
+    options = ("--trim-vocab", "300", "--trim-from", text, "--target", tiny.target)
+    found = export_trimmed(here, tiny.drafter, tmp_path / "out", *options)
+    assert found["trim"]["ranked_by"] == "the text of text.txt and target's answers to 6 prompts"
+
+
+def test_a_text_too_short_to_hold_some_out_has_no_coverage(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("hello water")
+    options = ("--trim-from", short)
+    found = export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "300", *options)
+    assert found["trim"]["coverage_held_out"] is None
+    told = succeeded(
+        here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", "300", *options)
+    )
+    assert re.search(r"^head +300 of \d+ rows$", told.out, re.MULTILINE)
+
+
+def test_more_rows_than_there_are_keep_all_and_say_so(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    size = vocabulary_size(tiny.drafter)
+    for rows in (size, 10**9):
+        result = succeeded(
+            here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", str(rows))
+        )
+        assert f"{rows} rows were asked for and the vocabulary has {size}: all of them are kept" in result.out
+        assert left_behind(tmp_path / "out") == ["manifest.json", "model.gguf"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["trim"]["coverage_held_out"] is None
+
+
+def test_an_exported_drafter_drafts(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path) -> None:
+    export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "500", "--trim-from", text)
+    options = ("--target", tiny.target, "--max-tokens", "20", "--json")
+    alone = succeeded(here("generate", "hello", *options, "--draft", "none")).json
+    drafted = succeeded(here("generate", "hello", *options, "--draft", tmp_path / "out", "--depth", "2")).json
+    assert drafted["token_ids"] == alone["token_ids"]
+    if drafted["plan"]["depth_cap"] > 0:
+        assert drafted["stats"]["proposed"] > 0
+
+
+# -------------------------------------------------------------------------------------------------- measured
+
+
+def test_auto_measures_what_a_row_costs_and_leaves_nothing_behind(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, sizes: tuple[int, ...]
+) -> None:
+    result = succeeded(
+        here("export", tiny.drafter, *GGUF, "-o", tmp_path / "x" / "out", *AUTO, "--trim-from", text, "--json")
+    )
+    found = result.json
+    trim, size = found["trim"], vocabulary_size(tiny.drafter)
+    assert set(trim["forward_s"]) == {str(size // 2), str(size)}
+    assert all(seconds > 0 for seconds in trim["forward_s"].values())
+    assert trim["kept"] in (*sizes, size)
+    assert trim["size_reasons"]
+    assert left_behind(tmp_path / "x") == ["out"]
+    if trim["kept"] < size:
+        assert len(read_artefact(tmp_path / "x" / "out").ids) == trim["kept"]
+
+
+@pytest.mark.parametrize(("times_s", "trims"), [((0.002, 0.010), True), ((0.010, 0.010), False)])
+def test_auto_follows_the_times_not_the_bytes(
+    tiny: TinyModels,
+    here: InProcess,
+    tmp_path: Path,
+    text: Path,
+    sizes: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    times_s: tuple[float, float],
+    trims: bool,
+) -> None:
+    def times(*_: Any, **__: Any) -> tuple[float, float]:
+        return times_s
+
+    monkeypatch.setattr(trimming, "_time", times)
+    options = (*AUTO, "--trim-from", text)
+    result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
+    size = vocabulary_size(tiny.drafter)
+    assert f"{1000 * times_s[0]:.2f} ms a draft token with {size // 2} rows" in result.out
+    assert re.search(r"^because +(\d+ of \d+ rows hold|all \d+ rows are kept)", result.out, re.MULTILINE)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["kind"] == "trimmed-drafter") == trims
+    assert (manifest.get("kept") in sizes) == trims
+    assert manifest["trim"]["coverage_held_out"] >= 0.95
+
+
+def test_auto_times_the_drafter_as_it_will_be_quantised(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    types: list[set[str]] = []
+    real = trimming.open_model
+
+    def opening(located: Any, settings: Any) -> Any:
+        opened.append(located.path)
+        types.append({tensor.type_name for tensor in located.header.tensors})
+        return real(located, settings)
+
+    monkeypatch.setattr(trimming, "open_model", opening)
+    options = (*AUTO, "--trim-from", text)
+    export_trimmed(here, tiny.drafter, tmp_path / "out", *options)
+    assert opened[1] == tiny.drafter
+    export_trimmed(here, tiny.drafter, tmp_path / "out", *options, "--quant", "q4_0")
+    assert ["Q4_0" in each for each in types] == [False, False, True, True]
+    assert not any(path.exists() for path in opened if path != tiny.drafter)
+    assert left_behind(tmp_path) == ["out"]
+
+
+def test_auto_on_a_small_vocabulary_keeps_all_without_asking_anybody(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
+    result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO))
+    assert "too small for a trimmed head to pay" in result.out
+    assert left_behind(tmp_path / "out") == ["manifest.json", "model.gguf"]
+
+
+def test_auto_needs_text_to_judge_by(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    (tmp_path / "short.txt").write_text("hello water")
+    result = here(
+        "export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", tmp_path / "short.txt"
+    )
+    result.failed_well("too little text", code=2)
+    assert "--trim-vocab" in result.hint
+    assert not (tmp_path / "out").exists()
+
+

@@ -1,0 +1,284 @@
+"""Who drafts while a trimmed head can say what is written, and who while it cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, DraftState, Outcome, Proposal
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.escape import (
+    ESCAPE_MISSED,
+    RETURN_MISSED,
+    WINDOW_TOKENS,
+    EscapeDrafter,
+    EscapeState,
+)
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
+from edgespec.export.vocabtrim import ACCEPTANCE_LOSS_ALLOWED
+from tests.support.fake_runtime import FakeModel
+from tests.support.gates import Gate
+from tests.support.scripted_drafters import Raising, Scripted
+
+KEPT = range(10)
+SAID, UNSAID = 3, 77
+REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context_length=4096)
+
+
+class Source:
+    """A drafter of one prepared state, which counts how often it was started."""
+
+    kind = "model"
+
+    def __init__(self, state: DraftState | Callable[[], DraftState]) -> None:
+        self._state = state
+        self.started = 0
+        self.closed = 0
+
+    def start(self, request: DraftRequest) -> DraftState:
+        assert request is REQUEST
+        self.started += 1
+        return self._state() if callable(self._state) else self._state
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def says(token: int, **more: int) -> Scripted:
+    return Scripted(lambda tokens, depth: [token] * depth, **more)  # type: ignore[arg-type]
+
+
+def started(trimmed: DraftState, whole: DraftState | None) -> EscapeState:
+    return EscapeDrafter(Source(trimmed), None if whole is None else Source(whole), KEPT).start(REQUEST)
+
+
+def text(missed: int, length: int = WINDOW_TOKENS, before: int = 0) -> Context:
+    """``length`` tokens of which ``missed`` cannot be said, after ``before`` others that cannot either."""
+    return Context([UNSAID] * before + [SAID] * (length - missed) + [UNSAID] * missed)
+
+
+def speaker(state: EscapeState, context: Context) -> int | None:
+    """Who proposes: the token it says, None for nobody."""
+    tokens = state.propose(context, 1).tokens
+    return tokens[0] if tokens else None
+
+
+# -------------------------------------------------------------------------------------------- the constants
+
+
+def test_the_borders_are_those_that_are_derived() -> None:
+    margin = 3 * math.sqrt(ACCEPTANCE_LOSS_ALLOWED * (1 - ACCEPTANCE_LOSS_ALLOWED) / WINDOW_TOKENS)
+    assert math.floor(WINDOW_TOKENS * (ACCEPTANCE_LOSS_ALLOWED + margin)) + 1 == ESCAPE_MISSED
+    assert math.floor(WINDOW_TOKENS * ACCEPTANCE_LOSS_ALLOWED) == RETURN_MISSED
+    assert RETURN_MISSED < ESCAPE_MISSED
+
+
+def by_chance(loss: float) -> float:
+    """How likely a window of text with that loss is taken for another text."""
+    return sum(
+        math.comb(WINDOW_TOKENS, missed) * loss**missed * (1 - loss) ** (WINDOW_TOKENS - missed)
+        for missed in range(ESCAPE_MISSED, WINDOW_TOKENS + 1)
+    )
+
+
+def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
+    assert by_chance(ACCEPTANCE_LOSS_ALLOWED) < 1 / 150
+    assert by_chance(0.02) < 1e-5
+
+
+# ---------------------------------------------------------------------------------------------- who drafts
+
+
+def test_the_trimmed_drafter_drafts_until_the_window_says_otherwise() -> None:
+    state = started(says(1), says(2))
+    assert speaker(state, text(missed=ESCAPE_MISSED - 1)) == 1
+    assert speaker(state, text(missed=ESCAPE_MISSED)) == 2
+    assert state.escaped
+
+
+def test_between_the_borders_nothing_changes() -> None:
+    state = started(says(1), says(2))
+    between = text(missed=ESCAPE_MISSED - 1)
+    assert speaker(state, between) == 1
+    assert speaker(state, text(missed=WINDOW_TOKENS)) == 2
+    assert speaker(state, between) == 2
+    assert speaker(state, text(missed=RETURN_MISSED + 1)) == 2
+    assert speaker(state, text(missed=RETURN_MISSED)) == 1
+    assert speaker(state, between) == 1
+
+
+def test_only_the_last_window_counts() -> None:
+    state = started(says(1), says(2))
+    assert speaker(state, text(missed=0, before=500)) == 1
+    assert speaker(state, text(missed=RETURN_MISSED, before=500)) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, WINDOW_TOKENS - 1])
+def test_too_little_text_says_nothing(length: int) -> None:
+    state = started(says(1), says(2))
+    assert speaker(state, text(missed=length, length=length)) == 1
+
+
+def test_assumed_tokens_do_not_count() -> None:
+    state = started(says(1), says(2))
+    assumed = Context([SAID] * WINDOW_TOKENS + [UNSAID] * 40, committed_length=WINDOW_TOKENS)
+    assert speaker(state, assumed) == 1
+    assert speaker(state, Context(assumed.tokens)) == 2
+    few = Context([UNSAID] * WINDOW_TOKENS, committed_length=WINDOW_TOKENS - 1)
+    assert speaker(started(says(1), says(2)), few) == 1
+
+
+def test_without_a_whole_drafter_nothing_is_proposed_until_coverage_is_back() -> None:
+    trimmed = says(1)
+    state = started(trimmed, None)
+    assert state.propose(text(missed=30), 4) is NOTHING
+    assert state.lag(text(missed=30)) == 0
+    assert trimmed.asked == []
+    assert state.propose(text(missed=0), 4).tokens == (1,) * 4
+
+
+@given(st.lists(st.integers(0, WINDOW_TOKENS), max_size=30))
+def test_any_course_of_a_text_ends_where_its_last_clear_window_says(course: list[int]) -> None:
+    state = started(says(1), says(2))
+    expected = 1
+    for missed in course:
+        expected = 2 if missed >= ESCAPE_MISSED else 1 if missed <= RETURN_MISSED else expected
+        assert speaker(state, text(missed)) == expected
+
+
+# ------------------------------------------------------------------------------------- as a drafter among others
+
+
+def test_it_is_one_source_whoever_speaks() -> None:
+    drafter = EscapeDrafter(Source(says(1)), Source(says(2)), KEPT)
+    assert drafter.kind == ModelDrafter.kind != LookupDrafter.kind
+    assert drafter.start(REQUEST).free is False
+    assert EscapeDrafter(Source(says(1, free=True)), None, KEPT).start(REQUEST).free is True
+
+
+def test_depth_and_gate_are_handed_on_and_the_lag_is_the_speakers() -> None:
+    trimmed, whole = says(1, behind=5), says(2, behind=70)
+    state, gate = started(trimmed, whole), Gate()
+    state.propose(text(0), 3, gate)
+    state.propose(text(20), 2, gate)
+    assert (trimmed.asked, whole.asked) == ([(WINDOW_TOKENS, 3)], [(WINDOW_TOKENS, 2)])
+    assert (trimmed.gates, whole.gates) == ([gate], [gate])
+    assert state.lag(text(20)) == 70
+    assert state.lag(text(0)) == 5
+
+
+def test_the_whole_drafter_is_not_started_before_it_is_needed() -> None:
+    whole = Source(says(2))
+    state = EscapeDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
+    state.propose(text(0), 3)
+    assert whole.started == 0
+    for _ in range(3):
+        state.propose(text(20), 3)
+    assert whole.started == 1
+
+
+def test_outcomes_go_to_who_proposed() -> None:
+    trimmed, whole = says(1), says(2)
+    state = started(trimmed, whole)
+
+    def outcome(proposal: Proposal) -> Outcome:
+        return Outcome(proposal=proposal, evaluated=1, accepted=1, committed=(1,))
+
+    first = outcome(state.propose(text(0), 1))
+    state.observe(first)
+    second = outcome(state.propose(text(20), 1))
+    state.observe(second)
+    assert (trimmed.outcomes, whole.outcomes) == ([first], [second])
+
+
+def test_with_models_both_see_the_whole_text() -> None:
+    """Two model drafters over one fake model: whoever speaks proposes what that model would write."""
+    model, few = FakeModel(100, seed=4), FakeModel(100, seed=5)
+    drafter = EscapeDrafter(ModelDrafter(lambda: few), ModelDrafter(lambda: model), KEPT)
+    state = drafter.start(REQUEST)
+    for context, own in ((text(0), few), (text(20), model), (text(0, length=80), few)):
+        expected: list[int] = []
+        for _ in range(3):
+            expected.append(int(own.scores([*context.tokens, *expected]).argmax()))
+        assert list(state.propose(context, 3).tokens) == expected
+        assert state.lag(context) == 0
+    state.close()
+    assert all(sequence.closed for each in (model, few) for sequence in each.sequences)
+
+
+# --------------------------------------------------------------------------------------------- what goes wrong
+
+
+def memory_error() -> EdgespecError:
+    return MemoryLimitError("whole needs too much", needed_bytes=2, available_bytes=1)
+
+
+def test_a_whole_drafter_that_fails_is_given_up_and_the_trimmed_one_goes_on() -> None:
+    failing = Raising(memory_error(), at=1)
+    state = started(says(1), failing)
+    for _ in range(3):
+        assert state.propose(text(20), 2) is NOTHING
+    assert len(failing.asked) == 1
+    assert failing.closed == 1
+    assert state.failure == "whole needs too much"
+    state.observe(Outcome(proposal=NOTHING, evaluated=0, accepted=0, committed=(1,)))
+    assert speaker(state, text(0)) == 1
+
+
+def test_a_whole_drafter_that_cannot_even_start_is_given_up() -> None:
+    def fail() -> DraftState:
+        raise memory_error()
+
+    whole = Source(fail)
+    state = EscapeDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
+    for _ in range(3):
+        assert state.propose(text(20), 2) is NOTHING
+    assert whole.started == 1
+    assert state.failure == "whole needs too much"
+
+
+def test_a_trimmed_drafter_that_fails_says_so_itself() -> None:
+    state = started(Raising(memory_error(), at=1), says(2))
+    with pytest.raises(MemoryLimitError):
+        state.propose(text(0), 2)
+    assert state.failure is None
+
+
+def test_a_cancellation_is_no_failure() -> None:
+    state = started(says(1), Raising(CancelledError("cancelled"), at=1))
+    with pytest.raises(CancelledError):
+        state.propose(text(20), 2)
+    assert state.failure is None
+
+
+def test_cancel_and_close_reach_whoever_was_started() -> None:
+    trimmed, whole = says(1), says(2)
+    state = started(trimmed, whole)
+    state.cancel()
+    assert (trimmed.cancelled, whole.cancelled) == (True, False)
+    state.propose(text(20), 1)
+    assert whole.cancelled, "cancelled before it was started"
+    state.reset_cancel()
+    assert (trimmed.cancelled, whole.cancelled) == (False, False)
+    state.cancel()
+    assert (trimmed.cancelled, whole.cancelled) == (True, True)
+    state.close()
+    assert (trimmed.closed, whole.closed) == (1, 1)
+    with pytest.raises(ClosedError):
+        state.propose(text(0), 1)
+    never = says(2)
+    started(says(1), never).close()
+    assert never.closed == 0
+
+
+def test_the_drafter_closes_both() -> None:
+    trimmed, whole = Source(says(1)), Source(says(2))
+    EscapeDrafter(trimmed, whole, KEPT).close()
+    EscapeDrafter(trimmed, None, KEPT).close()
+    assert (trimmed.closed, whole.closed) == (2, 1)

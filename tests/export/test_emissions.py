@@ -1,0 +1,215 @@
+"""Texts whose tokens are counted: how they are split, cut and read, and what is kept between two exports."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import InvalidRequestError
+from edgespec.export import emissions
+from edgespec.export.emissions import (
+    HELD_OUT_EVERY,
+    PIECE_CHARACTERS,
+    TOKENS_PER_PROMPT,
+    Emission,
+    EmissionKey,
+    TokenCounts,
+    count_tokens,
+    load_emissions,
+    pieces,
+    read_text,
+    save_emissions,
+    split,
+)
+
+TEXTS = st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=12)
+
+KEY = EmissionKey(target="sha256:ab", prompts_sha256="cd", prompt_ids=("a", "b"), tokens_per_prompt=3)
+ANSWERS = (
+    Emission(prompt_id="a", token_ids=(5, 6, 5), text="one 你好"),
+    Emission(prompt_id="b", token_ids=(), text=""),
+)
+
+
+# ---------------------------------------------------------------------------------- splitting and counting
+
+
+@given(st.lists(st.integers()))
+def test_every_third_is_held_out_and_nothing_is_lost(items: list[int]) -> None:
+    ranking, held_out = split(items)
+    assert held_out == items[2::3]
+    assert HELD_OUT_EVERY == 3
+    assert Counter(ranking) + Counter(held_out) == Counter(items)
+    assert split(items) == (ranking, held_out)
+
+
+@given(TEXTS, st.integers(1, 30))
+def test_counts_are_of_the_vocabularys_ids(texts: list[list[int]], size: int) -> None:
+    counts = count_tokens(texts, size)
+    inside = [token for text in texts for token in text if token < size]
+    assert counts == Counter(inside)
+    assert count_tokens([[-1, size]], size) == Counter()
+
+
+@given(TEXTS, TEXTS)
+def test_counts_of_two_sources_add_up(first: list[list[int]], second: list[list[int]]) -> None:
+    both = TokenCounts.of(first, 31) + TokenCounts.of(second, 31)
+    ranking = [*split(first)[0], *split(second)[0]]
+    held_out = [*split(first)[1], *split(second)[1]]
+    assert both == TokenCounts(ranking=count_tokens(ranking, 31), held_out=count_tokens(held_out, 31))
+
+
+def test_answers_are_counted_for_as_many_tokens_as_agreed() -> None:
+    assert TOKENS_PER_PROMPT == 96
+
+
+# ------------------------------------------------------------------------------------------------- texts
+
+
+@given(st.text(st.sampled_from("ab \n\r\u2028é"), max_size=200), st.integers(1, 30))
+def test_pieces_are_the_text_and_long_enough(text: str, characters: int) -> None:
+    found = pieces(text, characters)
+    assert "".join(found) == text
+    assert all(len(piece) >= characters for piece in found[:-1])
+    assert all(len(piece) < 2 * characters for piece in found)
+    assert "" not in found
+
+
+def test_pieces_end_with_a_line_and_have_the_size_agreed() -> None:
+    text = "a line of some length\n" * 200
+    found = pieces(text)
+    assert all(piece.endswith("\n") for piece in found)
+    assert all(PIECE_CHARACTERS <= len(piece) < PIECE_CHARACTERS + 22 for piece in found[:-1])
+
+
+def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffGrüße\r\n".encode())
+    assert read_text(path) == "Grüße\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"text\xff\xfe", "byte 4"), (b"", "holds no text"), (b" \n\t", "holds no text"), (None, "No such file")],
+)
+def test_what_is_no_text_is_one_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        read_text(path)
+    assert caught.value.hint
+    assert str(path) in caught.value.message
+
+
+def test_folders_pipes_and_impossible_paths_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InvalidRequestError, match="is not a file"):
+            read_text(path)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        read_text(Path("a\0b"))
+
+
+def test_a_text_that_is_far_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_text("four")
+    monkeypatch.setattr(emissions, "MOST_TEXT_BYTES", 4)
+    assert read_text(path) == "four"
+    path.write_text("fives")
+    with pytest.raises(InvalidRequestError, match="at most"):
+        read_text(path)
+
+
+# -------------------------------------------------------------------------------------- kept between exports
+
+
+def test_answers_are_found_again(tmp_path: Path) -> None:
+    assert load_emissions(tmp_path, KEY) is None
+    save_emissions(tmp_path, KEY, ANSWERS)
+    assert load_emissions(tmp_path, KEY) == ANSWERS
+    (file,) = tmp_path.iterdir()
+    assert file.name == KEY.file_name
+    save_emissions(tmp_path, KEY, ANSWERS)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"target": "sha256:ac"},
+        {"prompts_sha256": "ce"},
+        {"tokens_per_prompt": 4},
+        {"prompt_ids": ("a", "c")},
+        {"prompt_ids": ("b", "a")},
+        {"prompt_ids": ("a",)},
+        {"prompt_ids": ("a", "b", "c")},
+    ],
+)
+def test_answers_to_something_else_are_not(tmp_path: Path, other: dict[str, Any]) -> None:
+    save_emissions(tmp_path, KEY, ANSWERS)
+    changed = replace(KEY, **other)
+    if "prompt_ids" not in other:
+        assert changed.file_name != KEY.file_name
+        (tmp_path / KEY.file_name).rename(tmp_path / changed.file_name)
+    assert load_emissions(tmp_path, changed) is None
+
+
+def answers(document: dict[str, Any]) -> Any:
+    return document["answers"]
+
+
+SPOILT: list[Callable[[dict[str, Any]], object]] = [
+    lambda document: document.pop("answers"),
+    lambda document: document.update(answers=5),
+    lambda document: document.update(schema_version=2),
+    lambda document: answers(document).pop(),
+    lambda document: answers(document).append(answers(document)[0]),
+    lambda document: answers(document).insert(0, "text"),
+    lambda document: answers(document)[0].update(token_ids=[1, 2, 3, 4]),
+    lambda document: answers(document)[0].update(token_ids=[-1]),
+    lambda document: answers(document)[0].update(token_ids=[2**31]),
+    lambda document: answers(document)[0].update(token_ids=[True]),
+    lambda document: answers(document)[0].update(token_ids=[1.0]),
+    lambda document: answers(document)[0].update(token_ids="abc"),
+    lambda document: answers(document)[0].update(text=None),
+    lambda document: answers(document)[0].update(prompt=1),
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_cache_that_is_not_whole_and_sound_is_none(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], object]
+) -> None:
+    save_emissions(tmp_path, KEY, ANSWERS)
+    path = tmp_path / KEY.file_name
+    document = json.loads(path.read_bytes())
+    spoil(document)
+    path.write_text(json.dumps(document))
+    assert load_emissions(tmp_path, KEY) is None
+
+
+def test_garbage_is_no_cache_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / KEY.file_name
+    save_emissions(tmp_path, KEY, ANSWERS)
+    whole = path.read_bytes()
+    for content in (b"", b"{", whole[:-20], b"\xff" + whole, b"[1]", b"[" * 100_000):
+        path.write_bytes(content)
+        assert load_emissions(tmp_path, KEY) is None
+    path.unlink()
+    path.mkdir()
+    assert load_emissions(tmp_path, KEY) is None
+    path.rmdir()
+    save_emissions(tmp_path, KEY, ANSWERS)
+    assert load_emissions(tmp_path, KEY) == ANSWERS
+    monkeypatch.setattr(emissions, "_LARGEST_CACHE_BYTES", len(whole) - 1)
+    assert load_emissions(tmp_path, KEY) is None

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.hf_config import ModelConfig, RopeScaling, read_config, rope_factors
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "vocab_size": 300,
+    "tie_word_embeddings": False,
+}
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 128,
+    "vocab_size": 300,
+}
+
+
+def config(folder: Path, base: dict[str, Any] = LLAMA, /, **changes: Any) -> ModelConfig:
+    document = {key: value for key, value in {**base, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(document))
+    return read_config(folder)
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def test_a_llama_is_read_as_it_is(tmp_path: Path) -> None:
+    assert config(tmp_path) == ModelConfig(
+        architecture="llama",
+        context_length=256,
+        block_count=2,
+        embedding_length=64,
+        feed_forward_length=96,
+        head_count=4,
+        head_count_kv=2,
+        head_length=16,
+        rms_epsilon=1e-5,
+        rope_base=50000.0,
+        rope_scaling=None,
+        sliding_window=None,
+        vocabulary_size=300,
+        tied=False,
+        multimodal=False,
+    )
+
+
+def test_the_keys_are_those_of_the_architecture(tmp_path: Path) -> None:
+    assert config(tmp_path).metadata() == {
+        "llama.block_count": 2,
+        "llama.context_length": 256,
+        "llama.embedding_length": 64,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 16,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 50000.0,
+        "llama.rope.dimension_count": 16,
+    }
+    gemma = config(tmp_path, GEMMA).metadata()
+    assert gemma["gemma3.attention.sliding_window"] == 128
+    assert gemma["gemma3.rope.freq_base"] == 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "permutes", "offset"),
+    [
+        ("LlamaForCausalLM", "llama", True, 0.0),
+        ("MistralForCausalLM", "llama", True, 0.0),
+        ("Qwen2ForCausalLM", "qwen2", False, 0.0),
+        ("Qwen3ForCausalLM", "qwen3", False, 0.0),
+    ],
+)
+def test_architectures(tmp_path: Path, name: str, architecture: str, permutes: bool, offset: float) -> None:
+    found = config(tmp_path, architectures=[name])
+    assert (found.architecture, found.permutes_heads, found.norm_offset) == (architecture, permutes, offset)
+
+
+def test_gemma_adds_one_to_its_norms(tmp_path: Path) -> None:
+    found = config(tmp_path, GEMMA)
+    assert (found.architecture, found.permutes_heads, found.norm_offset) == ("gemma3", False, 1.0)
+
+
+def test_the_model_type_stands_in_for_a_missing_class(tmp_path: Path) -> None:
+    assert config(tmp_path, architectures="absent", model_type="qwen2").architecture == "qwen2"
+    assert config(tmp_path, architectures=[], model_type="mistral").architecture == "llama"
+    with pytest.raises(ModelFileError, match="architectures is missing"):
+        config(tmp_path, architectures="absent", model_type="absent")
+
+
+def test_what_may_be_left_out(tmp_path: Path) -> None:
+    found = config(
+        tmp_path,
+        num_key_value_heads="absent",
+        rms_norm_eps="absent",
+        rope_theta="absent",
+        vocab_size="absent",
+        tie_word_embeddings="absent",
+        hidden_act="absent",
+    )
+    assert (found.head_count_kv, found.rms_epsilon, found.rope_base) == (4, 1e-6, 10000.0)
+    assert (found.vocabulary_size, found.tied) == (None, None)
+    assert config(tmp_path, head_dim=32).head_length == 32
+    gemma = config(
+        tmp_path,
+        GEMMA,
+        **dict.fromkeys(
+            ["num_attention_heads", "num_key_value_heads", "head_dim", "query_pre_attn_scalar", "sliding_window"],
+            "absent",
+        ),
+        max_position_embeddings="absent",
+    )
+    assert (gemma.head_count, gemma.head_count_kv, gemma.head_length) == (8, 4, 256)
+    assert (gemma.sliding_window, gemma.context_length, gemma.tied) == (4096, 131072, True)
+
+
+def test_the_text_part_of_a_model_with_more(tmp_path: Path) -> None:
+    text = {key: value for key, value in GEMMA.items() if key != "architectures"}
+    found = config(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+    assert found.multimodal
+    assert (found.architecture, found.embedding_length, found.tied) == ("gemma3", 64, True)
+    assert not config(tmp_path, GEMMA).multimodal
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({}, 256),
+        ({"sliding_window": 128}, 128),  # Mistral 7B v0.1
+        ({"sliding_window": 128, "use_sliding_window": False}, 256),  # Qwen 2.5
+        ({"sliding_window": 128, "use_sliding_window": True}, 128),
+        ({"sliding_window": None, "use_sliding_window": True}, 256),
+        ({"sliding_window": 512}, 256),
+        ({"sliding_window": 128, "layer_types": ["full_attention"] * 2}, 256),
+        ({"sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]}, 128),
+    ],
+)
+def test_a_window_that_llama_cpp_does_not_know_bounds_the_context(
+    tmp_path: Path, changes: dict[str, Any], context: int
+) -> None:
+    found = config(tmp_path, **changes)
+    assert found.context_length == context
+    assert found.sliding_window is None
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("name", ["Phi3ForCausalLM", "T5ForConditionalGeneration", "x" * 10_000])
+def test_an_unknown_architecture_names_those_that_are_known(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        config(tmp_path, architectures=[name])
+    assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in caught.value.message
+    assert name[:40] in caught.value.message
+    assert len(caught.value.message) < 400
+    assert "--to onnx" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"hidden_size": 2**21}, "hidden_size is 2097152"),
+        ({"num_hidden_layers": 513}, "num_hidden_layers is 513"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"num_key_value_heads": 3}, "a divisor of the 4 attention heads"),
+        ({"head_dim": 15}, "head_dim is 15: an even number"),
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings is 2147483648"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
+        ({"architectures": [7]}, "architectures is a list: an array of names"),
+        ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
+        ({"layer_types": [["full_attention"]] * 2}, "for each of 2 layers"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, r"rope_scaling.factor is 0.5"),
+    ],
+)
+def test_a_malformed_config_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        config(tmp_path, **changes)
+    assert words in caught.value.message
+    assert caught.value.message.startswith(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        (LLAMA, {"hidden_act": "gelu"}, "its activation is 'gelu'"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "only a part of each head is rotated"),
+        (LLAMA, {"rope_scaling": {"type": "longrope", "factor": 2}}, "scaled by 'longrope'"),
+        (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "scaled by 'dynamic'"),
+        (LLAMA, {"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": 1.2}}, "with 'attention_factor'"),
+        (LLAMA, {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, "with 'llama_4_scaling"),
+        (LLAMA, {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "only a part"),
+        (GEMMA, {"attn_logit_softcapping": 50.0}, "it states attn_logit_softcapping"),
+        (GEMMA, {"final_logit_softcapping": 30.0}, "it states final_logit_softcapping"),
+        (GEMMA, {"use_bidirectional_attention": True}, "its attention looks ahead"),
+        (GEMMA, {"query_pre_attn_scalar": 64}, "its queries are scaled by 64 instead of 32"),
+        (GEMMA, {"sliding_window_pattern": 4}, "every 4th layer attends to everything"),
+        (GEMMA, {"_sliding_window_pattern": 4}, "every 4th layer attends to everything"),
+        (GEMMA, {"layer_types": ["sliding_attention"] * 8}, "are not every sixth"),
+        (GEMMA, {"rope_local_base_freq": 5000.0}, "rotary base of its sliding layers is 5000"),
+        (GEMMA, {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_theta": 5000}}}, "is 5000"),
+        (
+            GEMMA,
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "positions of its sliding layers are scaled",
+        ),
+        (GEMMA, {"hidden_activation": "gelu"}, "its activation is 'gelu'"),
+    ],
+)
+def test_what_llama_cpp_would_compute_differently_is_refused(
+    tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        config(tmp_path, base, **changes)
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+def test_weights_that_are_quantised_already_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="quantised already"):
+        config(tmp_path, quantization_config={"quant_method": "gptq"})
+
+
+def test_a_gemma_with_its_pattern_spelled_out(tmp_path: Path) -> None:
+    kinds = ["full_attention" if layer == 5 else "sliding_attention" for layer in range(8)]
+    rope = {"full_attention": {"rope_theta": 2e6, "rope_type": "linear", "factor": 8}, "sliding_attention": {}}
+    found = config(tmp_path, GEMMA, layer_types=kinds, sliding_window_pattern=6, rope_parameters=rope)
+    assert found.rope_base == 2e6
+    assert found.rope_scaling == RopeScaling(kind="linear", factor=8.0)
+
+
+def test_only_the_largest_gemma_scales_its_queries_by_the_embedding(tmp_path: Path) -> None:
+    changes = {"num_hidden_layers": 62, "query_pre_attn_scalar": 16}
+    assert config(tmp_path, GEMMA, **changes).block_count == 62
+    with pytest.raises(InvalidRequestError, match="scaled by 16 instead of 32"):
+        config(tmp_path, GEMMA, query_pre_attn_scalar=16)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "no such file"), ("[]", "not a JSON object"), ("{", "not valid JSON"), (" " * (2 << 20), "absurd")],
+)
+def test_a_config_that_is_none(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelFileError, match=words):
+        read_config(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------- rotary positions
+
+
+def test_both_spellings_of_the_rotary_base(tmp_path: Path) -> None:
+    new = {"rope_type": "default", "rope_theta": 7000.0}
+    assert config(tmp_path, rope_theta="absent", rope_parameters=new).rope_base == 7000.0
+    assert config(tmp_path, rope_scaling=None).rope_base == 50000.0
+    assert config(tmp_path, rope_scaling={"rope_type": "default"}).rope_scaling is None
+
+
+def test_linear_and_yarn_become_keys(tmp_path: Path) -> None:
+    linear = config(tmp_path, rope_scaling={"type": "linear", "factor": 4}).metadata()
+    assert linear["llama.rope.scaling.type"] == "linear"
+    assert linear["llama.rope.scaling.factor"] == 4.0
+    assert "llama.rope.scaling.original_context_length" not in linear
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16}
+    found = config(tmp_path, architectures=["Qwen2ForCausalLM"], rope_scaling=yarn)
+    assert {key: value for key, value in found.metadata().items() if ".scaling." in key} == {
+        "qwen2.rope.scaling.type": "yarn",
+        "qwen2.rope.scaling.factor": 4.0,
+        "qwen2.rope.scaling.original_context_length": 64,
+        "qwen2.rope.scaling.yarn_beta_fast": 16.0,
+    }
+    slow = config(tmp_path, rope_scaling={"type": "yarn", "factor": 2, "beta_slow": 2}).metadata()
+    assert slow["llama.rope.scaling.yarn_beta_slow"] == 2.0
+    assert slow["llama.rope.scaling.original_context_length"] == 256
+    assert rope_factors(found) is None
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_llama3_scaling_becomes_a_table(tmp_path: Path) -> None:
+    found = config(tmp_path, head_dim=128, rope_theta=500000.0, rope_scaling=LLAMA3)
+    factors = rope_factors(found)
+    assert factors is not None
+    assert (factors.dtype, factors.shape) == (np.float32, (64,))
+    assert not [key for key in found.metadata() if ".scaling." in key]
+    # As Llama 3.1's code computes it, one frequency at a time.
+    for index, factor in enumerate(factors):
+        frequency = 500000.0 ** (-2 * index / 128)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            expected = frequency
+        elif wavelength > 8192:
+            expected = frequency / 8
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            expected = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert frequency / factor == pytest.approx(expected, rel=1e-6)
+    assert factors[0] == 1.0
+    assert factors[-1] == 8.0
+    assert ((factors > 1) & (factors < 8)).any()
+
+
+def test_llama3_scaling_that_makes_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="low_freq_factor 4 is not below high_freq_factor 4"):
+        config(tmp_path, rope_scaling=LLAMA3 | {"low_freq_factor": 4.0})
+    with pytest.raises(InvalidRequestError, match="scaled by 'llama3'"):
+        config(tmp_path, architectures=["Qwen2ForCausalLM"], rope_scaling=LLAMA3)
+    assert rope_factors(config(tmp_path)) is None

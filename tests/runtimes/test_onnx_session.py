@@ -1,0 +1,164 @@
+"""How a session is asked for and what becomes of its failures, with an onnxruntime that only takes notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
+from edgespec.runtimes.onnx_providers import OnnxLibrary, Provider
+from edgespec.runtimes.onnx_session import OnnxSettings, OnnxWeights, StopFlag, load_weights
+
+CPU = Provider(name="cpu", provider="CPUExecutionProvider", kind="cpu", description="")
+GPU = Provider(name="DirectML", provider="DmlExecutionProvider", kind="gpu", description="")
+PLUGIN = Provider(
+    name="OpenVINO-CPU",
+    provider="OpenVINOExecutionProvider",
+    kind="cpu",
+    description="",
+    plugin="onnxruntime_ep_openvino 1",
+    ep_devices=("the descriptor",),
+)
+ARTEFACT: Any = SimpleNamespace(graph_path=Path("folder") / "model.onnx", folder=Path("folder"))
+
+
+class FakeApi:
+    """Notes what a session is made with. ``error`` is raised instead; ``usable`` are the providers that take part."""
+
+    def __init__(self, error: Exception | None = None, usable: list[str] | None = None) -> None:
+        self.error = error
+        self.usable = usable
+        self.path = ""
+        self.providers: Any = None
+        self.keywords: dict[str, Any] = {}
+        self.entries: dict[str, str] = {}
+        self.appended: Any = None
+        self.options: Any = None
+
+    def SessionOptions(self) -> Any:  # noqa: N802
+        self.options = SimpleNamespace(
+            add_session_config_entry=self.entries.__setitem__,
+            add_provider_for_devices=lambda devices, options: setattr(self, "appended", (devices, options)),
+        )
+        return self.options
+
+    def RunOptions(self) -> Any:  # noqa: N802
+        entries: dict[str, str] = {}
+        return SimpleNamespace(entries=entries, add_run_config_entry=entries.__setitem__, terminate=False)
+
+    def InferenceSession(self, path: str, options: Any, providers: Any, **keywords: Any) -> Any:  # noqa: N802
+        assert options is self.options
+        if self.error is not None:
+            raise self.error
+        self.path, self.providers, self.keywords = path, providers, keywords
+        named = [self.appended[0]] if providers is None else [name for name, _ in providers[:1]]
+        usable = self.usable if self.usable is not None else named
+        return SimpleNamespace(get_providers=lambda: usable)
+
+
+def loaded(api: FakeApi, provider: Provider = CPU, settings: OnnxSettings | None = None) -> OnnxWeights:
+    library = OnnxLibrary(api=api, version="1", build="1+0")
+    return load_weights(library, provider, ARTEFACT, settings or OnnxSettings())
+
+
+def test_the_defaults() -> None:
+    settings = OnnxSettings()
+    assert (settings.threads, settings.provider, settings.pad_to, settings.spinning) == (1, "cpu", 1, True)
+    assert settings.options == {}
+    assert settings.as_json() == {"pad_to": 1, "spinning": True}
+    assert hash(settings) == hash(OnnxSettings())
+
+
+def test_what_enters_the_numeric_class() -> None:
+    settings = OnnxSettings(pad_to=2, spinning=False, options={"precision": "f32", "a": "b"})
+    assert settings.as_json() == {"pad_to": 2, "spinning": False, "option.a": "b", "option.precision": "f32"}
+
+
+def test_how_a_session_is_made() -> None:
+    api = FakeApi()
+    weights = loaded(api, settings=OnnxSettings(threads=3, spinning=False, options={"key": "value"}))
+    assert api.path == str(ARTEFACT.graph_path)
+    assert api.providers == [("CPUExecutionProvider", {"key": "value"})]
+    assert (api.options.intra_op_num_threads, api.options.inter_op_num_threads) == (3, 1)
+    assert not api.options.enable_mem_pattern
+    assert api.options.use_deterministic_compute
+    assert api.entries == {"session.intra_op.allow_spinning": "0"}
+    assert api.keywords == {"enable_fallback": 0, "read_config_from_model": 0}
+    assert weights.on_cpu
+
+
+def test_threads_spin_unless_told_otherwise() -> None:
+    api = FakeApi()
+    loaded(api)
+    assert api.entries == {"session.intra_op.allow_spinning": "1"}
+
+
+def test_elsewhere_the_cpu_computes_what_the_provider_cannot_and_runs_take_turns() -> None:
+    api = FakeApi()
+    weights = loaded(api, GPU)
+    assert api.providers == [("DmlExecutionProvider", {}), "CPUExecutionProvider"]
+    assert not weights.on_cpu
+    with weights.turn:
+        assert weights.turn.locked()  # type: ignore[attr-defined]
+
+
+def test_a_plugins_device_is_chosen_by_its_descriptor() -> None:
+    api = FakeApi(usable=["OpenVINOExecutionProvider", "CPUExecutionProvider"])
+    weights = loaded(api, PLUGIN, OnnxSettings(provider="OpenVINO-CPU", options={"a": "1"}))
+    assert api.appended == (["the descriptor"], {"a": "1"})
+    assert api.providers is None
+    assert not weights.on_cpu
+
+
+def test_a_provider_that_onnxruntime_left_out_is_said() -> None:
+    with pytest.raises(RuntimeUnavailableError, match="DirectML does not work here") as raised:
+        loaded(FakeApi(usable=["CPUExecutionProvider"]), GPU)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("provider", "error", "expected"),
+    [
+        (CPU, RuntimeError("[ONNXRuntimeError] : 1 :\n FAIL : no such operator"), ModelFileError),
+        (GPU, RuntimeError("no such operator"), RuntimeUnavailableError),
+        (CPU, RuntimeError("std::bad_alloc"), MemoryLimitError),
+        (GPU, RuntimeError("bfc_arena.cc Failed to allocate memory for requested buffer"), MemoryLimitError),
+        (CPU, MemoryError(), MemoryLimitError),
+    ],
+)
+def test_a_failed_load_is_one_sentence(
+    provider: Provider, error: Exception, expected: type[EdgespecError]
+) -> None:
+    with pytest.raises(expected) as raised:
+        loaded(FakeApi(error=error), provider)
+    assert "\n" not in raised.value.message
+    assert raised.value.hint
+    assert " ".join(str(error).split()) in raised.value.message
+
+
+def test_a_native_message_is_cut_where_it_gets_long() -> None:
+    with pytest.raises(ModelFileError) as raised:
+        loaded(FakeApi(error=RuntimeError("stack frame " * 1000)))
+    assert len(raised.value.message) < 500
+
+
+def test_a_stop_flag_ends_both_kinds_of_run() -> None:
+    stop = StopFlag(loaded(FakeApi()))
+    runs = (stop.step_options, stop.prefill_options)
+    assert not stop.raised
+    stop.set(True)
+    assert stop.raised
+    assert all(run.terminate for run in runs)
+    stop.set(False)
+    assert not stop.raised
+    assert not any(run.terminate for run in runs)
+
+
+def test_only_a_long_prompts_memory_goes_back_and_only_on_the_cpu() -> None:
+    stop = StopFlag(loaded(FakeApi()))
+    assert stop.step_options.entries == {}
+    assert stop.prefill_options.entries == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+    assert StopFlag(loaded(FakeApi(), GPU)).prefill_options.entries == {}

@@ -1,0 +1,69 @@
+"""What the tests of ``edgespec export`` share: prompts that are soon answered, a text, and looking at the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.suite import Prompt
+from edgespec.files.artefact import read_artefact
+from edgespec.files.gguf import read_header
+from tests.support.command_line import InProcess, Result
+
+__all__ = [
+    "ANSWER_TOKENS",
+    "AUTO",
+    "GGUF",
+    "PROMPTS",
+    "TEXT",
+    "export_trimmed",
+    "is_whole",
+    "left_behind",
+    "succeeded",
+    "vocabulary_size",
+]
+
+PROMPTS = tuple(
+    Prompt(id=f"p{number}", category="chat", prompt=text)
+    for number, text in enumerate(("hello", "water", "one two", "你好", "who", "time"))
+)
+ANSWER_TOKENS = 12
+TEXT = "".join(f"the water is on the way, they said {number} times.\n" for number in range(120))
+
+GGUF = ("--to", "gguf")
+AUTO = ("--trim-vocab", "auto")
+
+
+def succeeded(result: Result) -> Result:
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    return result
+
+
+def export_trimmed(here: InProcess, source: Path, out: Path, *options: str | Path) -> dict[str, Any]:
+    """What the command says as JSON."""
+    found: dict[str, Any] = succeeded(here("export", source, *GGUF, "-o", out, *options, "--json")).json
+    return found
+
+
+def vocabulary_size(path: Path) -> int:
+    return read_header(path).vocabulary_size
+
+
+def left_behind(folder: Path) -> list[str]:
+    """What is in a test's folder besides its home and its text."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("home", "text.txt"))
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether an export is there with every byte that its manifest states, and nothing else."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if manifest["kind"] == "trimmed-drafter":
+        read_artefact(folder)
+    for name, record in manifest["files"].items():
+        data = (folder / name).read_bytes()
+        if len(data) != record["bytes"] or hashlib.sha256(data).hexdigest() != record["sha256"]:
+            return False
+    return {path.name for path in folder.iterdir()} == {*manifest["files"], "manifest.json"}

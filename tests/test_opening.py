@@ -1,0 +1,137 @@
+"""Which runtime opens a model, in which settings, and what it needs of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec import opening
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import (
+    choose_device,
+    choose_threads,
+    describe,
+    drafter_settings,
+    fewer_threads,
+    memory_needed,
+    open_model,
+    other_caches,
+    other_settings,
+    stable_settings,
+    target_settings,
+)
+from edgespec.planning.memory import estimate_memory
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama import LlamaSettings
+from edgespec.runtimes.onnx import OnnxSettings
+from tests.support.tiny_models import TinyModels
+
+PROFILE = load_profile("laptop")
+BIG, SMALL = 2 << 30, 1 << 30
+
+
+@pytest.fixture
+def located(tiny: TinyModels, tmp_path: Any) -> LocatedModel:
+    return Locator(store=Store(Home(tmp_path))).locate(str(tiny.target))
+
+
+@pytest.fixture
+def folder(located: LocatedModel) -> LocatedModel:
+    """The same model, as if an ONNX folder held it."""
+    onnx: Any = SimpleNamespace(weight_bytes=12345, kept=None)
+    return replace(located, onnx=onnx)
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [
+        SimpleNamespace(name="CPU", kind="cpu", free_bytes=1 << 40),
+        SimpleNamespace(name="Vulkan0", kind="gpu", free_bytes=SMALL + 1),
+    ]
+    monkeypatch.setattr(opening, "load_llama_library", lambda: SimpleNamespace(devices=lambda: devices))
+
+
+def test_the_first_gpu_with_room_is_chosen(two_devices: None) -> None:
+    assert choose_device("auto", SMALL) == "Vulkan0"
+    assert choose_device("auto", BIG) == "cpu"
+    assert choose_device("CUDA7", BIG) == "CUDA7"
+
+
+@pytest.mark.parametrize(
+    ("threads", "most", "expected"), [("auto", None, 6), ("auto", 4, 4), (2, None, 2), (2, 8, 2), (9, 1, 1)]
+)
+def test_threads_are_the_physical_cores_unless_told(threads: Any, most: int | None, expected: int) -> None:
+    machine: Any = SimpleNamespace(physical_cores=6)
+    assert choose_threads(replace(PROFILE, threads=threads), machine, most) == expected
+
+
+def test_a_gguf_target_runs_in_llama_cpp(two_devices: None, located: LocatedModel) -> None:
+    profile = replace(PROFILE, device="cpu", gpu_layers="auto")
+    settings = target_settings(profile, 3, located)
+    assert isinstance(settings, LlamaSettings)
+    assert (settings.threads, settings.device, settings.gpu_layers) == (3, "cpu", None)
+    on_gpu = target_settings(replace(profile, device="Vulkan0", gpu_layers=7), 3, located)
+    assert isinstance(on_gpu, LlamaSettings)
+    assert (on_gpu.device, on_gpu.gpu_layers) == ("Vulkan0", 7)
+    assert on_gpu.kv_type in ("q8_0", "f16"), "keys and values of one type"
+
+
+def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel) -> None:
+    for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("DirectML", "DirectML")):
+        own = target_settings(replace(PROFILE, device=device), 3, folder)
+        other = drafter_settings(replace(PROFILE, draft_device=device), 3, folder)
+        assert own == other == OnnxSettings(threads=3, provider=provider)
+
+
+def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) -> None:
+    settings = drafter_settings(replace(PROFILE, draft_device="cpu"), 5, located)
+    assert isinstance(settings, LlamaSettings)
+    assert settings.threads == 5
+    assert settings.repack
+    assert settings.flash_attention
+
+
+def test_settings_worth_probing() -> None:
+    llama, as_filed = LlamaSettings(threads=3), LlamaSettings(threads=3, repack=False)
+    assert stable_settings(llama) == (llama, as_filed)
+    assert stable_settings(as_filed) == (as_filed,)
+    onnx, padded = OnnxSettings(threads=3), OnnxSettings(threads=3, pad_to=2)
+    assert stable_settings(onnx) == (onnx, padded)
+    assert stable_settings(padded) == (padded,)
+
+
+def test_settings_that_plain_decoding_may_be_faster_in() -> None:
+    def loaded(settings: opening.ModelSettings) -> Any:
+        return SimpleNamespace(settings=settings)
+
+    for threads, fewer in ((1, []), (2, [1]), (6, [1, 2, 4]), (8, [1, 2, 4])):
+        assert fewer_threads(loaded(LlamaSettings(threads=threads))) == fewer
+    llama = loaded(LlamaSettings(threads=2))
+    assert other_caches(llama) == [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
+    assert other_settings(llama) == [{"threads": 1}, *other_caches(llama)]
+    assert other_caches(loaded(LlamaSettings(kv_type="f16"))) == []
+    assert other_caches(loaded(OnnxSettings(threads=1))) == []
+    assert other_caches(loaded(OnnxSettings(threads=1, pad_to=2))) == [{"pad_to": 1}]
+
+
+def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedModel) -> None:
+    header = located.header
+    llama = memory_needed(header, located.weight_bytes, 512, LlamaSettings(kv_type="f16"))
+    assert llama == estimate_memory(header, 512, 16)
+    onnx = memory_needed(header, folder.weight_bytes, 512, OnnxSettings())
+    assert onnx.weights_bytes == 12345
+    assert onnx.cache_bytes == 2 * llama.cache_bytes, "float32 keys and values"
+
+
+def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
+    settings = target_settings(replace(PROFILE, device="cpu"), 1, located)
+    with open_model(located, settings) as model:
+        said = describe(located, settings)
+        assert model.facts == replace(
+            said, trained_context_length=model.facts.trained_context_length, can_rewind=model.facts.can_rewind
+        )
