@@ -24,6 +24,7 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.files.gguf import GgufHeader
 from edgespec.files.onnx_folder import OnnxArtefact
 from edgespec.runtimes import onnx_providers
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
@@ -100,15 +101,37 @@ class OnnxModel:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    def with_padding(self, pad_to: int) -> OnnxModel:
-        """The same weights, shared, with forwards of at least ``pad_to`` tokens; to be closed like any other model.
+    @property
+    def header(self) -> GgufHeader:
+        """The source's metadata and tokenizer; it lists no tensors."""
+        return self.artefact.tokenizer_header
 
-        Raises ClosedError, InvalidRequestError.
+    def _settings_with(self, threads: int | None, pad_to: int | None) -> OnnxSettings:
+        own = self.settings
+        return replace(
+            own,
+            threads=own.threads if threads is None else threads,
+            pad_to=own.pad_to if pad_to is None else pad_to,
+        )
+
+    def facts_with(self, *, threads: int | None = None, pad_to: int | None = None) -> ModelFacts:
+        """The facts ``with_caches`` would have. Raises InvalidRequestError."""
+        settings = self._settings_with(threads, pad_to)
+        return describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
+
+    def with_caches(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
+        """The same weights with forwards of at least ``pad_to`` tokens; to be closed like any other model.
+
+        They are shared, unless another number of ``threads`` is asked for: ONNX Runtime lays weights out for a
+        session of fixed threads. Raises ClosedError, InvalidRequestError, and then what loading raises.
         """
-        settings = replace(self.settings, pad_to=pad_to)
-        facts = describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
+        settings, facts = self._settings_with(threads, pad_to), self.facts_with(threads=threads, pad_to=pad_to)
         with self._lock:
-            return OnnxModel(self._open_weights(), settings, facts)
+            weights = self._open_weights()
+        if settings.threads != self.settings.threads:
+            provider = onnx_providers.find_provider(settings.provider)
+            weights = load_weights(onnx_providers.load(), provider, self.artefact, settings)
+        return OnnxModel(weights, settings, facts)
 
     def open(self, context_length: int) -> OnnxSequence:
         """A fresh Sequence with room for ``context_length`` tokens.

@@ -57,6 +57,11 @@ class OnnxSettings:
     spinning: bool = True
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @property
+    def device(self) -> str:
+        """Where it runs, by the name that plans and profiles use."""
+        return self.provider
+
     def as_json(self) -> dict[str, str | int | bool]:
         """The settings that enter the numeric class beside threads, device and cache type."""
         chosen: dict[str, str | int | bool] = {"pad_to": self.pad_to, "spinning": self.spinning}
