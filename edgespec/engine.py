@@ -151,9 +151,7 @@ class Engine:
 
     def _target_estimate(self) -> MemoryEstimate:
         target = self._target
-        return memory_needed(
-            target.header, target.facts.weight_bytes, self.plan.context_length, target.settings
-        )
+        return memory_needed(target.header, target.facts.weight_bytes, self.plan.context_length, target.settings)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
@@ -186,7 +184,10 @@ class Engine:
     def _model_drafter(self, located: LocatedModel) -> Drafter:
         """Drafts with that model; if its head is trimmed, only while it can say what is being written."""
         # Weakly: an engine that is forgotten must not live on through its own drafter.
-        open_drafter, open_whole = weakref.WeakMethod(self.drafter_model), weakref.WeakMethod(self.whole_drafter_model)
+        open_drafter, open_whole = (
+            weakref.WeakMethod(self.drafter_model),
+            weakref.WeakMethod(self.whole_drafter_model),
+        )
         drafter = ModelDrafter(lambda: _called(open_drafter))
         if located.kept_ids is None:
             return drafter

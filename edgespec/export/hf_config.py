@@ -71,8 +71,7 @@ _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
     "default": _ROPE_COMMON,
     "linear": _ROPE_COMMON | {"factor"},
     "yarn": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
-    "llama3": _ROPE_COMMON
-    | {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "llama3": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
 }
 
 
@@ -196,7 +195,7 @@ def read_config(folder: Path) -> ModelConfig:
     gemma3 = architecture == "gemma3"
     activation = fields.text("hidden_activation" if gemma3 else "hidden_act")
     if activation is not None and activation not in _ACTIVATIONS[architecture]:
-        raise _refused(fields, f"its activation is {ascii(activation[:40])}")
+        raise _refused(fields, f"its activation is {activation[:40]!a}")
 
     width = fields.integer("hidden_size", 1, _MOST_WIDTH)
     layers = fields.integer("num_hidden_layers", 1, _MOST_LAYERS)
@@ -240,7 +239,7 @@ def _class_of(fields: Fields) -> str:
         raise fields.wrong("architectures", "an array of names")
     if found not in _ARCHITECTURES:
         raise InvalidRequestError(
-            f"models of the architecture {ascii(found[:80])} cannot be converted to GGUF here; "
+            f"models of the architecture {found[:80]!a} cannot be converted to GGUF here; "
             f"supported are {', '.join(_ARCHITECTURES)}",
             hint="`--to onnx` converts other architectures through Optimum",
         )
@@ -260,7 +259,9 @@ def _window(fields: Fields, layers: int) -> int | None:
     Up to its length both are the same, so it becomes the context length.
     """
     kinds = _layer_types(fields, layers)
-    slides = fields.flag("use_sliding_window") is not False and "sliding_attention" in (kinds or ["sliding_attention"])
+    slides = fields.flag("use_sliding_window") is not False and "sliding_attention" in (
+        kinds or ["sliding_attention"]
+    )
     if fields.raw("sliding_window") is None or not slides:
         return None
     return fields.integer("sliding_window", 1, _MOST_POSITIONS)
@@ -330,10 +331,10 @@ def _rope(fields: Fields, architecture: str, positions: int) -> tuple[float, Rop
         raise _refused(fields, "only a part of each head is rotated")
     kind = _rope_kind(rope)
     if kind not in _ROPE_MEMBERS or (kind == "llama3" and architecture != "llama"):
-        raise _refused(fields, f"its rotary positions are scaled by {ascii(kind[:40])}")
+        raise _refused(fields, f"its rotary positions are scaled by {kind[:40]!a}")
     for name in rope.names():
         if name not in _ROPE_MEMBERS[kind]:
-            raise _refused(fields, f"its rotary positions are scaled with {ascii(name[:40])}")
+            raise _refused(fields, f"its rotary positions are scaled with {name[:40]!a}")
     return base, None if kind == "default" else _scaling(rope, kind, positions)
 
 
@@ -350,9 +351,7 @@ def _scaling(rope: Fields, kind: str, positions: int) -> RopeScaling:
         fast, slow = (
             None if rope.raw(name) is None else rope.number(name, 0.0, 1e6) for name in ("beta_fast", "beta_slow")
         )
-        return RopeScaling(
-            kind=kind, factor=factor, original_context_length=original, beta_fast=fast, beta_slow=slow
-        )
+        return RopeScaling(kind=kind, factor=factor, original_context_length=original, beta_fast=fast, beta_slow=slow)
     original = rope.integer("original_max_position_embeddings", 1, _MOST_POSITIONS)
     low = rope.number("low_freq_factor", 0.0, _MOST_ROPE_FACTOR)
     high = rope.number("high_freq_factor", 0.0, _MOST_ROPE_FACTOR)

@@ -84,7 +84,14 @@ def export_from_folder(
         needed_bytes += int(bits / 8) + header_bytes
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         path = stage / MODEL
-        _write(path, config.architecture, planned, _metadata(config, vocabulary, planned, name, licence), progress, cancelled)
+        _write(
+            path,
+            config.architecture,
+            planned,
+            _metadata(config, vocabulary, planned, name, licence),
+            progress,
+            cancelled,
+        )
         header = read_header(path)
         if chosen is not None:
             quantised = stage / _REQUANTISED
@@ -96,7 +103,11 @@ def export_from_folder(
             "schema_version": SCHEMA_VERSION,
             "kind": "gguf",
             # The sum of the weights' files; hashing them all would take as long as the export.
-            "source": {"name": name, "sha256": None, "bytes": _bytes_of({tensor.path for tensor in tensors.values()})},
+            "source": {
+                "name": name,
+                "sha256": None,
+                "bytes": _bytes_of({tensor.path for tensor in tensors.values()}),
+            },
             "edgespec": metadata.version("edgespec"),
             "architecture": config.architecture,
             "vocabulary_size": rows,

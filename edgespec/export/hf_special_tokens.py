@@ -62,7 +62,8 @@ def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int
     add_bos, add_eos = config.flag("add_bos_token"), config.flag("add_eos_token")
     return SpecialTokens(
         ids=ids,
-        add_bos="bos" in ids and (first is not None and table.get(first) == ids["bos"] if add_bos is None else add_bos),
+        add_bos="bos" in ids
+        and (first is not None and table.get(first) == ids["bos"] if add_bos is None else add_bos),
         add_eos=last is not None and table.get(last) == ids["eos"] if add_eos is None else add_eos,
         chat_template=_chat_template(folder, config),
     )

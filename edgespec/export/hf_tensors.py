@@ -131,7 +131,7 @@ def plan_tensors(
             raise ModelFileError(folder, f"its weights lack the tensor for {bias}", hint=DOWNLOAD_AGAIN)
     for tensor in named.values():
         raise InvalidRequestError(
-            f"{tensor.path}: llama.cpp has no place for tensor {ascii(tensor.name[:80])} in this architecture",
+            f"{tensor.path}: llama.cpp has no place for tensor {tensor.name[:80]!a} in this architecture",
             hint="`--to onnx` converts such models through Optimum",
         )
     factors = rope_factors(config)
@@ -160,7 +160,7 @@ def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Pat
         # A name without a suffix is a module's, and one that is ours already was never saved by transformers.
         if ours is None or not theirs.endswith(_SUFFIXES) or theirs == ours:
             raise InvalidRequestError(
-                f"{tensor.path}: tensor {ascii(name[:80])} is none of the {config.architecture} architecture's",
+                f"{tensor.path}: tensor {name[:80]!a} is none of the {config.architecture} architecture's",
                 hint="give a folder as transformers saves it; adapters must be merged first",
             )
         if ours in found:

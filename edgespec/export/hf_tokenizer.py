@@ -93,7 +93,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     if model is None:
         raise whole.wrong("model", "an object")
     if (kind := model.text("type") or "BPE") != "BPE":
-        _refuse(path, f"its model is {ascii(kind[:40])}, not BPE")
+        _refuse(path, f"its model is {kind[:40]!a}, not BPE")
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.text(name):
             _refuse(path, f"it has a {name}")
@@ -110,7 +110,9 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
         if prefix is None:
             _refuse(path, "its normalizer and pre-tokenizer are not those of SentencePiece")
         if any(piece not in pieces for piece in _BYTE_PIECES):
-            raise ModelFileError(path, "it falls back to bytes and lacks tokens for some of them", hint=DOWNLOAD_AGAIN)
+            raise ModelFileError(
+                path, "it falls back to bytes and lacks tokens for some of them", hint=DOWNLOAD_AGAIN
+            )
         return Vocabulary(
             model="llama",
             pre="default",
@@ -243,7 +245,7 @@ def _merges(model: Fields, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
             raise ModelFileError(model.path, "a merge is not two pieces", hint=DOWNLOAD_AGAIN)
         left, right = pair
         if left not in pieces or right not in pieces or left + right not in pieces:
-            reason = f"the merge of {ascii(left[:40])} and {ascii(right[:40])} is not one of tokens to a token"
+            reason = f"the merge of {left[:40]!a} and {right[:40]!a} is not one of tokens to a token"
             raise ModelFileError(model.path, reason, hint=DOWNLOAD_AGAIN)
         if " " in left or " " in right:
             _refuse(model.path, "its merges contain spaces")
@@ -266,7 +268,7 @@ def _scores(
         piece = left + right
         if piece not in searched:  # those are found in the text before anything is merged
             if piece != last and piece in rank:
-                _refuse(path, f"the merges that make {ascii(piece[:40])} are apart, so no score expresses them")
+                _refuse(path, f"the merges that make {piece[:40]!a} are apart, so no score expresses them")
             last = piece
         rank.setdefault(piece, len(rank))
     # Characters, bytes and markers are never merged into, whatever their score.

@@ -212,9 +212,7 @@ class _Told:
     def __call__(self) -> None:
         if self._progress is not None:
             done = self._out.size
-            event = ProgressEvent(
-                stage="writing", source=DATA_NAME, done_bytes=done, total_bytes=self._total_bytes
-            )
+            event = ProgressEvent(stage="writing", source=DATA_NAME, done_bytes=done, total_bytes=self._total_bytes)
             self._progress(event)
 
 

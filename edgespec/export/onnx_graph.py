@@ -174,7 +174,9 @@ class _Builder:
             "rotary_interleaved": int(shape.architecture.interleaved),
         }
         if block.window is not None:
-            attributes["local_window_size"] = block.window - 1  # the operator counts the tokens before the one at work
+            attributes["local_window_size"] = (
+                block.window - 1
+            )  # the operator counts the tokens before the one at work
         self._node("GroupQueryAttention", inputs, outputs, _CONTRIB, attributes)
         return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
 
@@ -228,7 +230,9 @@ class _Builder:
                 "block_size": BLOCK,
                 "accuracy_level": _ACCURACY_LEVEL,
             }
-            self._node("MatMulNBits", inputs if bias is None else [*inputs, "", "", bias], [out], _CONTRIB, attributes)
+            self._node(
+                "MatMulNBits", inputs if bias is None else [*inputs, "", "", bias], [out], _CONTRIB, attributes
+            )
             return out
         product = out if bias is None else f"{table.name}.product"
         self._node("FusedMatMul", [values, weights], [product], _CONTRIB, {"transB": 1})
@@ -248,9 +252,7 @@ class _Builder:
     def _node(
         self, operator: str, inputs: Sequence[str], outputs: Sequence[str], domain: str, attributes: dict[str, Any]
     ) -> None:
-        self._nodes.append(
-            helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes)
-        )
+        self._nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
 
     def _external(self, stored: Stored, name: str | None = None, shape: tuple[int, ...] | None = None) -> str:
         """The name of a constant in the data file, declared at its first use."""

@@ -29,9 +29,7 @@ def quantisation_by_class(tensors: Iterable[TensorInfo]) -> Mapping[str, str]:
     for tensor in tensors:
         found.setdefault(_class_of(tensor), Counter())[tensor.type_name] += tensor.byte_count
     order = [*(name for name, _ in _CLASSES), "other", "vectors"]
-    return {
-        name: ", ".join(kind for kind, _ in found[name].most_common()) for name in order if name in found
-    }
+    return {name: ", ".join(kind for kind, _ in found[name].most_common()) for name in order if name in found}
 
 
 def _class_of(tensor: TensorInfo) -> str:

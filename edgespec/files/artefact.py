@@ -147,7 +147,9 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
         ("kept", kept),
     ):
         if manifest.get(said) != found or isinstance(manifest.get(said), bool):
-            raise bad_file(folder / MANIFEST_NAME, f"{said} is {show(manifest.get(said))} but the files say {found!r}")
+            raise bad_file(
+                folder / MANIFEST_NAME, f"{said} is {show(manifest.get(said))} but the files say {found!r}"
+            )
     if tokenizer.architecture != header.architecture:
         raise bad_file(tokenizer.path, f"it is for {tokenizer.architecture}, the drafter is {header.architecture}")
     check_hash(manifest, tokenizer.path, read_content(tokenizer.path))
@@ -160,7 +162,6 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
         embedding=_embedding(folder, manifest, header, vocabulary_size, sizes[EMBEDDING_NAME]),
         identity=f"trimmed:{digest}",
     )
-
 
 
 # ------------------------------------------------------------------------------------------- the contents

@@ -132,9 +132,7 @@ def read_onnx_folder(folder: Path) -> OnnxArtefact:
     """
     manifest, digest = check_manifest(folder, ONNX_KIND, _FILES, links=False)
     limits = {GRAPH_NAME: _LARGEST_GRAPH_BYTES, TOKENIZER_NAME: _LARGEST_TOKENIZER_BYTES}
-    sizes = {
-        name: check_size(folder, manifest, name, links=False, most_bytes=limits.get(name)) for name in _FILES
-    }
+    sizes = {name: check_size(folder, manifest, name, links=False, most_bytes=limits.get(name)) for name in _FILES}
     tokenizer = _tokenizer(folder, manifest)
     raw = read_content(folder / GRAPH_NAME)
     check_hash(manifest, folder / GRAPH_NAME, raw)

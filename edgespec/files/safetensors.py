@@ -180,11 +180,11 @@ def _check_layout(path: Path, tensors: list[SafeTensor], base: int, size: int) -
     for tensor in tensors:
         end = tensor.offset + tensor.byte_count
         if end > size:
-            reason = f"truncated: the data of tensor {ascii(tensor.name)} ends at byte {end} and the file at {size}"
+            reason = f"truncated: the data of tensor {tensor.name!a} ends at byte {end} and the file at {size}"
             raise _bad(path, reason, tensor.offset)
         if tensor.offset != expected:
             fault = "overlaps with the one before" if tensor.offset < expected else "leaves a gap"
-            reason = f"the data of tensor {ascii(tensor.name)} {fault}: it should start at byte {expected}"
+            reason = f"the data of tensor {tensor.name!a} {fault}: it should start at byte {expected}"
             raise _bad(path, reason, tensor.offset)
         expected = end
     if expected != size:
@@ -218,7 +218,7 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
         if wrong := names ^ set(found):
             name = min(wrong)
             said = "is not in it, as the index says" if name in names else "is in it and the index says otherwise"
-            raise ModelFileError(folder / shard, f"tensor {ascii(name[:80])} {said}", hint=DOWNLOAD_AGAIN)
+            raise ModelFileError(folder / shard, f"tensor {name[:80]!a} {said}", hint=DOWNLOAD_AGAIN)
         tensors.update(found)
     return tensors
 

@@ -102,7 +102,12 @@ def onnx_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def export_onnx(source: Path, folder: Path, **more: Any) -> Mapping[str, Any]:
         calls.append({"source": source, "folder": folder, **more})
         folder.mkdir()
-        return {"kind": "onnx-model", "licence": None, "tensors": {"head": "8 bits"}, "files": {"model.onnx": {"bytes": 5}}}
+        return {
+            "kind": "onnx-model",
+            "licence": None,
+            "tensors": {"head": "8 bits"},
+            "files": {"model.onnx": {"bytes": 5}},
+        }
 
     module = ModuleType("edgespec.export.onnx_export")
     module.export_onnx = export_onnx  # type: ignore[attr-defined]
@@ -311,7 +316,9 @@ def test_a_real_ctrl_c(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
 def test_json_is_alone_on_stdout(tiny: TinyModels, home: Home, tmp_path: Path, text: Path) -> None:
     """In a process of its own, with nothing replaced."""
     options = ("--trim-vocab", "300", "--trim-from", text)
-    result = succeeded(run_cli("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options, "--json", home=home.root))
+    result = succeeded(
+        run_cli("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options, "--json", home=home.root)
+    )
     assert result.json["trim"]["kept"] == 300
     assert result.err == ""
 

@@ -151,26 +151,20 @@ def test_texts_and_a_target_that_is_named_both_count(
     assert found["trim"]["ranked_by"] == "the text of text.txt and target's answers to 6 prompts"
 
 
-def test_a_text_too_short_to_hold_some_out_has_no_coverage(
-    tiny: TinyModels, here: InProcess, tmp_path: Path
-) -> None:
+def test_a_text_too_short_to_hold_some_out_has_no_coverage(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("hello water")
     options = ("--trim-from", short)
     found = export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "300", *options)
     assert found["trim"]["coverage_held_out"] is None
-    told = succeeded(
-        here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", "300", *options)
-    )
+    told = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", "300", *options))
     assert re.search(r"^head +300 of \d+ rows$", told.out, re.MULTILINE)
 
 
 def test_more_rows_than_there_are_keep_all_and_say_so(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     size = vocabulary_size(tiny.drafter)
     for rows in (size, 10**9):
-        result = succeeded(
-            here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", str(rows))
-        )
+        result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", "--trim-vocab", str(rows)))
         assert f"{rows} rows were asked for and the vocabulary has {size}: all of them are kept" in result.out
         assert left_behind(tmp_path / "out") == ["manifest.json", "model.gguf"]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -234,7 +228,12 @@ def test_auto_follows_the_times_not_the_bytes(
 
 
 def test_auto_times_the_drafter_as_it_will_be_quantised(
-    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModels,
+    here: InProcess,
+    tmp_path: Path,
+    text: Path,
+    sizes: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[Path] = []
     types: list[set[str]] = []
@@ -267,11 +266,7 @@ def test_auto_needs_text_to_judge_by(
     tiny: TinyModels, here: InProcess, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
     (tmp_path / "short.txt").write_text("hello water")
-    result = here(
-        "export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", tmp_path / "short.txt"
-    )
+    result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", tmp_path / "short.txt")
     result.failed_well("too little text", code=2)
     assert "--trim-vocab" in result.hint
     assert not (tmp_path / "out").exists()
-
-

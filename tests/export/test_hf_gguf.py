@@ -286,9 +286,7 @@ def test_the_manifest(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest
     content = (tmp_path / "out" / "model.gguf").read_bytes()
     size = (source / "model.safetensors").stat().st_size
-    assert manifest["files"] == {
-        "model.gguf": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    }
+    assert manifest["files"] == {"model.gguf": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
     assert manifest["source"] == {"name": "tiny", "sha256": None, "bytes": size}
     assert (manifest["schema_version"], manifest["kind"], manifest["quant"]) == (1, "gguf", "keep")
     assert (manifest["architecture"], manifest["vocabulary_size"]) == ("llama", ROWS)

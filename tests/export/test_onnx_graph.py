@@ -89,7 +89,9 @@ def test_other_types_kept_lose_next_to_nothing(quant: str, tmp_path: Path) -> No
     assert np.abs(found - truth).mean() < (2e-3 if quant in ("F16", "BF16") else 0.05) * spread(truth)
 
 
-@pytest.mark.parametrize("more", [{"rope_factors": 1.0}, {"rope_scale": 4.0}, {"extra": {"rope.scaling.type": "none"}}])
+@pytest.mark.parametrize(
+    "more", [{"rope_factors": 1.0}, {"rope_scale": 4.0}, {"extra": {"rope.scaling.type": "none"}}]
+)
 def test_scaled_positions(more: dict[str, Any], tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", **more)
     found = graph_logits(exported(source, tmp_path / "out"))

@@ -28,7 +28,9 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def ep_device(ep_name: str, hardware: str, vendor: str = "Maker") -> Any:
-    return SimpleNamespace(ep_name=ep_name, device=SimpleNamespace(type=SimpleNamespace(name=hardware), vendor=vendor))
+    return SimpleNamespace(
+        ep_name=ep_name, device=SimpleNamespace(type=SimpleNamespace(name=hardware), vendor=vendor)
+    )
 
 
 @dataclass
@@ -185,7 +187,10 @@ def test_a_plugin_may_have_several_providers(runtime: FakeRuntime, monkeypatch: 
     module: Any = plugin("onnxruntime_ep_two", "unused")
     module.get_ep_names = lambda: ["QNNExecutionProvider", "VitisAIExecutionProvider"]
     runtime.libraries = {
-        "/onnxruntime_ep_two.so": [ep_device("QNNExecutionProvider", "NPU"), ep_device("VitisAIExecutionProvider", "NPU")]
+        "/onnxruntime_ep_two.so": [
+            ep_device("QNNExecutionProvider", "NPU"),
+            ep_device("VitisAIExecutionProvider", "NPU"),
+        ]
     }
     install(monkeypatch, module)
     assert [each.name for each in list_devices()] == ["cpu", "QNN", "VitisAI"]

@@ -129,9 +129,7 @@ def test_a_provider_that_onnxruntime_left_out_is_said() -> None:
         (CPU, MemoryError(), MemoryLimitError),
     ],
 )
-def test_a_failed_load_is_one_sentence(
-    provider: Provider, error: Exception, expected: type[EdgespecError]
-) -> None:
+def test_a_failed_load_is_one_sentence(provider: Provider, error: Exception, expected: type[EdgespecError]) -> None:
     with pytest.raises(expected) as raised:
         loaded(FakeApi(error=error), provider)
     assert "\n" not in raised.value.message
