@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.learning import setting_words
+from edgespec.opening import other_settings
 from edgespec.planning.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
 from edgespec.planning.calibration import ModelTimes
 from edgespec.planning.widths import width_classes
-from edgespec.selection import other_settings
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
 from edgespec.files.gguf import GgufHeader
@@ -31,16 +31,19 @@ class LoadedModel(Model, Protocol):
     @property
     def settings(self) -> ModelSettings: ...
 
-    def facts_with(self, **setting: Any) -> ModelFacts:
+    # Each runtime has settings of its own, so what these two take is the runtime's affair.
+    @property
+    def facts_with(self) -> Callable[..., ModelFacts]:
         """The facts ``with_caches`` would have. Raises InvalidRequestError."""
 
-    def with_caches(self, **setting: Any) -> LoadedModel:
+    @property
+    def with_caches(self) -> Callable[..., LoadedModel]:
         """The same weights in another setting; to be closed like any other model.
 
         Raises ClosedError, InvalidRequestError.
         """
 
-    def __enter__(self) -> LoadedModel: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *_exception: object) -> None: ...
 
@@ -123,8 +126,7 @@ def memory_needed(
     header: GgufHeader, weight_bytes: int, context_length: int, settings: ModelSettings
 ) -> MemoryEstimate:
     """What a model takes in those settings: its weights, a cache for ``context_length`` tokens, working buffers."""
-    onnx_cache = isinstance(settings, onnx.OnnxSettings)
-    bits = _ONNX_CACHE_BITS if onnx_cache else llama.KV_TYPES[settings.kv_type][1]
+    bits = _ONNX_CACHE_BITS if isinstance(settings, onnx.OnnxSettings) else llama.KV_TYPES[settings.kv_type][1]
     return replace(estimate_memory(header, context_length, bits), weights_bytes=weight_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ from edgespec.runtimes.llama import LlamaSettings
 from edgespec.runtimes.onnx import OnnxSettings
 from tests.support.tiny_models import TinyModels
 
-PROFILE = load_profile("laptop")
+PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
 BIG, SMALL = 2 << 30, 1 << 30
 
 

@@ -195,8 +195,11 @@ def load_emissions(folder: Path, key: EmissionKey) -> tuple[Emission, ...] | Non
     answers = document.get("answers")
     if not isinstance(answers, list):
         return None
-    found = tuple(each for answer in answers if (each := _emission(answer, key)) is not None)
-    return found if tuple(each.prompt_id for each in found) == key.prompt_ids else None
+    found = [_emission(answer, key) for answer in answers]
+    sound = tuple(each for each in found if each is not None)
+    if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids:
+        return None
+    return sound
 
 
 def _emission(answer: Any, key: EmissionKey) -> Emission | None:

@@ -287,5 +287,6 @@ def _rope_rows(
 def _rope_factors(reader: _Reader) -> npt.NDArray[np.float32] | None:
     for tensor in reader.header.tensors:
         if tensor.name == "rope_freqs.weight":
-            return float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
+            factors: npt.NDArray[np.float32] = float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
+            return factors
     return None

@@ -174,9 +174,7 @@ class _Builder:
             "rotary_interleaved": int(shape.architecture.interleaved),
         }
         if block.window is not None:
-            attributes["local_window_size"] = (
-                block.window - 1
-            )  # the operator counts the tokens before the one at work
+            attributes["local_window_size"] = block.window
         self._node("GroupQueryAttention", inputs, outputs, _CONTRIB, attributes)
         return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
 

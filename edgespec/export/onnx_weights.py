@@ -91,7 +91,7 @@ def unpack_rows(packed: PackedRows, bits: int) -> Floats:
 
 def _halves(integers: Bytes) -> Bytes:
     """Pairs of 4-bit numbers in a byte each, the first one low."""
-    return integers[..., 0::2] | (integers[..., 1::2] << 4)
+    return np.asarray(integers[..., 0::2] | (integers[..., 1::2] << 4), dtype=np.uint8)
 
 
 def _rounded(values: Floats, bits: int, half_scales: bool) -> tuple[npt.NDArray[Any], Bytes]:
@@ -122,7 +122,7 @@ def _q4_0(blocks: Bytes) -> Bytes:
 def _q5_0(blocks: Bytes) -> Bytes:
     """Four bytes with the fifth bit of each weight, then the low four bits as in Q4_0; 16 is zero."""
     high = np.unpackbits(blocks[..., :4], axis=-1, bitorder="little")
-    return (_q4_0(blocks[..., 4:]) | (high << 4)) + np.uint8(128 - 16)
+    return np.asarray((_q4_0(blocks[..., 4:]) | (high << 4)) + np.uint8(128 - 16), dtype=np.uint8)
 
 
 def _q8_0(blocks: Bytes) -> Bytes:

@@ -262,7 +262,8 @@ class OnnxContext:
 
     def row(self, index: int) -> LogitsArray:
         """A view of one row of the scores: float32 (rows of the head,)."""
-        return self._logits[index]
+        row: LogitsArray = self._logits[index]
+        return row
 
     def free(self) -> None:
         """Let go of the cache and of the session. Idempotent."""

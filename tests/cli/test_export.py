@@ -332,7 +332,7 @@ gguf_parts.CHUNK_BYTES = 512
 number = 0
 while True:
     number += 1
-    options = [sys.argv[1], *GGUF, "-o", sys.argv[2], "--json"]
+    options = [sys.argv[1], "--to", "gguf", "-o", sys.argv[2], "--json"]
     if number % 3:
         options += ["--trim-vocab", str(300 + number % 50), "--trim-from", sys.argv[3]]
     assert run(["export", *options]) == 0
@@ -353,6 +353,7 @@ def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
         )
         mine, until = f"-{process.pid}-", time.monotonic() + WAIT_S
         while not any(mine in name for name in left_behind(tmp_path)) and time.monotonic() < until:
+            assert process.poll() is None
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.3))
         process.kill()

@@ -111,7 +111,7 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, quant: Any) -> None:
     # The scores are other numbers in the same order, as far as pieces that merges make are concerned.
     tokens, before, after = array(source, "tokens"), array(source, "scores"), array(made, "scores")
     merged = [token for token, text in enumerate(tokens) if len(text) > 1 and after[token] > min(after)]
-    assert len(merged) > 300
+    assert len(merged) > 250
     ranked = sorted(merged, key=lambda token: -before[token])
     assert all(after[left] > after[right] for left, right in pairwise(ranked))
     same_ids(source, made)

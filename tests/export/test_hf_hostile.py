@@ -38,8 +38,8 @@ TEMPLATE = {
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path to every value; of a long table only to the first few, which are all alike."""
     found = [path]
-    members = document.items() if isinstance(document, dict) else enumerate(document)
     if isinstance(document, dict | list):
+        members = document.items() if isinstance(document, dict) else enumerate(document)
         for key, value in list(members)[:12]:
             found += places(value, (*path, key))
     return found

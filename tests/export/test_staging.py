@@ -271,4 +271,4 @@ def test_names_match_those_that_are_cleaned_up(tmp_path: Path) -> None:
     with staged_folder(tmp_path / "out", needed_bytes=0) as stage:
         assert atomic._TEMPORARY.match(stage.name)
         assert stage.parent == tmp_path
-        assert staging.KINDS == ("trimmed-drafter", "gguf")
+        assert staging.KINDS == ("trimmed-drafter", "gguf", "onnx-model")

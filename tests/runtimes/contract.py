@@ -64,11 +64,16 @@ def equal(left: list[LogitsArray], right: list[LogitsArray]) -> bool:
     return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+# A tenth of the spread of the tiny models' scores. Kernels that round activations to 8 bits turn a difference in the
+# last bit into one step of that rounding, here and there: up to 0.2 was seen with ONNX Runtime, 0.03 on average.
+ROUNDING = 0.25
+
+
 def near(left: LogitsArray, right: LogitsArray) -> bool:
     """The same scores up to rounding, and the same best token where the runner-up is not within rounding."""
     first, second = np.sort(left)[[-1, -2]]
-    agree = np.argmax(left) == np.argmax(right) or first - second < 0.1
-    return bool(agree and np.abs(left - right).max() < 0.1)
+    agree = np.argmax(left) == np.argmax(right) or first - second < ROUNDING
+    return bool(agree and np.abs(left - right).max() < ROUNDING)
 
 
 def last_row(sequence: Sequence, tokens: list[int], chunks: list[int]) -> LogitsArray:
