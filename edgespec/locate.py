@@ -27,8 +27,8 @@ class LocatedModel:
 
     ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
     folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
-    header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is that
-    of the tokenizer beside it and lists no tensors.
+    header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
+    that of the tokenizer beside it and lists no tensors.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""The acceptance step for exported Hugging Face folders: the same logits as transformers, architecture by architecture.
+"""The acceptance step for exported Hugging Face folders: the same logits as transformers, for each architecture.
 
     python scripts/acceptance_export.py --transformers PYTHON [--only KIND]
 
-PYTHON is an interpreter with torch and transformers, which edgespec itself never needs; as a step of `make acceptance`
-it is named by EDGESPEC_TRANSFORMERS_PYTHON. Each kind of model is made there with random weights, exported here, and
-run by llama.cpp on the float32 GGUF.
+PYTHON is an interpreter with torch and transformers, which edgespec itself never needs; as a step of
+`make acceptance` it is named by EDGESPEC_TRANSFORMERS_PYTHON. Each kind of model is made there with random weights,
+exported here, and run by llama.cpp on the float32 GGUF.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Runs in a Python that has torch and transformers (4.51 or newer), and imports no
 
     python scripts/transformers_reference.py KIND FOLDER
 
-writes the model as ``save_pretrained`` does, tokens.npy (int64, positions) and logits.npy (float32, positions x rows).
+writes the model as ``save_pretrained`` does, tokens.npy (int64, positions), logits.npy (float32, positions x rows).
 """
 
 from __future__ import annotations

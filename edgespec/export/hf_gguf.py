@@ -56,10 +56,10 @@ def export_from_folder(
 ) -> Mapping[str, Any]:
     """Write the model in the folder ``source`` to ``folder``/model.gguf; returns its manifest.
 
-    With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and every bit of their values; otherwise they
-    are quantised to that format, on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF. ``folder``
-    appears whole or not at all; an earlier artefact there is replaced, anything else refused. A tensor is read in
-    pieces of some megabytes, so memory does not grow with the model.
+    With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and every bit of their values; otherwise
+    they are quantised to that format, on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF.
+    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused. A tensor is
+    read in pieces of some megabytes, so memory does not grow with the model.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted here,
     DiskSpaceError, CancelledError, EdgespecError if ``folder`` cannot be written.

@@ -55,10 +55,8 @@ def byte_level_name(normalizer: Any, pre_tokenizer: Any, *, ignore_merges: bool)
 
 
 def _steps(value: Any) -> tuple[_Step, ...] | None:
-    if isinstance(value, dict) and value.get("type") == "Sequence":
-        value = value.get("pretokenizers")
-    else:
-        value = [value]
+    sequence = isinstance(value, dict) and value.get("type") == "Sequence"
+    value = value.get("pretokenizers") if sequence else [value]
     if not isinstance(value, list):
         return None
     found = [_step(each) for each in value]

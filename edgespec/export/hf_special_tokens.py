@@ -18,7 +18,7 @@ _MOST_TEMPLATE_BYTES = 1 << 20  # of one value in a GGUF header; real ones stay 
 # Names in transformers, and in the keys of a GGUF.
 _NAMES: Mapping[str, str] = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
-# How chat models end a turn. A model whose end of sequence is another token has two, and llama.cpp a key for the other.
+# How chat models end a turn. A model whose end of sequence is another token has two, and llama.cpp a key for that.
 _TURN_ENDS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|end|>", "<turn|>"})
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a safetensors folder under the names, shapes and orders that llama.cpp expects: planned, then streamed."""
+"""Tensors of a safetensors folder under the names, shapes and orders llama.cpp expects: planned, then streamed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A Hugging Face tokenizer.json in, the tokenizer of a GGUF out: two kinds of byte-pair encoding.
 
 Over bytes (GPT-2 and after) a GGUF holds tokens and merges as the file does. Over characters with bytes as a fallback
-(SentencePiece) llama.cpp merges by the scores of the pieces instead (Kudo and Richardson, 2018); they are made from the
-order of the merges.
+(SentencePiece) llama.cpp merges by the scores of the pieces instead (Kudo and Richardson, 2018); they are made from
+the order of the merges.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_TOKEN_CHARACTERS = 4096  # the longest known are runs of some hundred spac
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 _BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-# Added tokens that nobody declared as special and that are never text: markers of chats, files and gaps, and rows kept
-# free. llama.cpp's own converter takes them for control tokens as well.
+# Added tokens that nobody declared as special and that are never text: markers of chats, files and gaps, and rows
+# kept free. llama.cpp's own converter takes them for control tokens as well.
 _MARKER = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
@@ -81,8 +81,9 @@ class Vocabulary:
 def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     """The tokenizer of ``folder`` for a model whose embedding has ``rows`` rows.
 
-    Ids without a token become unused tokens; added tokens behind the last row, which the model cannot read, are left
-    out. Raises ModelFileError for malformed files, InvalidRequestError for a tokenizer that llama.cpp has no equal of.
+    Ids without a token become unused tokens; added tokens behind the last row, which the model cannot read, are
+    left out. Raises ModelFileError for malformed files, InvalidRequestError for a tokenizer that llama.cpp has no
+    equal of.
     """
     path = folder / TOKENIZER
     if not path.exists() and (folder / "tokenizer.model").exists():

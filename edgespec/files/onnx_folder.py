@@ -26,7 +26,8 @@ from .artefact_folder import (
     show,
 )
 from .gguf import GgufHeader, read_header
-from .onnx_walk import FLOAT, INT32, INT64, Initializer, OnnxGraph, ValueInfo, walk_model
+from .onnx_interface import CACHES, KEPT_IDS, SHARED, check_interface
+from .onnx_walk import INT64, Initializer, OnnxGraph, walk_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +47,6 @@ __all__ = [
 ONNX_KIND = "onnx-model"
 GRAPH_NAME, DATA_NAME, TOKENIZER_NAME = "model.onnx", "model.onnx.data", "tokenizer.gguf"
 _FILES = (GRAPH_NAME, DATA_NAME, TOKENIZER_NAME)
-
-KEPT_IDS = "kept_ids"  # the output with the token of each row of a trimmed head
 
 # Ours is some kB per layer, under 1 MB in all; a graph that brings its weights along is not meant to pass.
 _LARGEST_GRAPH_BYTES = 4 << 20
@@ -73,7 +72,8 @@ class OnnxArtefact:
     (kept,), ascending, the source token of each row of a trimmed head; None where the head has all
     ``vocabulary_size`` rows. ``identity`` names the content as the manifest states it. ``weight_bytes`` counts each
     byte of weights once, ``bytes_per_forward`` those that a forward of width 1 reads. ``static_cache`` is the fixed
-    length of the cache of a graph of fixed shape, None where the cache may have any length.
+    length of the cache of a graph of fixed shape, None where the cache may have any length. ``cache`` tells how the
+    graph takes and gives its cache: one of ``onnx_interface.CACHES``.
     """
 
     folder: Path
@@ -94,6 +94,7 @@ class OnnxArtefact:
     weight_bytes: int
     bytes_per_forward: int
     static_cache: int | None
+    cache: str
 
     @property
     def data_path(self) -> Path:
@@ -158,9 +159,10 @@ def read_onnx_folder(folder: Path) -> OnnxArtefact:
         weight_bytes=sum(ranges.values()),
         bytes_per_forward=_read_bytes(graph, ranges),
         static_cache=_optional_count(folder, manifest, "static_cache"),
+        cache=_cache(folder, manifest),
     )
     _check_manifest_agrees(artefact)
-    _check_interface(artefact, graph)
+    check_interface(artefact, graph)
     return artefact if artefact.kept is None else replace(artefact, ids=_ids(artefact, graph))
 
 
@@ -192,6 +194,13 @@ def _optional_count(folder: Path, manifest: Mapping[str, Any], name: str) -> int
     if type(value) is not int or value < 1:
         raise bad_file(folder / MANIFEST_NAME, f"{name} is {show(value)}, not a count")
     return value
+
+
+def _cache(folder: Path, manifest: Mapping[str, Any]) -> str:
+    value = manifest.get("cache", SHARED)
+    if value not in CACHES:
+        raise bad_file(folder / MANIFEST_NAME, f"cache is {show(value)}, not one of {', '.join(CACHES)}")
+    return str(value)
 
 
 def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
@@ -261,46 +270,6 @@ def _read_bytes(graph: OnnxGraph, ranges: Mapping[tuple[int, int] | str, int]) -
             if name in graph.initializers and use not in _LOOKUPS and use not in _UNREAD:
                 read.add(_key(graph.initializers[name]))
     return sum(ranges[key] for key in read)
-
-
-def _check_interface(artefact: OnnxArtefact, graph: OnnxGraph) -> None:
-    """The graph's inputs and outputs must be exactly those the runtime binds; a symbolic length is None."""
-    capacity = artefact.static_cache
-    cache = (FLOAT, (1, artefact.head_count_kv, capacity, artefact.key_length))
-    inputs: dict[str, tuple[int, tuple[int | None, ...]]] = {
-        "input_ids": (INT64, (1, None)),
-        "seqlens_k": (INT32, (1,)),
-        "total_sequence_length": (INT32, ()),
-        "first_row": (INT64, (1,)),
-    }
-    outputs: dict[str, tuple[int, tuple[int | None, ...]]] = {"logits": (FLOAT, (1, None, artefact.rows))}
-    for layer in range(artefact.block_count):
-        for part in ("key", "value"):
-            inputs[f"past_key_values.{layer}.{part}"] = cache
-            outputs[f"present.{layer}.{part}"] = cache
-    if artefact.kept is not None:
-        outputs[KEPT_IDS] = (INT64, (artefact.kept,))
-    if artefact.key_length != artefact.value_length:
-        raise bad_file(artefact.graph_path, "keys and values of different lengths are not supported")
-    _compare(artefact.graph_path, "input", graph.inputs, inputs)
-    _compare(artefact.graph_path, "output", graph.outputs, outputs)
-
-
-def _compare(
-    path: Path,
-    what: str,
-    found: Mapping[str, ValueInfo],
-    wanted: Mapping[str, tuple[int, tuple[int | None, ...]]],
-) -> None:
-    for name in sorted(wanted.keys() ^ found.keys()):
-        raise bad_file(path, f"it has no {what} {name}" if name in wanted else f"it has an {what} {show(name)} too")
-    for name, (kind, shape) in wanted.items():
-        value = found[name]
-        if value.kind != kind or len(value.shape) != len(shape):
-            raise bad_file(path, f"its {what} {name} has another type or number of dimensions than it should")
-        for have, want in zip(value.shape, shape, strict=True):
-            if have != want:
-                raise bad_file(path, f"its {what} {name} has the shape {show(str(value.shape))} instead of {shape}")
 
 
 def _ids(artefact: OnnxArtefact, graph: OnnxGraph) -> NDArray[np.int32]:

@@ -28,7 +28,8 @@ from edgespec.files.gguf import GgufHeader
 from edgespec.files.onnx_folder import OnnxArtefact
 from edgespec.runtimes import onnx_providers
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
-from edgespec.runtimes.onnx_session import OnnxContext, OnnxSettings, OnnxWeights, StopFlag, load_weights
+from edgespec.runtimes.onnx_contexts import OnnxContext, open_context
+from edgespec.runtimes.onnx_session import OnnxSettings, OnnxWeights, StopFlag, load_weights
 from edgespec.runtimes.trimmed_rows import TrimmedRows
 from edgespec.runtimes.worker_thread import WorkerThread
 
@@ -183,7 +184,7 @@ class OnnxSequence:
         self._vocabulary_size = artefact.vocabulary_size
         self._kept: IdArray | None = None if artefact.ids is None else artefact.ids.astype(np.int64)
         self._stop = StopFlag(weights)
-        self._native = OnnxContext(weights, context_length, model.settings.pad_to, self._stop)
+        self._native = open_context(weights, context_length, model.settings.pad_to, self._stop)
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
         self._worker = WorkerThread("edgespec-onnx", _raiser(self._stop))
         # Runs at garbage collection and at interpreter exit alike: ends the forward in flight, then frees.

@@ -1,9 +1,4 @@
-"""What a Sequence asks of ONNX Runtime: a session made with care, and forwards over buffers that stay in place.
-
-Keys and values live in arrays of the context's full length, bound as past and as present alike: attention writes new
-rows where they belong, nothing is copied, and what lies behind the length it is told does not exist for it. So a
-rewind is a smaller number.
-"""
+"""What a model asks of ONNX Runtime: a session made with care, and a flag that ends what runs on it."""
 
 from __future__ import annotations
 
@@ -14,24 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgespec.decoding.contracts import IdArray, LogitsArray
 from edgespec.errors import (
-    CancelledError,
-    ClosedError,
-    ForwardError,
     MemoryLimitError,
     ModelFileError,
     RuntimeUnavailableError,
 )
 from edgespec.files.onnx_folder import OnnxArtefact
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.onnx_providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.worker_thread import WorkerThread
 
-__all__ = ["OnnxContext", "OnnxSettings", "OnnxWeights", "StopFlag", "load_weights"]
+__all__ = ["OnnxSettings", "OnnxWeights", "StopFlag", "load_weights", "said"]
 
 # What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
 _LOG_FATAL_ONLY = 4
@@ -135,17 +122,17 @@ def load_weights(
     )
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """A native message in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST_SAID else f"{text[:_LONGEST_SAID]}..."
 
 
 def _load_error(error: Exception, artefact: OnnxArtefact, provider: Provider) -> Exception:
-    said = _said(error)
-    if isinstance(error, MemoryError) or any(sign in said for sign in _OUT_OF_MEMORY):
+    reason = said(error)
+    if isinstance(error, MemoryError) or any(sign in reason for sign in _OUT_OF_MEMORY):
         return MemoryLimitError(
-            f"ONNX Runtime found no memory for {artefact.folder.name}: {said}",
+            f"ONNX Runtime found no memory for {artefact.folder.name}: {reason}",
             needed_bytes=None,
             available_bytes=None,
             hint="try a smaller model, or close what else runs here",
@@ -153,11 +140,11 @@ def _load_error(error: Exception, artefact: OnnxArtefact, provider: Provider) ->
     if provider.provider == CPU:
         return ModelFileError(
             artefact.graph_path,
-            f"ONNX Runtime could not load it: {said}",
+            f"ONNX Runtime could not load it: {reason}",
             hint="export it again with `edgespec export`",
         )
     return RuntimeUnavailableError(
-        f"{provider.name} could not load {artefact.folder.name}: {said}", hint="the device `cpu` runs every model"
+        f"{provider.name} could not load {artefact.folder.name}: {reason}", hint="the device `cpu` runs every model"
     )
 
 
@@ -177,95 +164,3 @@ class StopFlag:
     def set(self, raised: bool) -> None:
         self.raised = raised
         self.step_options.terminate = self.prefill_options.terminate = raised
-
-
-class OnnxContext:
-    """One cache and the buffers of its forwards, bound to a session that other contexts use as well.
-
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
-    """
-
-    def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
-        self._weights: OnnxWeights | None = weights
-        self._pad_to = pad_to
-        self._stop = stop
-        artefact = weights.artefact
-        # The padding behind the last token needs a place as well.
-        capacity = artefact.static_cache or context_length + pad_to - 1
-        self._cache_shape = [1, artefact.head_count_kv, capacity, artefact.key_length]
-        names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
-        try:
-            # Zeros, in pages that take no memory before they are written.
-            self._caches = {name: np.zeros(self._cache_shape, dtype=np.float32) for name in names}
-            self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
-        except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
-            raise MemoryLimitError(
-                f"there is no memory for a context of {context_length} tokens",
-                needed_bytes=capacity * artefact.kv_bytes_per_token,
-                available_bytes=None,
-                hint="try a smaller --context",
-            ) from error
-        self._ids = np.zeros(PREFILL_CHUNK_TOKENS, dtype=np.int64)
-        self._last_position = np.zeros(1, dtype=np.int32)
-        self._total_length = np.zeros((), dtype=np.int32)
-        self._first_row = np.zeros(1, dtype=np.int64)
-        self._binding: Any = weights.session.io_binding()
-        for name, array in self._caches.items():
-            self._bind_output(f"present.{name}", array, self._cache_shape)
-        self._bind_lasting_inputs()
-
-    def _bind_input(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
-        self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-
-    def _bind_output(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
-        self._binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-
-    def _bind_lasting_inputs(self) -> None:
-        """Everything whose place and shape stay what they are."""
-        self._bind_input("seqlens_k", self._last_position, [1])
-        self._bind_input("total_sequence_length", self._total_length, [])
-        self._bind_input("first_row", self._first_row, [1])
-        for name, array in self._caches.items():
-            self._bind_input(f"past_key_values.{name}", array, self._cache_shape)
-
-    def decode(self, ids: IdArray, position: int, rows: int) -> int:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
-
-        Whatever happens, the cache before ``position`` stays as it is. Raises CancelledError, ForwardError,
-        ClosedError.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ClosedError("this sequence is closed")
-        size = len(ids)
-        fed = max(size, self._pad_to)
-        # The output head is a product like any other: a row that counts has company. One at least must be computed.
-        scored = max(rows, self._pad_to) if rows else 1
-        self._ids[:size] = ids
-        self._ids[size:fed] = ids[-1]
-        self._total_length[...] = position + fed
-        self._last_position[0] = position + fed - 1
-        self._first_row[0] = fed - scored
-        self._bind_input("input_ids", self._ids, [1, fed])
-        self._bind_output("logits", self._logits, [1, scored, self._logits.shape[1]])
-        if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
-            self._bind_lasting_inputs()
-        options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
-        try:
-            with weights.turn:
-                weights.session.run_with_iobinding(self._binding, options)
-        except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
-            if self._stop.raised:
-                raise CancelledError("the forward was cancelled") from None
-            raise ForwardError(f"ONNX Runtime's forward failed: {_said(error)}") from error
-        return (size - rows) - (fed - scored)
-
-    def row(self, index: int) -> LogitsArray:
-        """A view of one row of the scores: float32 (rows of the head,)."""
-        row: LogitsArray = self._logits[index]
-        return row
-
-    def free(self) -> None:
-        """Let go of the cache and of the session. Idempotent."""
-        self._binding = self._weights = None
-        self._caches = {}

@@ -17,8 +17,8 @@ from tests.export.hf_models import ROWS, random_config
 from tests.support.hf_folder import METASPACE_NORMALIZER, write_byte_level_tokenizer
 
 STRANGE: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, 1e308, "", "x", "\ud800", "\0", [], {}, [[]], [None], {"type": []},
-    {"type": "Sequence"}, {"": {}}, "x" * 5000, [1] * 5000,
+    None, True, 0, -1, 1, 2**31, 2**70, 0.5, -1e308, 1e308, "", "x", "\ud800", "\0", [], {}, [[]], [None],
+    {"type": []}, {"type": "Sequence"}, {"": {}}, "x" * 5000, [1] * 5000,
 )  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3",
@@ -92,7 +92,9 @@ def test_a_replaced_value_is_an_error_of_ours_or_harmless(
     path = data.draw(st.sampled_from(places(document)))
     value = data.draw(st.sampled_from(STRANGE))
     (tmp_path / name).write_text(json.dumps(replaced(document, path, value)))
+    refusal = None
     try:
         read(tmp_path)
     except EdgespecError as error:
-        assert len(error.message) < 600 + len(str(tmp_path))
+        refusal = error
+    assert refusal is None or len(refusal.message) < 600 + len(str(tmp_path))

@@ -1,4 +1,4 @@
-"""A source with any byte of its header flipped, cut anywhere, or announcing anything: an error of ours, or a result."""
+"""A source with a byte of its header flipped, cut anywhere, or announcing anything: an error of ours, or a result."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ CHECK_S = 10.0
 
 def export(source: Path, folder: Path) -> bool:
     """Whether the source was exported, as the command does it; what is not of ours goes through."""
-    started = time.perf_counter()
+    started, refusal = time.perf_counter(), None
     try:
         header = read_header(source)
         kept = kept_ids({270: 3, 265: 2}, ROWS, always_kept(header), vocabulary_size=header.vocabulary_size)
         export_trimmed(source, folder / "trimmed", name="x", sha256=None, kept=kept)
         export_whole(source, folder / "whole", name="x", sha256=None)
     except EdgespecError as error:
-        assert error.message
+        refusal = error
+    assert time.perf_counter() - started < CHECK_S
+    if refusal is not None:
+        assert refusal.message
         assert list(folder.glob(".*")) == []
         return False
-    finally:
-        assert time.perf_counter() - started < CHECK_S
     with contextlib.suppress(EdgespecError):  # nonsense that could be copied may still be refused by who reads it
         read_artefact(folder / "trimmed")
     shutil.rmtree(folder)

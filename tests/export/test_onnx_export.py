@@ -171,7 +171,7 @@ def test_a_full_disk_says_so_before_anything_is_written(
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "source.gguf", poison=True)
     for quant in ("keep", "q4"):
-        with pytest.raises(ModelFileError, match="ffn_up.weight holds weights that are no finite numbers"):
+        with pytest.raises(ModelFileError, match=r"ffn_up\.weight holds weights that are no finite numbers"):
             export(source, tmp_path / "out", quant=quant)
     assert names(tmp_path) == ["source.gguf"]
 

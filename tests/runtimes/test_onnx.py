@@ -29,7 +29,7 @@ from edgespec.errors import (
 )
 from edgespec.export.onnx_export import export_onnx
 from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes import onnx_session
+from edgespec.runtimes import onnx_shared
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
 from edgespec.runtimes.onnx_providers import load
@@ -353,7 +353,7 @@ def test_a_cache_that_does_not_fit_is_a_sentence(model: OnnxModel, monkeypatch: 
     def refuse(*_arguments: object, **_keywords: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(onnx_session.np, "zeros", refuse)
+    monkeypatch.setattr(onnx_shared.np, "zeros", refuse)
     threads = threading.active_count()
     with pytest.raises(MemoryLimitError) as raised:
         model.open(1000)

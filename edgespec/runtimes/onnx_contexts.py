@@ -1,0 +1,41 @@
+"""The cache and the forwards that a graph of each kind needs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgespec.decoding.contracts import IdArray, LogitsArray
+from edgespec.files.onnx_interface import SHARED
+from edgespec.runtimes.onnx_session import OnnxWeights, StopFlag
+from edgespec.runtimes.onnx_shared import SharedContext
+
+__all__ = ["OnnxContext", "open_context"]
+
+
+class OnnxContext(Protocol):
+    """One cache and the buffers of its forwards, over a session that other contexts use as well.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    """
+
+    def decode(self, ids: IdArray, position: int, rows: int) -> int:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+
+        Positions before ``position`` were fed before, later ones are forgotten. Whatever happens, the cache before
+        ``position`` stays as it is. At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError,
+        ForwardError, ClosedError.
+        """
+
+    def row(self, index: int) -> LogitsArray:
+        """A view of one row of the last decode's scores: float32 (rows of the head,)."""
+
+    def free(self) -> None:
+        """Let go of the cache and of the session. Idempotent."""
+
+
+def open_context(weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> OnnxContext:
+    """An empty cache for ``context_length`` tokens; forwards have at least ``pad_to``. Raises MemoryLimitError."""
+    return _CONTEXTS[weights.artefact.cache](weights, context_length, pad_to, stop)
+
+
+_CONTEXTS = {SHARED: SharedContext}
