@@ -30,11 +30,14 @@ class WorkerThread:
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Hand ``job`` over without waiting. Raises ClosedError after ``close``."""
         future: Future[T] = Future()
+        self._hand_over(job, future)
+        return future
+
+    def _hand_over(self, job: Callable[[], T], future: Future[T]) -> None:
         with self._lock:
             if self._closed:
                 raise ClosedError("this sequence is closed")
             self._jobs.put((job, future))
-        return future
 
     def run(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
@@ -44,11 +47,13 @@ class WorkerThread:
         """
         if threading.current_thread() is self._thread:
             return job()
-        future = self.submit(job)
+        future: Future[T] = Future()
         try:
+            # In here: an interrupt may come between the job's start and the wait for it.
+            self._hand_over(job, future)
             return future.result()
         except BaseException:
-            if not future.done():
+            if not future.cancel() and not future.done():
                 self._on_interrupt()
                 future.exception()
             raise

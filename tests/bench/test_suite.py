@@ -159,6 +159,7 @@ FROZEN = {
     "ours": "3df61e00f4b31e86076e8d254bca83dedd5f3db73fa03923b500e70d5e72dcab",
     "long-prompts": "8244db2aa5976e120dae0dce358f04b265f925aea2b17f277c87553bc571ba44",
     "verify": "5a0d259f8f7d98a7b97215d21bd0439adc88f6e58bd48c4094d0d316a3cf3696",
+    "calibration": "4844a48a438a897298dce9f15a278c8e637203195a60ba1d824713321ebd77c5",
 }
 
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError as FutureCancelledError
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,47 @@ def test_an_interrupted_wait_tells_the_job_to_end_and_waits_for_it(
     assert interrupted.count == 1
     assert len(ended) == 1  # not still at work when the caller goes on
     assert worker.run(lambda: 1) == 1
+
+
+def test_an_interrupt_between_the_start_and_the_wait_ends_the_job_too(
+    worker: WorkerThread, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, ended = threading.Event(), list[int]()
+    hand_over = WorkerThread._hand_over
+
+    def interrupted_hand_over(*arguments: Any) -> None:
+        hand_over(*arguments)
+        assert started.wait(WAIT_S)
+        raise KeyboardInterrupt
+
+    def job() -> None:
+        started.set()
+        assert interrupted.happened.wait(WAIT_S)
+        ended.append(1)
+
+    monkeypatch.setattr(WorkerThread, "_hand_over", interrupted_hand_over)
+    with pytest.raises(KeyboardInterrupt):
+        worker.run(job)
+    assert (interrupted.count, ended) == (1, [1])
+
+
+def test_an_interrupt_before_its_turn_takes_the_job_back(
+    worker: WorkerThread, interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, ran = hold(worker), list[int]()
+    hand_over = WorkerThread._hand_over
+
+    def interrupted_hand_over(*arguments: Any) -> None:
+        hand_over(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerThread, "_hand_over", interrupted_hand_over)
+        with pytest.raises(KeyboardInterrupt):
+            worker.run(lambda: ran.append(1))
+    release.set()
+    assert worker.run(lambda: "alive") == "alive"
+    assert (interrupted.count, ran) == (0, [])  # what another caller waits for goes on
 
 
 def test_close_finishes_what_was_handed_over(interrupted: Interrupted) -> None:

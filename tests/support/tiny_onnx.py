@@ -61,7 +61,8 @@ def write_tiny_model(
 
     ``quant`` is the ggml type of its matrices, ``head_quant`` that of the head (and of a tied embedding);
     ``rope_factors`` is the first of rising divisors of its angles. ``extra`` are keys more, without the
-    architecture's name; with ``poison`` one weight is no number. A ``dequantised`` model has the weights of the same model without that, as F32.
+    architecture's name; with ``poison`` one weight is no number. A ``dequantised`` model has the weights of the same
+    model without that, as F32.
     """
     if head_length is None:  # llama.cpp knows no Qwen 2 whose heads have another width than the embedding divided
         head_length = width // _HEADS if architecture == "qwen2" else _HEAD_LENGTH
