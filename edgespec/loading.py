@@ -15,7 +15,6 @@ from edgespec.locate import LocatedModel, Locator
 from edgespec.opening import (
     LoadedModel,
     ModelSettings,
-    choose_device,
     choose_threads,
     drafter_settings,
     memory_needed,
@@ -91,7 +90,8 @@ def load_parts(
         context_length=context_length,
         sources=source_names(profile, drafter),
         drafter_model=None if drafter is None else drafter.name,
-        drafter_device="cpu" if drafter is None else choose_device(profile.draft_device, drafter.weight_bytes),
+        drafter_runtime="llama" if drafter is None else drafter.runtime,
+        drafter_device="cpu" if drafter is None else drafter_settings(profile, settings.threads, drafter).device,
         drafter_off=drafter_off,
     )
     store = Measurements(place.measurements, machine.fingerprint, machine.power_source)

@@ -44,6 +44,11 @@ class LocatedModel:
         return self.header.tensor_bytes if self.onnx is None else self.onnx.weight_bytes
 
     @property
+    def runtime(self) -> str:
+        """The runtime that opens it."""
+        return "llama" if self.onnx is None else "onnx"
+
+    @property
     def tokenizer_path(self) -> Path:
         """The GGUF with the vocabulary."""
         return self.header.path

@@ -340,6 +340,7 @@ class Session:
             lost = [] if plan.drafter_off is None else [f"no model drafter: {plan.drafter_off}"]
             return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
         reasons = [self._policy.why_off(drafter.kind) for drafter in self._engine.drafters]
+        reasons += [] if self._drafts is None else self._drafts.silences.values()
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
 
     def _settle_forgotten(self) -> None:

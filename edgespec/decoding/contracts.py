@@ -361,6 +361,15 @@ class DraftState(Protocol):
         """Idempotent."""
 
 
+@runtime_checkable
+class ExplainsSilence(Protocol):
+    """A DraftState that may have a reason of its own to propose nothing for a while."""
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why it proposed nothing when last asked; None if it may."""
+
+
 class Drafter(Protocol):
     """Something that proposes tokens; shared by sessions. Loads what it needs at its first proposal."""
 

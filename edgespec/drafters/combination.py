@@ -17,6 +17,7 @@ from edgespec.decoding.contracts import (
     Drafter,
     DraftRequest,
     DraftState,
+    ExplainsSilence,
     Outcome,
     Proposal,
 )
@@ -75,6 +76,12 @@ class CombinationState:
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
         self.policy = policy
         self.failures: dict[str, str] = {}
+
+    @property
+    def silences(self) -> dict[str, str]:
+        """Reasons of drafters, by kind, that are on and have nothing to say of the latest text."""
+        parts = ((kind, state.silent_because) for kind, state in self._parts if isinstance(state, ExplainsSilence))
+        return {kind: reason for kind, reason in parts if reason is not None}
 
     def lag(self, context: Context) -> int:
         return min((state.lag(context) for _, state in self._parts), default=0)

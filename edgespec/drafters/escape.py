@@ -40,6 +40,9 @@ ESCAPE_MISSED = 9
 RETURN_MISSED = 3
 
 
+_NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
+
+
 class EscapeDrafter:
     """Drafts with ``trimmed``, and with ``whole`` (None: with nobody) while the trimmed head lacks what is written.
 
@@ -89,6 +92,17 @@ class EscapeState:
     @property
     def free(self) -> bool:
         return self._trimmed.free
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why nobody drafts the latest text; None while somebody can."""
+        if not self.escaped:
+            return None
+        if self.failure is not None:
+            return f"{_NOT_ITS_TEXT}, and the untrimmed drafter failed: {self.failure}"
+        return (
+            f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store" if self._start_whole is None else None
+        )
 
     def lag(self, context: Context) -> int:
         speaking = self._speaking(context)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 from collections import Counter
@@ -34,7 +33,7 @@ from edgespec.export.gguf_parts import (
     tokenizer_parts,
 )
 from edgespec.export.quantize import find_quant, most_bytes, requantize
-from edgespec.export.staging import check_replaceable, staged_folder
+from edgespec.export.staging import check_replaceable, staged_folder, trim_notes
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf import read_header
 from edgespec.files.gguf_types import GgufHeader
@@ -98,7 +97,7 @@ def export_trimmed(
     """
     header = read_header(source)
     ids = check_kept(np.asarray(kept), header.vocabulary_size)
-    trim = _trim(notes)
+    trim = trim_notes(notes)
     files = _trimmed_files(header, ids)
     with _staged(header, folder, quant, _total_bytes(files)) as stage:
         model = _requantised(header, stage, quant, threads, progress, cancelled)
@@ -143,7 +142,7 @@ def export_whole(
     Arguments and errors are those of ``export_trimmed``.
     """
     header = read_header(source)
-    trim = _trim(notes)
+    trim = trim_notes(notes)
     files: _Files = {MODEL: [Span(0, header.file_bytes)]} if quant == KEEP else {}
     with _staged(header, folder, quant, _total_bytes(files)) as stage:
         model = _requantised(header, stage, quant, threads, progress, cancelled)
@@ -282,16 +281,6 @@ def _provenance(
         "licence": licence,
         "tools": tools,
     }
-
-
-def _trim(notes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of the manifest that ``notes`` are, as it will be read back."""
-    if notes is None:
-        return {}
-    try:
-        return {"trim": json.loads(json.dumps(notes, allow_nan=False))}
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"the notes for the manifest are no plain JSON: {error}") from error
 
 
 def _tensor_types(header: GgufHeader) -> dict[str, int]:

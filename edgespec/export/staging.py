@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from edgespec.files.atomic import remove_stale_temporaries, sync_folder, tempora
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.manifest import MANIFEST_NAME
 
-__all__ = ["KINDS", "check_replaceable", "staged_folder"]
+__all__ = ["KINDS", "check_replaceable", "staged_folder", "trim_notes"]
 
 KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # of the artefacts that export writes into a folder
 
@@ -118,3 +118,13 @@ def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
         raise EdgespecError(
             f"{folder} cannot be written: {error.strerror or error}", hint="give another folder with -o"
         ) from error
+
+
+def trim_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The part of the manifest that ``notes`` are, as it will be read back."""
+    if notes is None:
+        return {}
+    try:
+        return {"trim": json.loads(json.dumps(notes, allow_nan=False))}
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the notes for the manifest are no plain JSON: {error}") from error

@@ -48,6 +48,7 @@ class Wish:
     context_length: int
     sources: tuple[str, ...]
     drafter_model: str | None = None
+    drafter_runtime: str = "llama"
     drafter_device: str = "cpu"
     drafter_off: str | None = None
     plain_because: str | None = None
@@ -135,7 +136,7 @@ def make_plan(
         drafter = PlannedDrafter(
             kind="+".join(sources),
             model=wish.drafter_model if with_model else None,
-            runtime=target.runtime if with_model else None,
+            runtime=wish.drafter_runtime if with_model else None,
             device=wish.drafter_device if with_model else None,
         )
     return Plan(

@@ -135,6 +135,18 @@ def test_cancel_passes_through_and_turns_nothing_off() -> None:
     assert state.failures == {}
 
 
+def test_a_part_may_say_why_it_is_silent() -> None:
+    class Silent(Part):
+        silent_because: str | None = "not my language"
+
+    silent = Silent("model", None)
+    state = combined(("lookup", Part("lookup", 1)), ("model", silent), lookup=1, model=1)
+    assert state.silences == {"model": "not my language"}
+    silent.silent_because = None
+    assert state.silences == {}
+    assert state.failures == {}
+
+
 def test_a_bug_is_not_swallowed() -> None:
     def broken(tokens: list[int], depth: int) -> list[int]:
         raise ZeroDivisionError

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, DraftState, Outcome, Proposal
+from edgespec.decoding.contracts import (
+    NOTHING,
+    Context,
+    DraftRequest,
+    DraftState,
+    ExplainsSilence,
+    Outcome,
+    Proposal,
+)
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.escape import (
     ESCAPE_MISSED,
@@ -255,6 +263,24 @@ def test_a_cancellation_is_no_failure() -> None:
     with pytest.raises(CancelledError):
         state.propose(text(20), 2)
     assert state.failure is None
+
+
+def test_why_nobody_drafts_is_said() -> None:
+    alone = started(says(1), None)
+    assert isinstance(alone, ExplainsSilence)
+    assert alone.silent_because is None
+    alone.propose(text(20), 1)
+    assert alone.silent_because is not None
+    assert "is not in the store" in alone.silent_because
+    alone.propose(text(0), 1)
+    assert alone.silent_because is None
+    both = started(says(1), says(2))
+    both.propose(text(20), 1)
+    assert both.silent_because is None
+    failing = started(says(1), Raising(MemoryLimitError("no room", needed_bytes=None, available_bytes=None)))
+    failing.propose(text(20), 1)
+    assert failing.silent_because is not None
+    assert failing.silent_because.endswith("the untrimmed drafter failed: no room")
 
 
 def test_cancel_and_close_reach_whoever_was_started() -> None:

@@ -168,13 +168,14 @@ def test_near_is_never_chosen_unasked() -> None:
 
 
 def test_a_model_drafter_is_named() -> None:
-    made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", drafter_device="gpu1")
+    drafter_at: dict[str, Any] = {"drafter_runtime": "onnx", "drafter_device": "gpu1"}
+    made = plan(stable_to(4), sources=("lookup", "model"), drafter_model="small", **drafter_at)
     assert made.drafter is not None
     drafter = made.drafter
     assert (drafter.kind, drafter.model, drafter.runtime, drafter.device) == (
         "lookup+model",
         "small",
-        "llama",
+        "onnx",
         "gpu1",
     )
 
