@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -21,12 +20,13 @@ from edgespec.files.store import Store
 from edgespec.planning.devices import DeviceReport, list_devices
 from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine
 from edgespec.planning.machine_store import load_bandwidth
+from edgespec.runtimes import onnx_providers
 from edgespec.runtimes.llama_library import INSTALL_HINT, load
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
 _PROBES = {
     "llama": "from edgespec.runtimes.llama_library import load; load()",
-    "onnx": "import onnxruntime",
+    "onnx": "from edgespec.runtimes.onnx_providers import list_devices; list_devices()",
 }
 _PROBE_TIMEOUT_S = 60.0
 _GIB = 2**30
@@ -98,11 +98,12 @@ def _llama(devices: DeviceReport) -> dict[str, Any]:
 
 
 def _onnx(devices: DeviceReport) -> dict[str, Any]:
-    """ONNX Runtime is looked for and not used yet, so its absence is no problem and needs no hint."""
-    found = _runtime("onnx", devices, hint=None)
-    if found["available"]:
-        found["version"] = getattr(importlib.import_module("onnxruntime"), "__version__", None)
-    return found
+    """ONNX Runtime is only for those who export models to it: that it is missing is no problem."""
+    found = _runtime("onnx", devices, hint=onnx_providers.INSTALL_HINT)
+    if not found["available"]:
+        return {**found, "broken_plugins": {}}
+    library, broken = onnx_providers.load(), onnx_providers.broken_plugins()
+    return {**found, "version": library.version, "build": library.build, "broken_plugins": dict(broken)}
 
 
 def _bandwidth(place: Home, machine: Machine) -> dict[str, Any]:
@@ -171,10 +172,13 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
         print(f"llama.cpp  missing: {llama['reason']}")
         print(f"           {llama['hint']}")
     if onnx["available"]:
-        print(f"onnx       found: onnxruntime {onnx['version'] or 'of unknown version'}; not used yet")
+        print(f"onnx       works: onnxruntime {onnx['version']} (build {onnx['build']})")
         _print_devices(onnx["devices"])
+        for plugin, reason in onnx["broken_plugins"].items():
+            print(f"  plugin   {plugin} cannot be used: {reason}")
     else:
-        print(f"onnx       missing: {onnx['reason']}; not used yet")
+        print(f"onnx       missing: {onnx['reason']}; only exported ONNX models need it")
+        print(f"           {onnx['hint']}")
 
 
 def _print_devices(devices: list[dict[str, Any]]) -> None:

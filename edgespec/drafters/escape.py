@@ -100,9 +100,9 @@ class EscapeState:
             return None
         if self.failure is not None:
             return f"{_NOT_ITS_TEXT}, and the untrimmed drafter failed: {self.failure}"
-        return (
-            f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store" if self._start_whole is None else None
-        )
+        if self._start_whole is None:
+            return f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store"
+        return None
 
     def lag(self, context: Context) -> int:
         speaking = self._speaking(context)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes import llama_library
+from edgespec.runtimes import llama_library, onnx_providers
 
 DeviceKind = Literal["cpu", "gpu", "npu", "other"]
 
@@ -90,46 +88,12 @@ def _llama_devices() -> list[Device]:
     ]
 
 
-# OpenVINO, Core ML and NNAPI choose among processor, GPU and NPU by themselves, so their kind is not known.
-_PROVIDERS: Mapping[str, tuple[str, DeviceKind]] = {
-    "CPUExecutionProvider": ("cpu", "cpu"),
-    "XnnpackExecutionProvider": ("XNNPACK", "cpu"),
-    "DnnlExecutionProvider": ("oneDNN", "cpu"),
-    "CUDAExecutionProvider": ("CUDA", "gpu"),
-    "TensorrtExecutionProvider": ("TensorRT", "gpu"),
-    "NvTensorRTRTXExecutionProvider": ("TensorRT-RTX", "gpu"),
-    "ROCMExecutionProvider": ("ROCm", "gpu"),
-    "MIGraphXExecutionProvider": ("MIGraphX", "gpu"),
-    "DmlExecutionProvider": ("DirectML", "gpu"),
-    "WebGpuExecutionProvider": ("WebGPU", "gpu"),
-    "QNNExecutionProvider": ("QNN", "npu"),
-    "VitisAIExecutionProvider": ("VitisAI", "npu"),
-    "CANNExecutionProvider": ("CANN", "npu"),
-    "OpenVINOExecutionProvider": ("OpenVINO", "other"),
-    "CoreMLExecutionProvider": ("CoreML", "other"),
-    "NnapiExecutionProvider": ("NNAPI", "other"),
-}
-
-# Sends the work to a service: not a device of this machine.
-_REMOTE_PROVIDERS = frozenset({"AzureExecutionProvider"})
-
-
 def _onnx_devices() -> list[Device]:
-    """What this build of ONNX Runtime has code for; whether the hardware is there shows when a model is opened."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise RuntimeUnavailableError("onnxruntime is not installed")
-    try:
-        providers = list(importlib.import_module("onnxruntime").get_available_providers())
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise RuntimeUnavailableError(f"onnxruntime is installed but does not load: {error}") from error
-    found = []
-    for provider in providers:
-        if provider not in _REMOTE_PROVIDERS:
-            name, kind = _PROVIDERS.get(provider, (provider.removesuffix("ExecutionProvider"), "other"))
-            found.append(
-                Device(runtime="onnx", name=name, kind=kind, description=f"{provider}, part of this onnxruntime")
-            )
-    return found
+    """Providers, those of plugins too. One that is built in has code; its hardware shows when a model is loaded."""
+    return [
+        Device(runtime="onnx", name=provider.name, kind=provider.kind, description=provider.description)
+        for provider in onnx_providers.list_devices()
+    ]
 
 
 _ASK: Mapping[str, Callable[[], list[Device]]] = {"llama": _llama_devices, "onnx": _onnx_devices}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,7 +98,7 @@ def test_devices_of_llama(here: InProcess) -> None:
 
 def test_without_llama_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(monkeypatch, DIRECTML, llama="it is not installed")
-    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    with_onnx(monkeypatch)
     result = here("doctor", "--json")
     assert result.code == 1
     llama = result.json["runtimes"]["llama"]
@@ -122,24 +121,34 @@ def test_onnx_missing_is_no_problem(here: InProcess) -> None:
         "build": None,
         "devices": [],
         "reason": "onnxruntime is not installed",
-        "hint": None,
+        "hint": "install it with `pip install edgespec[onnx]`",
+        "broken_plugins": {},
     }
-    assert "onnx       missing: onnxruntime is not installed; not used yet\n" in here("doctor").out
-
-
-@pytest.mark.parametrize(("version", "said"), [("1.23.0", "1.23.0"), (None, "of unknown version")])
-def test_onnx_found(here: InProcess, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str) -> None:
-    devices(monkeypatch, CPU, DIRECTML)
-    onnxruntime = ModuleType("onnxruntime")
-    if version is not None:
-        onnxruntime.__version__ = version  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "onnxruntime", onnxruntime)
-    onnx = here("doctor", "--json").json["runtimes"]["onnx"]
-    assert (onnx["available"], onnx["version"], onnx["reason"]) == (True, version, None)
-    assert onnx["devices"] == [DIRECTML.as_json()]
     text = here("doctor").out
-    assert f"onnx       found: onnxruntime {said}; not used yet\n" in text
+    assert "onnx       missing: onnxruntime is not installed; only exported ONNX models need it\n" in text
+    assert "pip install edgespec[onnx]" in text
+
+
+def with_onnx(monkeypatch: pytest.MonkeyPatch, **broken: str) -> None:
+    library = SimpleNamespace(version="1.23.0", build="1.23.0+cd")
+    monkeypatch.setattr(
+        module,
+        "onnx_providers",
+        SimpleNamespace(load=lambda: library, broken_plugins=lambda: broken, INSTALL_HINT="install it"),
+    )
+
+
+def test_onnx_found(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices(monkeypatch, CPU, DIRECTML)
+    with_onnx(monkeypatch, onnxruntime_ep_odd="it finds no device")
+    onnx = here("doctor", "--json").json["runtimes"]["onnx"]
+    assert (onnx["available"], onnx["version"], onnx["reason"]) == (True, "1.23.0", None)
+    assert onnx["devices"] == [DIRECTML.as_json()]
+    assert onnx["broken_plugins"] == {"onnxruntime_ep_odd": "it finds no device"}
+    text = here("doctor").out
+    assert "onnx       works: onnxruntime 1.23.0 (build 1.23.0+cd)\n" in text
     assert "  device   DirectML: DmlExecutionProvider (gpu)\n" in text
+    assert "  plugin   onnxruntime_ep_odd cannot be used: it finds no device\n" in text
 
 
 def test_a_stored_bandwidth_is_shown(here: InProcess) -> None:
