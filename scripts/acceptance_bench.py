@@ -25,9 +25,13 @@ class Results(Protocol):
     def save(self, name: str, **values: Any) -> None: ...
 
 
-def edgespec(*arguments: str) -> dict[str, Any]:
-    """The JSON object of one command. Raises RuntimeError with its errors if there is none."""
-    command = [sys.executable, "-m", "edgespec", *arguments, "--profile", "laptop", "--json"]
+def edgespec(*arguments: str, profile: bool = True) -> dict[str, Any]:
+    """The JSON object of one command, with the laptop's profile where it takes one.
+
+    Raises RuntimeError with its errors if there is none.
+    """
+    chosen = ("--profile", "laptop") if profile else ()
+    command = [sys.executable, "-m", "edgespec", *arguments, *chosen, "--json"]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     try:
         report: dict[str, Any] = json.loads(done.stdout)
