@@ -22,7 +22,7 @@ from edgespec.files.store import Store
 from edgespec.learning import LEARNING_BUDGET_S, Learning
 from edgespec.loading import Limits, Parts, load_parts
 from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import LoadedModel, memory_needed, other_settings
+from edgespec.opening import LoadedModel, drafter_settings, memory_needed, open_model, other_settings, target_settings
 from edgespec.planning.calibration import QUICK, Scope
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth, Costs
@@ -354,6 +354,35 @@ class Engine:
         with self._lock:
             self._others.append(other)
         return other
+
+    def load_beside(self, located: Sequence[LocatedModel]) -> tuple[LoadedModel, ...]:
+        """Other models beside the target, each in the fastest setting it is known to run in; closed with the engine.
+
+        Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
+        each (a session's, and one to be timed in), and what loading raises.
+        """
+        threads, context_length = self._target.settings.threads, self.plan.context_length
+        settings = [target_settings(self.profile, threads, each) for each in located]
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this engine is closed")
+            left = self._memory_allowed_bytes
+            drafter = self._located_drafter
+            if drafter is not None:
+                own = drafter_settings(self.profile, threads, drafter)
+                left -= memory_needed(drafter.header, drafter.weight_bytes, context_length, own).total_bytes
+            taken = 0
+            for each, wanted in zip(located, settings, strict=True):
+                once = memory_needed(each.header, each.weight_bytes, context_length, wanted)
+                twice = replace(once, cache_bytes=2 * once.cache_bytes, buffers_bytes=2 * once.buffers_bytes)
+                require_memory(each.name, twice, left - taken)
+                taken += twice.total_bytes
+            self._memory_allowed_bytes -= taken
+        models = []
+        for each, wanted in zip(located, settings, strict=True):
+            models.append(open_model(each, wanted))
+            self._others.append(models[-1])
+        return tuple(models)
 
     def fastest_plain(self) -> tuple[Mapping[str, Any], float] | None:
         """The setting (for ``in_setting``) known to decode plainly faster than the target's own, and how many times.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
-from edgespec.decoding.contracts import Drafter
+from edgespec.decoding.contracts import Drafter, Model
 from edgespec.engine import Engine
 from edgespec.errors import InvalidRequestError
 from edgespec.planning.cost import FREE
@@ -61,15 +61,20 @@ def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
     return (PLAIN, FASTEST, *(name for name in names if name != PLAIN))
 
 
-def open_arm(engine: Engine, name: str, depth_cap: int) -> Arm:
+def open_arm(engine: Engine, name: str, depth_cap: int, beside: Mapping[str, Model] | None = None) -> Arm:
     """A session that decodes the way the arm says, up to ``depth_cap`` tokens deep.
 
-    Raises InvalidRequestError for a drafter that is not there, and what opening a session raises.
+    An arm that is called like one of the models ``beside`` decodes plainly with it. Raises InvalidRequestError for a
+    drafter that is not there, and what opening a session raises.
     """
     script = Script()
-    return Arm(
-        name=name, session=engine.session(speculation=_speculation(engine, name, depth_cap, script)), script=script
-    )
+    other = (beside or {}).get(name)
+    speculation = _speculation(engine, name, depth_cap, script) if other is None else _plain(other)
+    return Arm(name=name, session=engine.session(speculation=speculation), script=script)
+
+
+def _plain(target: Model | None = None) -> Speculation:
+    return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0, target=target)
 
 
 def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Speculation | None:
@@ -78,11 +83,10 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
     if name in (PLAIN, AGAIN, "loaded"):
         if name == "loaded" and engine.knowledge.drafter is not None:
             engine.drafter_model()
-        return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0)
+        return _plain()
     if name == FASTEST:
         faster = engine.fastest_plain()
-        other = None if faster is None else engine.in_setting(**faster[0])
-        return Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0, target=other)
+        return _plain(None if faster is None else engine.in_setting(**faster[0]))
     if name in ("oracle", "worst"):
         return _free(engine, ReplayDrafter(script, wrong=name == "worst"), cap)
     if name == "lookup":
@@ -111,12 +115,17 @@ def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
     return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], costs), depth_cap=cap)
 
 
-def open_arms(engine: Engine, names: Sequence[str], depth_cap: int) -> list[Arm]:
-    """All of them. Raises what ``open_arm`` raises, with those already open closed again."""
+def open_arms(
+    engine: Engine, names: Sequence[str], depth_cap: int, beside: Mapping[str, Model] | None = None
+) -> list[Arm]:
+    """All of them, and then one for each model ``beside``.
+
+    Raises what ``open_arm`` raises, with those already open closed again.
+    """
     arms: list[Arm] = []
     try:
-        for name in names:
-            arms.append(open_arm(engine, name, depth_cap))
+        for name in (*names, *(beside or {})):
+            arms.append(open_arm(engine, name, depth_cap, beside))
     except BaseException:
         for arm in arms:
             arm.session.close()

@@ -46,6 +46,26 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeLine:
+    """T(w) of one model: ``points`` are (width, seconds). ``ratio`` is its T(1) over the first one's.
+
+    ``arm`` decodes with it, if any does.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    ratio: float | None
+    arm: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtimes:
+    """``lines``: name -> line, the first being what the others are held against. ``common``: what they share."""
+
+    lines: dict[str, RuntimeLine]
+    common: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Bytes per second: of each arm, and what the memory delivers."""
 
@@ -63,12 +83,14 @@ def read_speedups(report: Report) -> Speedups | None:
     for name, arm in (report.get("arms") or {}).items():
         speedup = arm.get("speedup")
         fraction = arm.get("identical_fraction")
-        whole = _dot(speedup, fraction is None or fraction >= 1)
+        # Another numeric class promises no text of plain decoding's: that it differs is nothing to warn of.
+        free = arm.get("same_class") is False
+        whole = _dot(speedup, free or fraction is None or fraction >= 1)
         if whole is None or (whole.value == 1 and whole.ci95 in (None, (1, 1))):  # the baseline itself
             continue
         arms[name] = {"": whole}
         for category, value in (speedup.get("by_category") or {}).items():
-            dot = _dot(value, (name, category) not in different)
+            dot = _dot(value, free or (name, category) not in different)
             if dot is not None:
                 arms[name][str(category)] = dot
     if not arms:
@@ -121,6 +143,34 @@ def read_curves(calibration: Report) -> Curves | None:
             label += " (again)"
         lines[label] = points
     return Curves(lines=lines, common=", ".join(shared.values()))
+
+
+def read_runtimes(report: Report) -> Runtimes | None:
+    """The curves that ``bench --beside`` measured in turns; None unless there are two or more."""
+    found = report.get("runtimes") or ()
+    if len(found) < 2:
+        return None
+    lines: dict[str, RuntimeLine] = {}
+    for each in found:
+        points = {
+            _positive(width): _positive(seconds)
+            for width, seconds in zip(each["width"], each["forward_s"], strict=True)
+            if seconds is not None
+        }
+        ratio = each.get("t1_ratio")
+        if points:
+            lines[short(each["name"])] = RuntimeLine(
+                points=tuple(sorted(points.items())),
+                ratio=None if ratio is None else _positive(ratio),
+                arm=None if each.get("arm") is None else str(each["arm"]),
+            )
+    facts = [_described(each) for each in found]
+    shared = [
+        text
+        for key, text in facts[0].items()
+        if key not in ("model", "runtime") and all(other.get(key) == text for other in facts)
+    ]
+    return Runtimes(lines=lines, common=", ".join(shared)) if lines else None
 
 
 def _described(curve: Report) -> dict[str, str]:

@@ -18,14 +18,28 @@ from typing import Any, TypeVar
 from edgespec.bench.plot_data import (
     Curves,
     Report,
+    Runtimes,
     Speedups,
     Traffic,
     read_curves,
     read_headline,
+    read_runtimes,
     read_speedups,
     read_traffic,
     short,
 )
+from edgespec.bench.plot_style import (
+    COLOURS,
+    DASHES,
+    GREY,
+    INK,
+    MARKERS,
+    PALE,
+    RED,
+    STYLE,
+    legend_below,
+)
+from edgespec.bench.runtime_plot import draw_runtimes
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 
 __all__ = [
@@ -39,39 +53,6 @@ __all__ = [
 ]
 
 SUFFIXES = (".png", ".svg", ".pdf")
-
-# Okabe and Ito's palette (2008) for all kinds of colour vision, without its yellow, which is too light on white, and
-# its vermilion, which is too close to the red below.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
-RED, INK, GREY, PALE = "#C1121F", "#222222", "#767676", "#E6E6E6"
-
-STYLE: dict[str, Any] = {
-    "font.size": 9,
-    "text.color": INK,
-    "text.parse_math": False,  # names may hold dollar signs
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "grid.color": PALE,
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "savefig.dpi": 160,
-    "svg.fonttype": "none",  # text stays text: to be searched, read aloud and translated
-    "svg.hashsalt": "edgespec",  # with the dates left out: the same report gives the same file
-}
 
 T = TypeVar("T")
 
@@ -102,10 +83,13 @@ def roofline(report: Report, calibration: Report | None, path: Path) -> None:
 
 
 def plot_report(report: Report, calibration: Report | None, path: Path) -> None:
-    """One figure with those of the three panels that there is data for; InvalidRequestError if there is none."""
+    """One figure with those of the three panels that there is data for; InvalidRequestError if there is none.
+
+    Where models were timed side by side, their curves take the place of the calibration's.
+    """
     panels = [
         _read(read_speedups, report),
-        _read(read_curves, calibration or {}),
+        _read(read_runtimes, report) or _read(read_curves, calibration or {}),
         _read(read_traffic, report, calibration),
     ]
     _draw(panels, path, "measurements", title=_read(read_headline, report))
@@ -114,7 +98,7 @@ def plot_report(report: Report, calibration: Report | None, path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- drawing
 
 
-_Data = Speedups | Curves | Traffic
+_Data = Speedups | Curves | Runtimes | Traffic
 
 
 def require_suffix(path: Path) -> None:
@@ -179,6 +163,8 @@ def _draw(panels: Iterable[_Data | None], path: Path, what: str, *, title: str =
                     _draw_speedups(panel, place)
                 case Curves():
                     _draw_curves(panel, place)
+                case Runtimes():
+                    draw_runtimes(panel, place, list(present[0].arms) if isinstance(present[0], Speedups) else ())
                 case Traffic():
                     _draw_traffic(panel, place)
         if title:
@@ -198,7 +184,7 @@ def _inches(panel: _Data) -> float:
         case Speedups():
             row = max(0.3, 0.13 * (len(panel.arms) + 1))
             return 1.6 + (1 + len(panel.categories)) * row + 0.1 * len(panel.arms)
-        case Curves():
+        case Curves() | Runtimes():
             return 3.5 + 0.2 * len(panel.lines)
         case Traffic():
             return 1.2 + 0.34 * len(panel.arms)
@@ -253,7 +239,7 @@ def _draw_speedups(data: Speedups, axes: Any) -> None:
     more = f"\n{data.hidden} more categories are not shown" if data.hidden else ""
     axes.set_xlabel(f"decode speed as a multiple of plain decoding's, with 95 % interval (log scale){more}")
     axes.set_title("Speed-up by category")
-    _legend_below(axes, lines=2 if data.hidden else 1, columns=2)
+    legend_below(axes, lines=2 if data.hidden else 1, columns=2)
 
 
 def _ratio_ticks(low: float, high: float) -> Sequence[float]:
@@ -297,7 +283,7 @@ def _draw_curves(data: Curves, axes: Any) -> None:
     axes.set_xlabel("width w: rows scored in one forward")
     axes.set_ylabel("T(w) / T(1)")
     axes.set_title("What a wider forward costs")
-    _legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
+    legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
 
 
 def _draw_traffic(data: Traffic, axes: Any) -> None:
@@ -314,13 +300,3 @@ def _draw_traffic(data: Traffic, axes: Any) -> None:
     axes.set_xlim(0, 1.36 * max(data.measured, *data.arms.values()) / giga)
     axes.set_xlabel(f"GB/s read: used (dark) of {data.measured / giga:.1f} measured (light)")
     axes.set_title("Memory bandwidth used")
-
-
-def _legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> None:
-    """``lines``: of text between the axis and the legend."""
-    from matplotlib.transforms import ScaledTranslation
-
-    below = ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
-    place = axes.transAxes + below
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, ncols=columns, borderaxespad=0,
-                handlelength=2.6, title=title or None, title_fontsize=8.5, alignment="left")  # fmt: skip

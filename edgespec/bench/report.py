@@ -10,13 +10,21 @@ from edgespec.bench import predictions
 from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
 from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
+from edgespec.decoding.contracts import ModelFacts
 from edgespec.engine import Engine
 
 
 def arm_report(
-    engine: Engine, name: str, answers: Sequence[Answer], read_bytes_per_s: float | None
+    engine: Engine,
+    name: str,
+    answers: Sequence[Answer],
+    read_bytes_per_s: float | None,
+    other: ModelFacts | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's entry of one arm, but for what was predicted of it."""
+    """CLI.md's entry of one arm, but for what was predicted of it. ``other``: it decodes with that model.
+
+    ``same_class`` tells whether the arm promises plain decoding's text; other kernels and files promise nothing.
+    """
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
     against = baseline(answers)
@@ -24,7 +32,8 @@ def arm_report(
         "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
         "speedup": None if name == against else speedup_json(answers, name, against),
         "identical_fraction": _fraction([answer.identical for answer in own]),
-        **_work(engine, own, read_bytes_per_s),
+        "same_class": name != FASTEST and other is None,
+        **_work(engine, own, read_bytes_per_s, other),
         **_requests(answers, name),
     }
     return report
@@ -80,13 +89,16 @@ def bench_report(
     *,
     read_bytes_per_s: float | None,
     repeated: bool = False,
+    beside: Mapping[str, ModelFacts] | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's ``bench`` object."""
+    """CLI.md's ``bench`` object. ``beside``: the arms that decode with another model than the engine's target."""
+    beside = beside or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
     costs = engine.knowledge.costs()
-    now, before = predictions.current(costs, answers), predictions.calibrated(costs, answers)
+    known = [answer for answer in answers if answer.arm not in beside]  # what it costs is known of the target only
+    now, before = predictions.current(costs, known), predictions.calibrated(costs, known)
     arms = {
-        name: arm_report(engine, name, answers, read_bytes_per_s)
+        name: arm_report(engine, name, answers, read_bytes_per_s, beside.get(name))
         | {"predicted_vs_measured": now.get(name), "calibrated_vs_measured": before.get(name)}
         for name in names
     }
@@ -97,8 +109,8 @@ def bench_report(
         "arms": arms,
         "speedup": None if planned is None else planned["speedup"],
         "baseline": baseline(answers),
-        # Another setting's plain text is nothing that was promised.
-        "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST)]),
+        # Another setting's plain text is nothing that was promised, nor is another file's.
+        "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST, *beside)]),
         "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
         "noise": {**noise_json(answers), "repeated": repeated},
         "regret": _regret(answers),
@@ -132,9 +144,11 @@ def _fraction(values: Sequence[bool]) -> float | None:
 # ------------------------------------------------------------------------------- the memory-bound profile
 
 
-def _work(engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None) -> dict[str, Any]:
+def _work(
+    engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None, other: ModelFacts | None
+) -> dict[str, Any]:
     """What the arm asked of memory and where its time went, over all of its answers."""
-    target, drafter = engine.knowledge.target, engine.knowledge.drafter
+    target, drafter = other or engine.knowledge.target, engine.knowledge.drafter
     rounds = [record for answer in own for record in answer.rounds]
     tokens = sum(answer.tokens - 1 for answer in own if answer.tokens > 1)
     seconds = sum(answer.decode_s for answer in own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,12 +49,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """``passes`` ABBA passes of ``max_tokens`` each; ``cold``: the prompt is read for every answer."""
+    """``passes`` ABBA passes of ``max_tokens`` each; ``cold``: the prompt is read for every answer.
+
+    ``rest_s``: seconds before each answer, so that the threads of the one before it sleep if they are not its own.
+    """
 
     passes: int = 2
     max_tokens: int = 96
     cold: bool = False
     seed: int = 0
+    rest_s: float = 0.0
 
 
 Progress = Callable[[Answer, int, int], None]
@@ -97,6 +102,8 @@ def run_passes(
                     raise CancelledError("the benchmark was interrupted")
                 arm = by_name[name]
                 arm.script.tokens = known
+                if settings.rest_s:
+                    time.sleep(settings.rest_s)
                 done, rounds = _answer(arm, prompt, settings, cold=settings.cold)
                 answer = Answer(
                     prompt_id=prompt.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +22,16 @@ from edgespec.cli.opening import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import note, print_error, print_json
+from edgespec.cli.output import ProgressPrinter, State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.locations import home
 
 if TYPE_CHECKING:
     from edgespec.bench.run import Answer
+    from edgespec.bench.runtimes import NamedModel, RuntimeTimes
+    from edgespec.engine import Engine
+    from edgespec.locate import LocatedModel
+    from edgespec.profiles.profile import Profile
 
 
 def bench(
@@ -50,6 +55,14 @@ def bench(
     category: Annotated[
         list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beside",
+            metavar="MODEL",
+            help="Another file of the same model, such as its ONNX export: decodes plainly too (repeatable).",
+        ),
+    ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Read the prompt for every answer: times to first token, whole requests.")
     ] = False,
@@ -62,6 +75,7 @@ def bench(
     from edgespec.bench.arms import FASTEST, open_arms, parse_arms, with_fastest
     from edgespec.bench.report import bench_report, is_noisy
     from edgespec.bench.run import RunSettings, run_passes
+    from edgespec.bench.runtimes import REST_S, runtimes_json
     from edgespec.calibration_report import calibration_report
     from edgespec.planning.machine_store import load_bandwidth
 
@@ -73,18 +87,25 @@ def bench(
     chosen = resolve_profile(
         profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
     )
+    others = _find_beside(chosen, beside, state) if beside else ()
     with open_engine(chosen, state, calibrate=True) as engine:
         cap = engine.depth_cap_allowed
         names = with_fastest(engine, names)
-        opened = open_arms(engine, names, cap)
-        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold)
-        note(f"{len(prompts)} prompts; {', '.join(names)}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
-        answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress((FASTEST,)))
+        models = _load_beside(engine, others)
+        own = {each.name: each.model for each in models if each.name == each.arm}
+        opened = open_arms(engine, names, cap, own)
+        other_class = (FASTEST, *own)
+        times = _time_side_by_side(engine, models, state)
+        rest_s = REST_S if own else 0.0
+        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold, rest_s=rest_s)
+        every = ", ".join((*names, *own))
+        note(f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
+        answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress(other_class))
         repeated = is_noisy(answers)
         if repeated:
             note("plain decoding differed from itself by more than 3 %: noisy, so everything is run once more")
             answers += run_passes(
-                engine, opened, prompts, settings, first_turn=2 * passes, on_answer=_Progress((FASTEST,))
+                engine, opened, prompts, settings, first_turn=2 * passes, on_answer=_Progress(other_class)
             )
         bandwidth = load_bandwidth(home().measurements, engine.machine)
         report = bench_report(
@@ -93,8 +114,9 @@ def bench(
             answers,
             read_bytes_per_s=None if bandwidth is None else bandwidth.read_bytes_per_s,
             repeated=repeated,
+            beside={name: model.facts for name, model in own.items()},
         )
-        report |= {"max_tokens": max_tokens, "passes": passes, "cold": cold}
+        report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
         calibration = calibration_report(engine, bandwidth).as_json()
     if json:
         print_json(report)
@@ -148,6 +170,55 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
     return name, kept
 
 
+# ------------------------------------------------------------------------------------------ files side by side
+
+
+def _find_beside(profile: Profile, others: list[str], state: State) -> tuple[LocatedModel, ...]:
+    """Before anything is loaded or calibrated for it."""
+    from edgespec.beside import find_beside
+    from edgespec.files.store import Store
+    from edgespec.locate import Locator
+
+    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        locator = Locator(store=Store(home()), download=not state.offline, progress=progress)
+        return find_beside(profile.target, others, locator)
+
+
+def _load_beside(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[NamedModel, ...]:
+    """The target and the others under their names; none without others.
+
+    A trimmed drafter cannot say everything, so nothing is asked of it but its times.
+    """
+    from edgespec.bench.arms import PLAIN
+    from edgespec.bench.runtimes import NamedModel, arm_names
+
+    if not located:
+        return ()
+    models = (engine.target_model, *engine.load_beside(located))
+    names = arm_names((each.facts.runtime, each.facts.name) for each in models)
+    arms = (PLAIN, *(None if each.drafts_only else name for each, name in zip(located, names[1:], strict=True)))
+    return tuple(
+        NamedModel(name=name, arm=arm, model=model) for name, arm, model in zip(names, arms, models, strict=True)
+    )
+
+
+def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: State) -> tuple[RuntimeTimes, ...]:
+    from edgespec.bench.runtimes import measure_runtimes
+    from edgespec.events import Loading
+
+    if not models:
+        return ()
+    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        steps = measure_runtimes(models, engine.plan.context_length)
+        with closing(steps):
+            while True:
+                try:
+                    progress(Loading(f"timing {', '.join(each.name for each in models)}", next(steps)))
+                except StopIteration as done:
+                    times: tuple[RuntimeTimes, ...] = done.value
+                    return times
+
+
 def _check_plot(path: Path) -> None:
     """Before hours of measuring, not after."""
     from edgespec.bench.plots import require_matplotlib, require_suffix
@@ -177,6 +248,8 @@ class _Progress:
 
 
 def _print(report: dict[str, Any]) -> None:
+    from edgespec.bench.runtimes import runtime_lines
+
     arms: dict[str, Any] = report["arms"]
     width = max(len(name) for name in arms)
     print(f"{'':{width}}  tok/s   x plain   95 %           identical  tok/round  predicted/measured")
@@ -210,6 +283,8 @@ def _print(report: dict[str, Any]) -> None:
         low, high = noise["aa_ci95"]
         verdict = "noisy: do not trust small differences" if noise["noisy"] else "quiet enough"
         print(f"\nplain against itself: {low:.3f}-{high:.3f} ({verdict})")
+    for line in runtime_lines(report["runtimes"]):
+        print(line)
     asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
     if asked:
         print("memory: " + "; ".join(asked))

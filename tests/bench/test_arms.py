@@ -202,6 +202,25 @@ def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engi
         arm.session.close()
 
 
+# ------------------------------------------------------------------------------------------- models beside
+
+
+def test_a_model_beside_decodes_plainly_after_all_the_others(engine: Engine) -> None:
+    other = engine.in_setting(kv_type="f16")
+    opened = open_arms(engine, ("plain", "planned"), CAP, {"llama:other": other})
+    try:
+        assert [arm.name for arm in opened] == ["plain", "planned", "llama:other"]
+        own = opened[2].session._speculating
+        assert (own.target, own.drafters, own.depth_cap) == (other, (), 0)
+        assert own.policy.allow("model").depth == 0
+        assert opened[0].session._speculating.target is None
+        done = answer(opened[2].session.generate("hello", max_tokens=5))
+        assert (done.stats.emitted_tokens, done.stats.proposed) == (5, 0)
+    finally:
+        for arm in opened:
+            arm.session.close()
+
+
 # --------------------------------------------------------------------------------------- what is missing
 
 

@@ -197,6 +197,31 @@ def test_shares_never_fall_below_nothing() -> None:
     assert found["share_idle"] == 0.0
 
 
+def test_an_arm_with_another_model_is_judged_by_its_own_bytes_and_promises_nothing() -> None:
+    other: Any = SimpleNamespace(bytes_per_forward=300, kv_bytes_per_token=8)
+    rounds = [a_round(), a_round()]
+    answers = [
+        answered(decode_s=0.1, tokens=3, rounds=rounds),
+        answered("again", decode_s=0.1, tokens=3, rounds=rounds),
+        answered("onnx:a", decode_s=0.05, tokens=3, identical=False, rounds=rounds),
+    ]
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None, beside={"onnx:a": other})
+    own = found["arms"]["onnx:a"]
+    assert own["speedup"]["geomean"] == pytest.approx(2.0)
+    assert own["identical_fraction"] == 0.0
+    assert own["same_class"] is False
+    assert own["bytes_per_token"] == pytest.approx(300 + 8 * 100)
+    assert found["arms"]["plain"]["bytes_per_token"] == pytest.approx(1000 + 2 * 100)
+    assert (own["predicted_vs_measured"], own["calibrated_vs_measured"]) == (None, None)
+    assert found["arms"]["plain"]["predicted_vs_measured"] is not None
+    assert found["identical_fraction"] == 1.0, "another file's text was never promised"
+    without = bench_report(engine(), {}, answers, read_bytes_per_s=None)
+    assert without["identical_fraction"] == 0.5
+    assert without["arms"]["onnx:a"]["same_class"] is True
+    fastest = bench_report(engine(), {}, [*answers, answered("fastest")], read_bytes_per_s=None)
+    assert fastest["arms"]["fastest"]["same_class"] is False
+
+
 @pytest.mark.parametrize("answer", [answered(tokens=1, decode_s=0.0), answered(tokens=0, decode_s=0.0)])
 def test_an_answer_of_one_token_says_nothing_about_decoding(answer: Answer) -> None:
     found = arm([answer], "plain", read_bytes_per_s=1.0)

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,7 +152,18 @@ def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monke
 
 
 def test_without_settings_there_are_two_warm_passes() -> None:
-    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, seed=0)
+    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, seed=0, rest_s=0.0)
+
+
+def test_a_rest_before_each_answer_that_counts(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))
+    run_passes(engine, opened, PROMPTS[:1], settings())
+    assert slept == []
+    run_passes(engine, opened, PROMPTS[:1], settings(rest_s=0.25))
+    assert slept == [0.25] * 2 * len(opened)
 
 
 def test_the_arms_take_turns_there_and_back_on_each_prompt(engine: Engine, opened: list[Arm]) -> None:

@@ -1,0 +1,30 @@
+"""Other files of a target's model, to be compared with it: another runtime's export, another quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf import compare_vocabularies
+from edgespec.locate import LocatedModel, Locator
+
+
+def find_beside(target: str, others: Sequence[str], locator: Locator) -> tuple[LocatedModel, ...]:
+    """The files behind MODEL arguments, in order, where each has the vocabulary of ``target``.
+
+    Raises InvalidRequestError for another vocabulary, whose answers could not be compared token by token, and what
+    locating raises.
+    """
+    own = locator.locate(target)
+    found = []
+    for other in others:
+        located = locator.locate(other)
+        difference = compare_vocabularies(own.header, located.header)
+        if difference is not None:
+            where = "" if difference.token_id is None else f" (they differ at token {difference.token_id})"
+            raise InvalidRequestError(
+                f"{located.name} has another vocabulary than {own.name}{where}, so they cannot be compared",
+                hint="--beside takes files made from the target, such as its export to ONNX",
+            )
+        found.append(located)
+    return tuple(found)

@@ -1,0 +1,219 @@
+"""``edgespec bench --beside``: other files of the target's model as arms, and their times side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec.bench.run as run_module
+import edgespec.bench.runtimes as runtimes_module
+import edgespec.loading as loading_module
+from edgespec.bench.runtimes import NamedModel, RuntimeTimes
+from edgespec.cli import bench as module
+from edgespec.export.onnx_export import export_onnx
+from edgespec.planning.machine import describe_machine
+from tests.support.bench_answers import FakeRun
+from tests.support.command_line import InProcess
+from tests.support.tiny_models import TinyModels
+from tests.support.trimmed_folder import write_trimmed_folder
+
+SMALL = ("--suite", "quick", "--category", "qa", "--limit", "1", "--passes", "1", "--max-tokens", "6")
+
+
+@pytest.fixture(scope="module")
+def target(tiny: TinyModels) -> tuple[str, ...]:
+    """Options of a target that nothing is calibrated for."""
+    return ("--target", str(tiny.target), "--draft", "none", "--depth", "0")
+
+
+@pytest.fixture(scope="module")
+def twin(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as an ONNX model."""
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")
+    folder = tmp_path_factory.mktemp("beside") / "twin"
+    export_onnx(tiny.target, folder, name="target", sha256=None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trimmed(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = [token for token in range(640) if token % 4]
+    return write_trimmed_folder(tiny.target, tmp_path_factory.mktemp("trimmed") / "small-head", kept)
+
+
+@pytest.fixture
+def here(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
+    return InProcess(tiny.home.root, monkeypatch, capsys)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """Answers that were never given."""
+    run = FakeRun(lambda _prompt, arm, _turn: {"identical": ":" not in arm})
+    monkeypatch.setattr(run_module, "run_passes", run)
+    return run
+
+
+@pytest.fixture
+def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of forwards that were never made: the second model takes 5/4 of the first one's time, and so on."""
+
+    def measure(models: tuple[NamedModel, ...], _context: int) -> Generator[float, None, tuple[RuntimeTimes, ...]]:
+        yield 0.5
+        found = []
+        for number, each in enumerate(models):
+            ratio = 1.25**number
+            found.append(
+                RuntimeTimes(
+                    name=each.name, arm=each.arm, facts=each.model.facts, context=96, widths=(1, 2),
+                    forward_s=(0.04 * ratio, 0.05 * ratio), t1_ratio=ratio, t1_ratio_range=(ratio, ratio),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    monkeypatch.setattr(runtimes_module, "measure_runtimes", measure)
+
+
+def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, ...], twin: Path) -> None:
+    result = here("bench", *target, *SMALL, "--arms", "plain", "--beside", twin, "--json")
+    assert result.code == 0, result.err
+    found = result.json
+    assert list(found["arms"]) == ["plain", "onnx:twin"]
+    own = found["arms"]["onnx:twin"]
+    assert own["decode_tokens_per_s_geomean"] > 0
+    assert own["speedup"]["geomean"] > 0
+    assert own["identical_fraction"] is not None
+    assert own["same_class"] is False
+    assert found["identical_fraction"] is None, "nothing that promised plain decoding's text was run"
+    plain, onnx = found["runtimes"]
+    assert (plain["name"], plain["arm"], plain["model"], plain["runtime"]) == (
+        "llama:target", "plain", "target", "llama")  # fmt: skip
+    assert (onnx["name"], onnx["arm"], onnx["model"], onnx["runtime"]) == ("onnx:twin", "onnx:twin", "twin", "onnx")
+    for each in (plain, onnx):
+        assert each["device"] == "cpu"
+        assert each["threads"] == 1
+        assert each["width"][0] == 1
+        assert len(each["width"]) == len(each["forward_s"]) > 4
+        assert all(seconds > 0 for seconds in each["forward_s"])
+        assert each["bytes_per_forward"] > 0
+    assert plain["t1_ratio"] == 1.0
+    assert onnx["t1_ratio"] > 0
+
+
+def test_a_trimmed_drafter_only_gets_a_curve(
+    here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", trimmed, "--json")
+    assert result.code == 0, result.err
+    ((arms, *_),) = fake.calls
+    assert arms == ("plain", "again", "planned")
+    plain, small = result.json["runtimes"]
+    assert (small["name"], small["arm"]) == ("llama:small-head", None)
+    assert small["width"] == plain["width"]
+    assert small["bytes_per_forward"] < plain["bytes_per_forward"]
+
+
+def test_several_are_arms_in_order_and_may_say_something_else(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], trimmed: Path, fake: FakeRun, invented: None
+) -> None:
+    options = ("--beside", tiny.drafter, "--beside", trimmed, "--beside", tiny.target)
+    result = here("bench", *target, *SMALL, *options, "--json")
+    assert result.code == 0, "their answers differ, and nothing promised that they would not"
+    ((arms, _, settings, _),) = fake.calls
+    assert settings.rest_s == runtimes_module.REST_S
+    assert arms == ("plain", "again", "planned", "llama:drafter", "llama:target (2)")
+    found = result.json
+    assert found["identical_fraction"] == 1.0
+    assert found["arms"]["llama:drafter"]["identical_fraction"] == 0.0
+    names = ["llama:target", "llama:drafter", "llama:small-head", "llama:target (2)"]
+    assert [each["name"] for each in found["runtimes"]] == names
+    assert [each["arm"] for each in found["runtimes"]] == ["plain", names[1], None, names[3]]
+    assert "differs from plain" not in result.err
+    assert "plain, again, planned, llama:drafter, llama:target (2); 1 ABBA passes" in result.err
+    assert "timing" not in result.err, "with --json nothing moves there"
+
+
+def test_people_are_told_what_a_token_takes(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, invented: None
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", tiny.drafter)
+    assert result.code == 0, result.err
+    assert "a forward of one token after 96, in turns" in result.out
+    assert "llama:target   T(1)   40.00 ms" in result.out
+    assert "llama:drafter  T(1)   50.00 ms" in result.out
+    assert "1.25x (1.25-1.25) of llama:target's time" in result.out
+    assert "timing llama:target, llama:drafter" in result.err
+    (row,) = [line for line in result.out.splitlines() if line.startswith("llama:drafter ")]
+    assert "0 %" in row
+    assert row.split()[-1] == "-", "nothing is predicted of it"
+
+
+def test_without_it_nothing_is_timed(
+    here: InProcess, target: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("timed")
+
+    monkeypatch.setattr(runtimes_module, "measure_runtimes", refuse)
+    found = here("bench", *target, *SMALL, "--json").json
+    assert found["runtimes"] == []
+    assert "a forward of one token" not in here("bench", *target, *SMALL).out
+
+
+def test_the_plot_names_them(
+    here: InProcess,
+    tiny: TinyModels,
+    target: tuple[str, ...],
+    fake: FakeRun,
+    invented: None,
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots are optional")
+    path = tmp_path / "figure.svg"
+    assert here("bench", *target, *SMALL, "--beside", tiny.drafter, "--plot", path).code == 0
+    drawn = path.read_text(encoding="utf-8")
+    for text in ("llama:target:  T(1) 40 ms (1.00×)", "llama:drafter:  T(1) 50 ms (1.25×)"):
+        assert text in drawn
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def test_mistakes_are_told_before_the_target_is_loaded(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(module, "open_engine", refuse)
+    here("bench", *target, "--beside", tmp_path / "nowhere.gguf").failed_well("nowhere.gguf: no such file")
+    stranger = here("bench", *target, "--beside", tiny.drafter, "--beside", tiny.stranger)
+    stranger.failed_well("stranger has another vocabulary than target", code=2)
+    assert "ONNX" in stranger.hint
+    (tmp_path / "empty").mkdir()
+    here("bench", *target, "--beside", tmp_path / "empty").failed_well("0 .gguf files")
+
+
+def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(describe_machine(), available_memory_bytes=600 * 2**20)
+    monkeypatch.setattr(loading_module, "describe_machine", lambda: small)
+    result = here("bench", *target, *SMALL, *("--beside", tiny.drafter) * 8)
+    result.failed_well("drafter needs about", "may be used")
+    assert fake.calls == []
+
+
+def test_a_context_that_the_other_file_lacks_is_named(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], tmp_path: Path, fake: FakeRun
+) -> None:
+    pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")
+    short = tiny._make("short-context", seed=3, context_length=64)
+    export_onnx(short, tmp_path / "short", name="short", sha256=None)
+    result = here("bench", *target, *SMALL, "--context", "256", "--beside", tmp_path / "short")
+    result.failed_well("short has positions for 64 tokens", code=2)
+    assert fake.calls == []

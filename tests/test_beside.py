@@ -1,0 +1,127 @@
+"""Other files of the target's model: found if they have its vocabulary, loaded if they all fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edgespec.engine as engine_module
+from edgespec.beside import find_beside
+from edgespec.engine import Engine
+from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
+from edgespec.files.store import Store
+from edgespec.loading import Limits
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import memory_needed, open_model
+from edgespec.session import Speculation
+from tests.support.tiny_models import TinyModels, answer
+from tests.support.trimmed_folder import write_trimmed_folder
+
+KEPT = [token for token in range(640) if token % 4]
+
+
+@pytest.fixture
+def find(tiny: TinyModels) -> Callable[..., tuple[LocatedModel, ...]]:
+    locator = Locator(store=Store(tiny.home))
+    return lambda *others: find_beside(str(tiny.target), [str(other) for other in others], locator)
+
+
+def load(tiny: TinyModels, **overrides: object) -> Engine:
+    return tiny.load(**{"draft": "none", "lookup": False, **overrides})  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------- found
+
+
+def test_files_are_found_in_order(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+    assert find() == ()
+    assert [each.name for each in find(tiny.drafter, tiny.target, tiny.ending)] == ["drafter", "target", "ending"]
+
+
+def test_a_trimmed_drafter_has_the_vocabulary_of_its_source(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], tmp_path: Path
+) -> None:
+    (found,) = find(write_trimmed_folder(tiny.drafter, tmp_path / "small", KEPT))
+    assert found.drafts_only
+
+
+def test_another_vocabulary_is_one_sentence(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        find(tiny.drafter, tiny.stranger)
+    assert caught.value.message.startswith("stranger has another vocabulary than target (they differ at token ")
+    assert "ONNX" in str(caught.value.hint)
+
+
+def test_a_file_that_is_not_there_is_named(find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+    with pytest.raises(ModelFileError, match=r"nowhere\.gguf"):
+        find("./nowhere.gguf")
+
+
+# ------------------------------------------------------------------------------------------------- loaded
+
+
+def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
+) -> None:
+    with load(tiny) as engine:
+        assert engine.load_beside(()) == ()
+        first, second = engine.load_beside(find(tiny.target, tiny.drafter))
+        assert (first.facts.name, second.facts.name) == ("target", "drafter")
+        assert first.settings.threads == engine.target_model.settings.threads
+        told = []
+        for target in (None, first):
+            speculation = Speculation(drafters=(), policy=engine.policy, depth_cap=0, target=target)
+            with engine.session(speculation=speculation) as session:
+                told.append(answer(session.generate("hello", max_tokens=12)).token_ids)
+        assert told[0] == told[1], "the same file says the same"
+    for model in (first, second):
+        with pytest.raises(ClosedError):
+            model.open(16)
+    with pytest.raises(ClosedError):
+        engine.load_beside(find(tiny.target))
+
+
+def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
+    """Bytes that a model takes with two caches, and that the engine's own target takes with one."""
+    settings, context = engine.target_model.settings, engine.plan.context_length
+    once = memory_needed(located.header, located.weight_bytes, context, settings)
+    return 2 * once.total_bytes - once.weights_bytes, once.total_bytes
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    located = find(tiny.target)[0]
+    with load(tiny) as engine:
+        twice, own = needed(engine, located)
+    opened: list[str] = []
+
+    def count(each: LocatedModel, settings: object) -> object:
+        opened.append(each.name)
+        return open_model(each, settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module, "open_model", count)
+    with load(tiny, limits=Limits(max_memory_bytes=own + 2 * twice)) as engine:
+        with pytest.raises(MemoryLimitError, match="target needs about"):
+            engine.load_beside([located] * 3)
+        assert opened == []
+        assert len(engine.load_beside([located] * 2)) == 2
+        with pytest.raises(MemoryLimitError):
+            engine.load_beside([located])
+        session = engine.session()
+        with pytest.raises(MemoryLimitError, match="another session"):
+            engine.session()  # the room is taken
+        session.close()
+
+
+def test_a_drafter_keeps_its_room(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+    located = find(tiny.target)[0]
+    with tiny.load() as engine:
+        twice, own = needed(engine, located)
+    limits = Limits(max_memory_bytes=own + own + twice // 2)
+    with load(tiny, limits=limits) as alone:
+        alone.load_beside([located])
+    with tiny.load(limits=limits) as engine, pytest.raises(MemoryLimitError):
+        engine.load_beside([located])
