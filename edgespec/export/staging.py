@@ -20,6 +20,8 @@ __all__ = ["KINDS", "check_replaceable", "staged_folder", "trim_notes"]
 
 KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # of the artefacts that export writes into a folder
 
+_LARGER_DISK = "free some space, or export to a folder on a larger disk"
+
 # Ours is under 2 kB.
 _LARGEST_MANIFEST_BYTES = 1 << 20
 
@@ -38,7 +40,7 @@ def staged_folder(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
     with _told(final, needed_bytes):
         final.parent.mkdir(parents=True, exist_ok=True)
         remove_stale_temporaries(final.parent)
-        require_space(final.parent, needed_bytes, f"exporting to {folder}")
+        require_space(final.parent, needed_bytes, f"exporting to {folder}", hint=_LARGER_DISK)
         stage = final.parent / temporary_name(final.name)
         stage.mkdir()
     try:
@@ -112,7 +114,7 @@ def _files_of(manifest: Path) -> frozenset[str] | None:
 def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
     """Errors of the disk as sentences."""
     try:
-        with disk_errors(folder, needed_bytes):
+        with disk_errors(folder, needed_bytes, hint=_LARGER_DISK):
             yield
     except OSError as error:
         raise EdgespecError(

@@ -16,6 +16,8 @@ __all__ = ["disk_errors", "free_bytes", "readable_bytes", "require_space"]
 # choice, not a measurement: far more than we ever write beside a model, and little on any disk that holds one.
 SLACK_BYTES = 64 * 2**20
 
+_LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
+
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -37,8 +39,8 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def require_space(path: Path, needed_bytes: int, what: str) -> None:
-    """Raise DiskSpaceError unless ``needed_bytes`` and some slack fit beside ``path``."""
+def require_space(path: Path, needed_bytes: int, what: str, *, hint: str = _LARGER_STORE) -> None:
+    """Raise DiskSpaceError, with the ``hint``, unless ``needed_bytes`` and some slack fit beside ``path``."""
     if needed_bytes <= 0:
         return
     free = free_bytes(path)
@@ -48,13 +50,13 @@ def require_space(path: Path, needed_bytes: int, what: str) -> None:
             f"where {readable_bytes(free)} are free",
             needed_bytes=needed_bytes + SLACK_BYTES,
             free_bytes=free,
-            hint="free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk",
+            hint=hint,
         )
 
 
 @contextmanager
-def disk_errors(path: Path, needed_bytes: int) -> Iterator[None]:
-    """Turn a full disk (or an exhausted quota) inside the block into DiskSpaceError; other errors pass."""
+def disk_errors(path: Path, needed_bytes: int, *, hint: str = _LARGER_STORE) -> Iterator[None]:
+    """Turn a full disk (or an exhausted quota) inside the block into DiskSpaceError with ``hint``; others pass."""
     try:
         yield
     except OSError as error:
@@ -64,5 +66,5 @@ def disk_errors(path: Path, needed_bytes: int) -> Iterator[None]:
             f"the disk that holds {path} is full; nothing that was there before has changed",
             needed_bytes=needed_bytes,
             free_bytes=free_bytes(path.parent),
-            hint="free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk",
+            hint=hint,
         ) from error

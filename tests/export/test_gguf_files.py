@@ -262,7 +262,8 @@ def test_threads_and_room_for_requantising(models: Path, tmp_path: Path, monkeyp
         threads.append(arguments[3])
         return requantize(*arguments, **more)
 
-    def asked(_path: Path, needed_bytes: int, _what: str) -> None:
+    def asked(_path: Path, needed_bytes: int, _what: str, *, hint: str) -> None:
+        assert "export to a folder" in hint
         room.append(needed_bytes)
 
     monkeypatch.setattr(gguf_files, "requantize", recording)

@@ -163,6 +163,10 @@ def test_space_is_asked_at_the_nearest_folder_that_exists(tmp_path: Path, monkey
         disk.require_space(tmp_path, 5_000_000_000, "fetching it")
     assert caught.value.free_bytes == 1000
     assert caught.value.needed_bytes > 5_000_000_000
+    assert "EDGESPEC_HOME" in (caught.value.hint or "")
+    with pytest.raises(DiskSpaceError) as caught:
+        disk.require_space(tmp_path, 5_000_000_000, "exporting it", hint="elsewhere")
+    assert caught.value.hint == "elsewhere"
     disk.require_space(tmp_path, 0, "nothing")
 
 
