@@ -25,16 +25,31 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the tests' tokenizer
 
-from transformers_reference import KINDS, POSITIONS  # noqa: E402
+from transformers_reference import KINDS, POSITIONS, REAL  # noqa: E402
 
 from edgespec.export.hf_gguf import export_from_folder  # noqa: E402
+from edgespec.export.onnx_export import export_onnx  # noqa: E402
+from edgespec.files.locations import home  # noqa: E402
+from edgespec.files.onnx_folder import read_onnx_folder  # noqa: E402
+from edgespec.files.store import Store  # noqa: E402
+from edgespec.profiles.catalogue import lookup  # noqa: E402
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS  # noqa: E402
 from edgespec.runtimes.llama_library import load  # noqa: E402
-from tests.support.hf_folder import write_byte_level_tokenizer  # noqa: E402
+from edgespec.runtimes.onnx import OnnxSettings, load_onnx  # noqa: E402
+from tests.support.hf_folder import write_byte_level_tokenizer, write_hf_folder  # noqa: E402
 
 INTERPRETER = "EDGESPEC_TRANSFORMERS_PYTHON"
 
+REAL_MODEL = "smollm2-135m"  # as a folder made from its GGUF
+
 # What the issue asks for, of logits of about 1.
 WITHIN = 1e-3
+
+
+# llama.cpp looks GELU up in a table of float16 by float16, which alone moves these logits by 2e-3. What the file says
+# is held against the bound by ONNX Runtime, which computes it; llama.cpp's own difference has a bound above that.
+TABLED = ("gemma3",)
+TABLED_WITHIN = 5e-3
 
 
 class Results(Protocol):
@@ -76,23 +91,42 @@ def llama_logits(path: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
         api.llama_model_free(model)
 
 
+def onnx_logits(source: Path, folder: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """ONNX Runtime's logits after each of the tokens, float32 (positions, rows), of the file exported once more."""
+    export_onnx(source, folder, name=source.parent.name, sha256=None)
+    rows = []
+    with load_onnx(read_onnx_folder(folder), OnnxSettings()) as model, model.open(len(tokens)) as sequence:
+        for start in range(0, len(tokens), MAX_SCORED_ROWS):
+            some = tokens[start : start + MAX_SCORED_ROWS].tolist()
+            scored = sequence.forward(some, len(some))
+            rows += [scored.logits(row) for row in range(len(some))]
+    return np.stack(rows)
+
+
 def largest_difference(interpreter: str, kind: str, folder: Path) -> dict[str, float]:
     """How far the logits of one kind are apart, and their own spread."""
     source = folder / kind
-    source.mkdir()
+    if kind == REAL_MODEL:
+        write_hf_folder(Store(home()).fetch(lookup(REAL_MODEL)).path, source)
+    else:
+        source.mkdir()
     reference = Path(__file__).with_name("transformers_reference.py")
-    done = subprocess.run(
-        [interpreter, str(reference), kind, str(source)], capture_output=True, text=True, check=False
-    )
+    command = [interpreter, str(reference), REAL if kind == REAL_MODEL else kind, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    write_byte_level_tokenizer(source)
+    if kind != REAL_MODEL:
+        write_byte_level_tokenizer(source)
     export_from_folder(source, folder / f"{kind}-gguf", name=kind)
     theirs = np.load(source / "logits.npy", allow_pickle=False)
-    ours = llama_logits(folder / f"{kind}-gguf" / "model.gguf", np.load(source / "tokens.npy", allow_pickle=False))
+    made, tokens = folder / f"{kind}-gguf" / "model.gguf", np.load(source / "tokens.npy", allow_pickle=False)
+    ours = onnx_logits(made, folder / f"{kind}-onnx", tokens) if kind in TABLED else llama_logits(made, tokens)
     if ours.shape != theirs.shape or len(ours) != POSITIONS:
         raise RuntimeError(f"logits of {kind}: {ours.shape} here, {theirs.shape} there")
-    return {"largest_difference": float(np.abs(ours - theirs).max()), "spread": float(theirs.std())}
+    found = {"largest_difference": float(np.abs(ours - theirs).max()), "spread": float(theirs.std())}
+    if kind in TABLED:
+        found["llama_difference"] = float(np.abs(llama_logits(made, tokens) - theirs).max())
+    return found
 
 
 def compare(interpreter: str, kinds: Iterable[str], tell: Callable[[str], None]) -> dict[str, Any]:
@@ -111,7 +145,10 @@ def compare(interpreter: str, kinds: Iterable[str], tell: Callable[[str], None])
 def holds(found: dict[str, Any]) -> bool:
     """Whether every kind is within the bound, and its logits are not all alike."""
     return bool(found) and all(
-        each.get("largest_difference", WITHIN) < WITHIN and each["spread"] > 100 * WITHIN for each in found.values()
+        each.get("largest_difference", WITHIN) < WITHIN
+        and each.get("llama_difference", 0.0) < TABLED_WITHIN
+        and each["spread"] > 100 * WITHIN
+        for each in found.values()
     )
 
 
@@ -120,7 +157,7 @@ def transformers_logits(results: Results, name: str) -> bool:
     interpreter = os.environ.get(INTERPRETER)
     if not interpreter:
         raise RuntimeError(f"set {INTERPRETER} to a Python that has torch and transformers")
-    found = compare(interpreter, KINDS, lambda _line: None)
+    found = compare(interpreter, (*KINDS, REAL_MODEL), lambda _line: None)
     results.save(name, kinds=found)
     return holds(found)
 
@@ -132,11 +169,11 @@ def main() -> int:
     """Compare the kinds asked for; 0 if all are within the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transformers", default=os.environ.get(INTERPRETER), help="a Python with transformers")
-    parser.add_argument("--only", action="append", choices=[*KINDS], help="this kind (repeatable)")
+    parser.add_argument("--only", action="append", choices=[*KINDS, REAL_MODEL], help="this kind (repeatable)")
     arguments = parser.parse_args()
     if not arguments.transformers:
         parser.error(f"give --transformers PYTHON, or set {INTERPRETER}")
-    return 0 if holds(compare(arguments.transformers, arguments.only or KINDS, print)) else 1
+    return 0 if holds(compare(arguments.transformers, arguments.only or (*KINDS, REAL_MODEL), print)) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Runs in a Python that has torch and transformers (4.51 or newer), and imports nothing else of this repository:
 
-    python scripts/transformers_reference.py KIND FOLDER
+    python scripts/transformers_reference.py KIND|real FOLDER
 
 writes the model as ``save_pretrained`` does, tokens.npy (int64, positions), logits.npy (float32, positions x rows).
 """
@@ -58,13 +58,34 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+REAL = "real"  # in place of a kind: the folder holds a model already, and only the tokens and logits are written
+
+
 def main() -> int:
-    """Write the model of the kind and the folder that the command line names."""
+    """Write the model of the kind and the folder that the command line names, and what it computes."""
     import numpy as np
     import torch
     import transformers
 
     kind, folder = sys.argv[1], Path(sys.argv[2])
+    tokens = np.random.default_rng(1).integers(FIRST_TOKEN, FIRST_TOKEN + TOKENS, POSITIONS)
+    if kind == REAL:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    else:
+        model = random_model(kind)
+        model.save_pretrained(folder)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)[None]).logits[0].float().numpy()
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "logits.npy", logits)
+    return 0
+
+
+def random_model(kind: str) -> Any:
+    """A model with weights such that scores and logits are about 1."""
+    import torch
+    import transformers
+
     name, changes = KINDS[kind]
     own = COMMON | changes
     if name == "Qwen2":
@@ -77,15 +98,12 @@ def main() -> int:
     with torch.no_grad():
         for label, weights in model.named_parameters():
             if weights.dim() > 1:  # scores and logits of about 1, where transformers' own start gives almost 0
-                weights.normal_(0.0, 1.0 if "embed" in label else weights.shape[1] ** -0.5)
+                # A tied embedding is the head as well, which adds up as many products as the state has numbers.
+                unit = "embed" in label and not own["tie_word_embeddings"]
+                weights.normal_(0.0, 1.0 if unit else weights.shape[1] ** -0.5)
             else:
                 weights.normal_(0.0 if name == "Gemma3" or label.endswith("bias") else 1.0, 0.1)
-        tokens = np.random.default_rng(1).integers(FIRST_TOKEN, FIRST_TOKEN + TOKENS, POSITIONS)
-        logits = model(torch.from_numpy(tokens)[None]).logits[0].float().numpy()
-    model.save_pretrained(folder)
-    np.save(folder / "tokens.npy", tokens)
-    np.save(folder / "logits.npy", logits)
-    return 0
+    return model
 
 
 if __name__ == "__main__":

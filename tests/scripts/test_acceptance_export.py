@@ -39,6 +39,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ({"llama": {"largest_difference": 0.0, "spread": 0.1}}, False),  # nothing that could differ
         ({"llama": {"largest_difference": float("nan"), "spread": 1.0}}, False),
         ({"llama": {"error": "RuntimeError: no"}}, False),
+        ({"gemma3": {"largest_difference": 9e-4, "llama_difference": 4e-3, "spread": 1.0}}, True),
+        ({"gemma3": {"largest_difference": 9e-4, "llama_difference": 5e-3, "spread": 1.0}}, False),
         ({"llama": {"largest_difference": 1e-5, "spread": 1.0}, "qwen2": {"error": "no"}}, False),
     ],
 )

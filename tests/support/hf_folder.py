@@ -156,6 +156,7 @@ def write_config(header: GgufHeader, folder: Path, **more: Any) -> None:
     prefix = header.architecture
     config = {
         "architectures": [_CLASSES[prefix]],
+        "model_type": "gemma3_text" if prefix == "gemma3" else prefix,
         "hidden_size": header.embedding_length,
         "intermediate_size": header.metadata[f"{prefix}.feed_forward_length"],
         "num_hidden_layers": header.block_count,

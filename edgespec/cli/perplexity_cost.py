@@ -1,0 +1,153 @@
+"""What rounding weights costs in perplexity: the source of an export against what was made of it, on a fixed text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.bench import quality
+from edgespec.bench.suite import calibration_prompts
+from edgespec.cli.opening import resolve_profile
+from edgespec.cli.output import ProgressPrinter, State
+from edgespec.errors import EdgespecError, InvalidRequestError, NonFiniteLogitsError
+from edgespec.events import Loading
+from edgespec.export.gguf_files import DRAFTER, MODEL
+from edgespec.files.gguf import read_header
+from edgespec.files.gguf_types import GgufHeader
+from edgespec.files.locations import home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import ModelSettings, choose_threads, describe, memory_needed, open_model, target_settings
+from edgespec.planning.machine import describe_machine
+from edgespec.planning.memory import require_memory
+from edgespec.runtimes.llama import LlamaSettings
+from edgespec.text.tokenizer import LlamaVocabulary
+
+__all__ = ["TOKENS", "Cost", "PerplexityCost", "cost_of_rounding", "measure", "rounded_types"]
+
+# Both models read the same tokens, so that most of what makes a perplexity uncertain is the same in both: 512 of them
+# tell 4 bits from 8.
+TOKENS = 512
+
+# A source of these was never rounded to blocks.
+PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerplexityCost:
+    """Perplexity of the source and of what was exported from it, on the same ``tokens`` predicted."""
+
+    before: float
+    after: float
+    tokens: int
+
+    @property
+    def rise(self) -> float:
+        """By which share the perplexity has risen; negative if it fell."""
+        return self.after / self.before - 1
+
+    def as_json(self) -> dict[str, float | int]:
+        return {"before": self.before, "after": self.after, "tokens": self.tokens}
+
+    def __str__(self) -> str:
+        return f"{self.before:.2f} before, {self.after:.2f} after ({self.rise:+.1%}), on {self.tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """``rounded``: the source's types whose weights are not what they were. ``reason``: why nothing was measured."""
+
+    rounded: tuple[str, ...]
+    measured: PerplexityCost | None
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, float | int] | None:
+        return None if self.measured is None else self.measured.as_json()
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What to tell people: (label, text)."""
+        if not PLAIN_TYPES.issuperset(self.rounded):
+            yield "requantised", f"rounded a second time: weights stored as {', '.join(self.rounded)}"
+        yield "perplexity", str(self.measured) if self.measured else f"not measured: {self.reason}"
+
+
+def rounded_types(source: GgufHeader, folder: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The source's types, sorted, of weights that the export to ``folder`` has changed; empty if there are none."""
+    name = next((name for name in (MODEL, DRAFTER) if name in manifest["files"]), None)
+    if name is None:  # ONNX, whose exporter says which it has "rounded to" something, by role
+        parts = [part for text in manifest.get("tensors", {}).values() for part in text.split(", ")]
+        return tuple(sorted({part.split()[0] for part in parts if " rounded " in part}))
+    types = {tensor.name: tensor.type_name for tensor in source.tensors}
+    changes = {(types.get(each.name), each.type_name) for each in read_header(folder / name).tensors}
+    lossy = {old for old, new in changes if old and old != new and new != "F32"}  # F32 holds what any type says
+    return tuple(sorted(lossy))
+
+
+def cost_of_rounding(
+    source: LocatedModel, folder: Path, manifest: Mapping[str, Any], *, trimmed: bool, state: State
+) -> Cost | None:
+    """What the export of ``source`` to ``folder`` costs in perplexity; None if no weight was rounded.
+
+    A trimmed head gives most tokens no probability at all, so that its perplexity would mean nothing.
+    """
+    rounded = rounded_types(source.header, folder, manifest)
+    if not rounded:
+        return None
+    if trimmed:
+        return Cost(rounded=rounded, measured=None, reason="a trimmed head cannot say every token of a text")
+    try:
+        return Cost(rounded=rounded, measured=measure(source, folder, state=state))
+    except EdgespecError as error:  # the artefact is written and whole: what it costs is worth no failure
+        return Cost(rounded=rounded, measured=None, reason=error.message)
+
+
+def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCost:
+    """Run ``source``, then the artefact in ``folder``, one loaded at a time, each by its own runtime.
+
+    Raises MemoryLimitError, RuntimeUnavailableError and whatever else loading and forwards raise.
+    """
+    profile, machine = resolve_profile(None), describe_machine()
+    threads = choose_threads(profile, machine, None)
+    allowed_bytes = int(machine.available_memory_bytes * profile.max_memory_fraction)
+    models = (source, Locator(store=Store(home())).locate(str(folder)))
+    settings = [_plain_cache(target_settings(profile, threads, model)) for model in models]
+    facts = [describe(model, own) for model, own in zip(models, settings, strict=True)]
+    tokens = _tokens(source, min(TOKENS, *(each.trained_context_length for each in facts)))
+    found = []
+    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        for model, own, when in zip(models, settings, ("before", "after"), strict=True):
+            progress(Loading(f"measuring the perplexity {when}"))
+            found.append(_perplexity(model, own, tokens, allowed_bytes))
+    return PerplexityCost(before=found[0], after=found[1], tokens=len(tokens) - 1)
+
+
+def _plain_cache(settings: ModelSettings) -> ModelSettings:
+    """With nothing rounded but weights: the usual cache of llama.cpp moves some models more than 8-bit weights do."""
+    return replace(settings, kv_type="f16") if isinstance(settings, LlamaSettings) else settings
+
+
+def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
+    """``count`` tokens to predict and one before them, of prompts that are the same on every machine."""
+    text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
+    with closing(LlamaVocabulary(source.tokenizer_path)) as vocabulary:
+        tokens = vocabulary.encode(text, add_bos=True)[: count + 1]
+    if len(tokens) < 2:
+        raise InvalidRequestError(f"{source.name} has no tokens to predict")
+    return tokens
+
+
+def _perplexity(model: LocatedModel, settings: ModelSettings, tokens: Sequence[int], allowed_bytes: int) -> float:
+    require_memory(model.name, memory_needed(model.header, model.weight_bytes, len(tokens), settings), allowed_bytes)
+    losses: list[float] = []
+    with open_model(model, settings) as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
+        for rows in quality.teacher_forced_rows(sequence, tokens[:-1]):
+            following = tokens[len(losses) + 1 : len(losses) + 1 + len(rows)]
+            if not np.isfinite(rows).all():
+                raise NonFiniteLogitsError(f"{model.name} computes scores that are no finite numbers")
+            losses += quality.token_losses(rows, following).tolist()
+    return quality.perplexity(losses)

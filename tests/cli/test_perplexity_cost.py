@@ -1,0 +1,179 @@
+"""``edgespec export`` says what rounding costs: the numbers themselves, when there are none, and why."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.bench.suite import calibration_prompts
+from edgespec.cli import perplexity_cost
+from edgespec.cli.perplexity_cost import Cost, PerplexityCost, rounded_types
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.export.onnx_export import export_onnx
+from edgespec.files.gguf import read_header
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.text.tokenizer import LlamaVocabulary
+from tests.support.command_line import InProcess
+from tests.support.exporting import GGUF, succeeded
+from tests.support.fake_runtime import FakeModel
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels
+from tests.support.tiny_onnx import write_tiny_model
+
+ONNX = ("--to", "onnx")
+Q4_0 = (*GGUF, "--quant", "q4_0")
+
+
+def perplexity_by_hand(path: Path, tokens: Sequence[int]) -> float:
+    """With forwards as wide as those of the program, since widths differ in how they round."""
+    losses = []
+    with load_model(path, LlamaSettings(kv_type="f16")) as model, closing(model.open(len(tokens))) as sequence:
+        for first in range(0, len(tokens) - 1, 64):
+            fed = tokens[first : min(first + 64, len(tokens) - 1)]
+            rows = sequence.forward(fed, len(fed))
+            for index, following in enumerate(tokens[first + 1 : first + 1 + len(fed)]):
+                row = rows.logits(index).astype(np.float64)
+                losses.append(math.log(math.fsum(np.exp(row))) - row[following])
+    return math.exp(math.fsum(losses) / len(losses))
+
+
+def tokens_of(path: Path, count: int) -> list[int]:
+    with closing(LlamaVocabulary(path)) as vocabulary:
+        text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
+        return vocabulary.encode(text, add_bos=True)[: count + 1]
+
+
+# ------------------------------------------------------------------------------------------ what is measured
+
+
+def test_the_numbers_are_those_of_both_models(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = succeeded(here("export", tiny.target, *Q4_0, "-o", out, "--json")).json["perplexity"]
+    assert set(found) == {"before", "after", "tokens"}
+    assert found["tokens"] == perplexity_cost.TOKENS == 512
+    tokens = tokens_of(tiny.target, 512)
+    assert found["before"] == pytest.approx(perplexity_by_hand(tiny.target, tokens), rel=1e-3)
+    assert found["after"] == pytest.approx(perplexity_by_hand(out / "model.gguf", tokens), rel=1e-3)
+    assert found["before"] != found["after"]
+
+
+def test_nothing_but_weights_is_rounded(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    opened = perplexity_cost.open_model
+    monkeypatch.setattr(
+        perplexity_cost, "open_model", lambda model, settings: (seen.append(settings), opened(model, settings))[1]
+    )
+    succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
+    assert [each.kv_type for each in seen] == ["f16", "f16"]
+
+
+def test_the_text_for_people(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
+    assert re.search(r"^requantised +rounded a second time: weights stored as Q8_0$", told.out, re.MULTILINE)
+    line = r"^perplexity +[\d.]+ before, [\d.]+ after \([+-][\d.]+%\), on 512 tokens$"
+    assert re.search(line, told.out, re.MULTILINE)
+    assert "measuring the perplexity before" in told.err
+    assert "measuring the perplexity after" in told.err
+
+
+def test_a_first_rounding_is_measured_and_not_called_a_second(here: InProcess, tmp_path: Path) -> None:
+    source = write_tiny_gguf(tmp_path / "float.gguf", heads=2, kv_heads=1)
+    told = succeeded(here("export", source, *Q4_0, "-o", tmp_path / "out"))
+    assert "requantised" not in told.out
+    assert re.search(r"^perplexity +[\d.]+ before", told.out, re.MULTILINE)
+
+
+def test_onnx_runs_by_its_own_runtime(here: InProcess, tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "tiny.gguf", quant="Q8_0", context_length=96)
+    found = succeeded(here("export", source, *ONNX, "--quant", "q4", "-o", tmp_path / "a", "--json")).json
+    assert found["perplexity"]["tokens"] == 96  # no more than the model has positions for
+    exact = succeeded(here("export", source, *ONNX, "-o", tmp_path / "b"))
+    assert "perplexity" not in exact.out
+
+
+@pytest.mark.parametrize("options", [(), ("--quant", "f32"), ("--quant", "q8_0")])
+def test_exact_copies_cost_nothing(tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str]) -> None:
+    result = succeeded(here("export", tiny.drafter, *GGUF, *options, "-o", tmp_path / "out", "--json"))
+    assert result.json["perplexity"] is None
+    told = succeeded(here("export", tiny.drafter, *GGUF, *options, "-o", tmp_path / "out"))
+    assert "perplexity" not in told.out + told.err
+
+
+# -------------------------------------------------------------------------------------- what is not, and why
+
+
+@pytest.mark.usefixtures("few_prompts")
+def test_a_trimmed_head_has_no_perplexity(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path) -> None:
+    options = ("--trim-vocab", "400", "--trim-from", text)
+    told = succeeded(here("export", tiny.target, *Q4_0, *options, "-o", tmp_path / "out"))
+    assert re.search(r"^perplexity +not measured: a trimmed head cannot say every", told.out, re.MULTILINE)
+    found = succeeded(here("export", tiny.target, *Q4_0, *options, "-o", tmp_path / "out", "--json")).json
+    assert found["perplexity"] is None
+
+
+def test_too_little_memory(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(perplexity_cost.describe_machine(), available_memory_bytes=1 << 20)
+    monkeypatch.setattr(perplexity_cost, "describe_machine", lambda: machine)
+    told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
+    assert re.search(r"^perplexity +not measured: target needs about .* may be used$", told.out, re.MULTILINE)
+    assert (tmp_path / "out" / "model.gguf").exists()
+
+
+def test_a_runtime_that_is_missing_costs_the_number_and_not_the_export(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeUnavailableError("there is no such runtime", hint="install it")
+
+    monkeypatch.setattr(perplexity_cost, "open_model", refuse)
+    told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
+    assert re.search(r"^perplexity +not measured: there is no such runtime$", told.out, re.MULTILINE)
+
+
+def test_scores_that_are_no_numbers(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = read_header(tiny.target).vocabulary_size
+    broken = FakeModel(size, table=lambda _prefix: [math.nan] * size)
+    monkeypatch.setattr(perplexity_cost, "open_model", lambda *_: nullcontext(broken))
+    told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
+    assert "not measured: target computes scores that are no finite numbers" in told.out
+
+
+# ------------------------------------------------------------------------------------------- what was rounded
+
+
+def test_which_types_an_onnx_export_has_rounded(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "mixed.gguf", quant="Q4_1", head_quant="Q8_0")
+    header = read_header(source)
+    kept = export_onnx(source, tmp_path / "keep", name="mixed", sha256=None)
+    assert rounded_types(header, tmp_path / "keep", kept) == ("Q4_1",)
+    small = export_onnx(source, tmp_path / "q4", name="mixed", sha256=None, quant="q4")
+    assert "Q4_1" in rounded_types(header, tmp_path / "q4", small)
+    exact = write_tiny_model(tmp_path / "exact.gguf", quant="Q4_0", head_quant="Q8_0")
+    same = export_onnx(exact, tmp_path / "same", name="exact", sha256=None)
+    assert rounded_types(read_header(exact), tmp_path / "same", same) == ()
+
+
+def test_the_words() -> None:
+    measured = PerplexityCost(before=8.0, after=8.2, tokens=512)
+    assert measured.rise == pytest.approx(0.025)
+    assert str(measured) == "8.00 before, 8.20 after (+2.5%), on 512 tokens"
+    cost = Cost(rounded=("Q4_K", "Q6_K"), measured=measured)
+    assert next(cost.lines()) == ("requantised", "rounded a second time: weights stored as Q4_K, Q6_K")
+    assert cost.as_json() == {"before": 8.0, "after": 8.2, "tokens": 512}
+    plain = Cost(rounded=("BF16", "F16"), measured=None, reason="no reason")
+    assert list(plain.lines()) == [("perplexity", "not measured: no reason")]
+    assert plain.as_json() is None
