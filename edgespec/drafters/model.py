@@ -63,7 +63,9 @@ class ModelDraftState:
         if depth < 1 or not len(context):
             return NOTHING
         if self._sequence is None:
-            self._sequence = self._open_model().open(self._request.context_length)
+            model = self._open_model()
+            # A drafter with a shorter context is of use for as long as the text fits it.
+            self._sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
             if self._cancelled:
                 self._sequence.cancel()
         sequence = self._sequence

@@ -29,7 +29,7 @@ from edgespec.export.onnx_tables import Stored, Table, TablePlan
 from edgespec.export.onnx_weights import BLOCK
 from edgespec.files.onnx_folder import DATA_NAME, KEPT_IDS
 
-__all__ = ["build_graph"]
+__all__ = ["TO_THE_END", "GraphBuilder", "build_graph"]
 
 # The newest of both that ONNX Runtime 1.22, the oldest release supported, reads; nothing newer is needed.
 _OPSET, _IR_VERSION = 21, 10
@@ -45,49 +45,52 @@ _ELEMENTS = {
     "uint8": TensorProto.UINT8,
     "int64": TensorProto.INT64,
 }
-_TO_THE_END = np.iinfo(np.int64).max
+TO_THE_END = np.iinfo(np.int64).max
 
 
-def build_graph(shape: ModelShape, plan: TablePlan, *, static_cache: int | None = None) -> Any:
-    """The model as an ``onnx.ModelProto``, all of whose tables are external data in ``model.onnx.data``.
-
-    ``static_cache`` fixes the capacity of the cache; without it, the cache may have any.
-    """
-    return _Builder(shape, plan, static_cache).build()
+def build_graph(shape: ModelShape, plan: TablePlan) -> Any:
+    """The model as an ``onnx.ModelProto``, all of whose tables are external data in ``model.onnx.data``."""
+    return GraphBuilder(shape, plan).build()
 
 
-class _Builder:
-    def __init__(self, shape: ModelShape, plan: TablePlan, static_cache: int | None) -> None:
+class GraphBuilder:
+    """The graph above. ``onnx_static_graph`` takes and gives its cache in another way, and overrides that."""
+
+    def __init__(self, shape: ModelShape, plan: TablePlan) -> None:
         self._shape, self._plan = shape, plan
-        self._capacity: int | str = "capacity" if static_cache is None else static_cache
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
 
     def build(self) -> Any:
+        """The model, whose constants are declared and not read. To be called once."""
         self._compute()
-        shape, head = self._shape, self._plan.head
-        cache = (1, shape.head_count_kv, self._capacity, shape.head_length)
+        inputs, outputs = self._interface()
+        if self._plan.kept_ids is not None:
+            kept = self._external(self._plan.kept_ids)
+            self._add("Identity", [kept], KEPT_IDS)
+            outputs.append(helper.make_tensor_value_info(KEPT_IDS, TensorProto.INT64, (self._plan.head.rows,)))
+        name = self._shape.architecture.name
+        graph = helper.make_graph(self._nodes, name, inputs, outputs, initializer=list(self._constants.values()))
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgespec")
+
+    def _interface(self) -> tuple[list[Any], list[Any]]:
+        """Inputs and outputs, but for the ids of a trimmed head."""
+        shape = self._shape
+        cache = (1, shape.head_count_kv, "capacity", shape.head_length)
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "tokens")),
             helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, (1,)),
             helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, ()),
             helper.make_tensor_value_info("first_row", TensorProto.INT64, (1,)),
         ]
-        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, "rows", head.rows))]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, "rows", self._plan.head.rows))]
         for layer in range(len(shape.blocks)):
             for part in ("key", "value"):
                 past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
                 inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, cache))
                 outputs.append(helper.make_tensor_value_info(present, TensorProto.FLOAT, cache))
-        if self._plan.kept_ids is not None:
-            kept = self._external(self._plan.kept_ids)
-            self._add("Identity", [kept], KEPT_IDS)
-            outputs.append(helper.make_tensor_value_info(KEPT_IDS, TensorProto.INT64, (head.rows,)))
-        graph = helper.make_graph(
-            self._nodes, shape.architecture.name, inputs, outputs, initializer=list(self._constants.values())
-        )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgespec")
+        return inputs, outputs
 
     # ------------------------------------------------------------------------------------------ the model
 
@@ -145,16 +148,9 @@ class _Builder:
 
     def _attention(self, layer: int, block: Block, normed: str) -> str:
         shape, name = self._shape, f"blk.{layer}"
-        packed = self._plan.tables.get(f"{name}.attn_qkv")
-        if packed is not None:
-            qkv = [self._matrix(normed, packed), "", ""]
-        else:
-            qkv = [
-                self._matrix(normed, self._plan.tables[f"{name}.{part}"]) for part in ("attn_q", "attn_k", "attn_v")
-            ]
-        if shape.architecture.head_norms:
-            qkv[0] = self._head_norm(qkv[0], f"{name}.attn_q_norm", shape.head_count)
-            qkv[1] = self._head_norm(qkv[1], f"{name}.attn_k_norm", shape.head_count_kv)
+        qkv = self._projected(name, normed)
+        if len(qkv) == 1:
+            qkv = [*qkv, "", ""]
         rope = self._plan.ropes[block.rope]
         inputs = [
             *qkv,
@@ -178,6 +174,19 @@ class _Builder:
         self._node("GroupQueryAttention", inputs, outputs, _CONTRIB, attributes)
         return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
 
+    def _projected(self, name: str, normed: str) -> list[str]:
+        """Queries, keys and values before they are rotated, each (1, S, its heads side by side), or all in one."""
+        packed = self._plan.tables.get(f"{name}.attn_qkv")
+        if packed is not None:
+            return [self._matrix(normed, packed)]
+        query, key, value = (
+            self._matrix(normed, self._plan.tables[f"{name}.{part}"]) for part in ("attn_q", "attn_k", "attn_v")
+        )
+        if self._shape.architecture.head_norms:
+            query = self._head_norm(query, f"{name}.attn_q_norm", self._shape.head_count)
+            key = self._head_norm(key, f"{name}.attn_k_norm", self._shape.head_count_kv)
+        return [query, key, value]
+
     def _head_norm(self, values: str, table: str, heads: int) -> str:
         length = self._shape.head_length
         split = self._add("Reshape", [values, self._integers((0, 0, heads, length))], f"{table}.heads")
@@ -196,7 +205,7 @@ class _Builder:
         return self._matrix(product, self._plan.tables[f"{name}.ffn_down"])
 
     def _last_rows(self, values: str) -> str:
-        ends, axes = self._integers((_TO_THE_END,)), self._integers((1,))
+        ends, axes = self._integers((TO_THE_END,)), self._integers((1,))
         return self._add("Slice", [values, "first_row", ends, axes], f"{values}.last")
 
     def _norm(self, values: str, table: str) -> str:

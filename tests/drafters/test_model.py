@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,17 @@ def test_the_rejection_rule_carries_the_distributions() -> None:
         assert carried.probs.tolist() == own.probs.tolist()
         assert token == draw(own, 3, len(so_far), Purpose.DRAFT)
         so_far.append(token)
+
+
+def test_a_shorter_context_than_the_sessions_is_used_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel(seed=1)
+    monkeypatch.setattr(FakeModel, "facts", replace(model.facts, trained_context_length=8))
+    state = started(model, context_length=64)
+    assert len(state.propose(Context(PROMPT), 2).tokens) == 2
+    assert check_synced(state).context_length == 8
+    assert len(state.propose(Context([*PROMPT, 7, 7]), 5).tokens) == 2
+    assert state.propose(Context([*PROMPT, *[7] * 4]), 5) is NOTHING
+    assert len(state.propose(Context(PROMPT), 5).tokens) == 4
 
 
 def test_a_chain_ends_after_a_stop_id() -> None:

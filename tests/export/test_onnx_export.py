@@ -71,7 +71,9 @@ def test_the_folder_and_its_manifest(source: Path, tmp_path: Path) -> None:
         "head_count_kv": 2,
         "key_length": 32,
         "kv_type": "f32",
+        "cache": "shared",
         "static_cache": None,
+        "window": None,
         "licence": "MIT",
     }
     assert manifest["tensors"]["attn_qkv"] == "Q4_0 as 4-bit"

@@ -16,7 +16,6 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.onnx_architectures import ARCHITECTURES as KNOWN
 from edgespec.export.onnx_architectures import Rope, describe_model, rope_tables
 from edgespec.export.onnx_export import export_onnx
-from edgespec.export.onnx_graph import build_graph
 from edgespec.export.onnx_tables import ALIGNMENT, TablePlan, plan_tables
 from edgespec.files.gguf import read_header
 from tests.export.models import write_model
@@ -376,18 +375,6 @@ def test_gemma_sees_a_window_in_the_layers_it_says(tmp_path: Path) -> None:
     assert [block.window for block in describe_model(replace(header, metadata=listed)).blocks] == [WINDOW, None] * 3
     with pytest.raises(ModelFileError, match="pattern"):
         describe_model(replace(header, metadata={**header.metadata, key: (True, False)}))
-
-
-def test_a_static_cache_is_a_number_in_the_graph(tmp_path: Path) -> None:
-    header = read_header(write_tiny_model(tmp_path / "a.gguf"))
-    shape = describe_model(header)
-    plan = plan_tables(header, shape, "keep", None)
-
-    def capacity(model: Any) -> Any:
-        return model.graph.input[-1].type.tensor_type.shape.dim[2]
-
-    assert capacity(build_graph(shape, plan)).dim_param == "capacity"
-    assert capacity(build_graph(shape, plan, static_cache=64)).dim_value == 64
 
 
 def test_only_small_constants_are_inside_the_graph(tmp_path: Path) -> None:

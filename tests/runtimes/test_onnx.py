@@ -104,7 +104,7 @@ class TestContract(SequenceContract, NativeContract):
         quant, settings = request.param
         return Runtime(
             open_model=lambda: load_folder(folders(quant), settings),
-            prefill_tokens=12_000,
+            prefill_tokens=20_000,
             context_overhead_bytes=12 * 2**20,
         )
 

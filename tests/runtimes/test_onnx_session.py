@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
+from edgespec.files.onnx_interface import ROWS, SHARED
 from edgespec.runtimes.onnx_providers import OnnxLibrary, Provider
-from edgespec.runtimes.onnx_session import OnnxSettings, OnnxWeights, StopFlag, load_weights
+from edgespec.runtimes.onnx_session import WIDE_TOKENS, OnnxSettings, OnnxWeights, StopFlag, load_weights
 
 CPU = Provider(name="cpu", provider="CPUExecutionProvider", kind="cpu", description="")
 GPU = Provider(name="DirectML", provider="DmlExecutionProvider", kind="gpu", description="")
@@ -22,7 +23,8 @@ PLUGIN = Provider(
     plugin="onnxruntime_ep_openvino 1",
     ep_devices=("the descriptor",),
 )
-ARTEFACT: Any = SimpleNamespace(graph_path=Path("folder") / "model.onnx", folder=Path("folder"))
+ARTEFACT: Any = SimpleNamespace(graph_path=Path("folder") / "model.onnx", folder=Path("folder"), cache=SHARED)
+FIXED: Any = SimpleNamespace(graph_path=Path("folder") / "model.onnx", folder=Path("folder"), cache=ROWS)
 
 
 class FakeApi:
@@ -37,12 +39,15 @@ class FakeApi:
         self.entries: dict[str, str] = {}
         self.appended: Any = None
         self.options: Any = None
+        self.widths: list[int | None] = []
 
     def SessionOptions(self) -> Any:  # noqa: N802
         self.options = SimpleNamespace(
             add_session_config_entry=self.entries.__setitem__,
             add_provider_for_devices=lambda devices, options: setattr(self, "appended", (devices, options)),
+            add_free_dimension_override_by_name=lambda name, width: setattr(own, name, width),
         )
+        own = self.options
         return self.options
 
     def RunOptions(self) -> Any:  # noqa: N802
@@ -50,18 +55,20 @@ class FakeApi:
         return SimpleNamespace(entries=entries, add_run_config_entry=entries.__setitem__, terminate=False)
 
     def InferenceSession(self, path: str, options: Any, providers: Any, **keywords: Any) -> Any:  # noqa: N802
-        assert options is self.options
         if self.error is not None:
             raise self.error
+        self.widths.append(getattr(options, "tokens", None))
         self.path, self.providers, self.keywords = path, providers, keywords
         named = [self.appended[0]] if providers is None else [name for name, _ in providers[:1]]
         usable = self.usable if self.usable is not None else named
         return SimpleNamespace(get_providers=lambda: usable)
 
 
-def loaded(api: FakeApi, provider: Provider = CPU, settings: OnnxSettings | None = None) -> OnnxWeights:
+def loaded(
+    api: FakeApi, provider: Provider = CPU, settings: OnnxSettings | None = None, artefact: Any = ARTEFACT
+) -> OnnxWeights:
     library = OnnxLibrary(api=api, version="1", build="1+0")
-    return load_weights(library, provider, ARTEFACT, settings or OnnxSettings())
+    return load_weights(library, provider, artefact, settings or OnnxSettings())
 
 
 def test_the_defaults() -> None:
@@ -94,6 +101,18 @@ def test_threads_spin_unless_told_otherwise() -> None:
     api = FakeApi()
     loaded(api)
     assert api.entries == {"session.intra_op.allow_spinning": "1"}
+
+
+def test_a_graph_of_fixed_shapes_is_loaded_for_two_widths_but_on_the_cpu() -> None:
+    api = FakeApi()
+    weights = loaded(api, GPU, artefact=FIXED)
+    assert api.widths == [1, WIDE_TOKENS]
+    assert weights.session is not weights.wide
+    for provider, artefact in ((CPU, FIXED), (CPU, ARTEFACT), (GPU, ARTEFACT)):
+        api = FakeApi()
+        weights = loaded(api, provider, artefact=artefact)
+        assert api.widths == [None]
+        assert weights.session is weights.wide
 
 
 def test_elsewhere_the_cpu_computes_what_the_provider_cannot_and_runs_take_turns() -> None:

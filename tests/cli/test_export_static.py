@@ -1,0 +1,75 @@
+"""``edgespec export --static-cache``: what it writes and refuses, and a drafter whose cache ends before the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.export.onnx_export import LEAST_STATIC_CACHE
+from edgespec.files.gguf import read_header
+from edgespec.files.onnx_folder import read_onnx_folder
+from tests.support.command_line import InProcess
+from tests.support.exporting import succeeded
+from tests.support.tiny_models import TinyModels
+
+FIXED = ("--to", "onnx", "--static-cache", str(LEAST_STATIC_CACHE))
+
+
+@pytest.fixture
+def drafter(tiny: TinyModels, here: InProcess, tmp_path: Path) -> Path:
+    found = succeeded(here("export", tiny.drafter, *FIXED, "-o", tmp_path / "fixed", "--json")).json
+    manifest = found["manifest"]
+    assert (manifest["cache"], manifest["static_cache"]) == ("rows", LEAST_STATIC_CACHE)
+    return tmp_path / "fixed"
+
+
+def test_what_is_written(drafter: Path, here: InProcess, tiny: TinyModels, tmp_path: Path) -> None:
+    artefact = read_onnx_folder(drafter)
+    assert (artefact.cache, artefact.static_cache) == ("rows", LEAST_STATIC_CACHE)
+    succeeded(here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "other"))
+    assert read_onnx_folder(tmp_path / "other").static_cache is None  # unless it is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--to", "gguf", "--static-cache", "512"), ("--static-cache is for ONNX models only",)),
+        (("--to", "onnx", "--static-cache", str(LEAST_STATIC_CACHE - 1)), (f"{LEAST_STATIC_CACHE - 1} tokens",)),
+        (("--to", "onnx", "--static-cache", "-1"), ("-1 tokens",)),
+        (("--to", "onnx", "--static-cache", str(10**12)), (f"{10**12} tokens",)),
+        (("--to", "onnx", "--static-cache", "many"), ("--static-cache", "valid integer")),
+        # Said before rows are counted: the text does not exist.
+        ((*FIXED[:3], "3", "--trim-vocab", "300", "--trim-from", "missing.txt"), ("3 tokens",)),
+    ],
+)
+def test_options_that_cannot_be(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    result = here("export", tiny.drafter, "-o", tmp_path / "out", *options, "--json")
+    result.failed_well(*words, code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_hint_names_the_bounds(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    result = here("export", tiny.drafter, "--to", "onnx", "--static-cache", "5", "-o", tmp_path / "out", "--json")
+    for bound in (LEAST_STATIC_CACHE, read_header(tiny.drafter).context_length):
+        assert str(bound) in (result.hint or "")
+
+
+@pytest.mark.parametrize(("words", "drafted"), [(20, True), (200, True), (400, False)])
+def test_a_drafter_whose_cache_fills_up_only_stops_drafting(
+    drafter: Path, tiny: TinyModels, here: InProcess, words: int, drafted: bool
+) -> None:
+    """The text begins well before the end of the cache, reaches it in the answer, or is longer from the start."""
+
+    def answer(*options: str) -> Any:
+        arguments = ("--raw", "water " * words, "--target", tiny.target, "--max-tokens", "80", "--context", "1024")
+        return succeeded(here("generate", *arguments, *options, "--json")).json
+
+    plain = answer("--draft", str(drafter), "--plain")
+    found = answer("--draft", str(drafter), "--depth", "2")
+    assert found["token_ids"] == plain["token_ids"]
+    assert ("model" in found["stats"]["rounds_by_source"]) == drafted
+    assert found["plan"]["drafter"]["runtime"] == "onnx"

@@ -1,0 +1,109 @@
+"""Folders with a graph of fixed shapes: what is read from a sound one, and what is refused of a hostile one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ModelFileError
+from edgespec.export.onnx_export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.files.onnx_folder import read_onnx_folder
+from tests.files.test_onnx_folder import edit_graph, refusal
+from tests.support.tiny_onnx import WINDOW, write_tiny_model
+from tests.support.trimmed_folder import edit_manifest
+
+CAPACITY = LEAST_STATIC_CACHE
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("rows")
+    source = write_tiny_model(place / "a.gguf", "gemma3", quant="Q8_0", layers=3, context_length=2 * CAPACITY)
+    export_onnx(source, place / "out", name="tiny", sha256=None, static_cache=CAPACITY)
+    return place / "out"
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(sound, tmp_path / "rows"))
+
+
+def test_what_a_sound_folder_says(sound: Path) -> None:
+    artefact = read_onnx_folder(sound)
+    assert (artefact.cache, artefact.static_cache, artefact.window) == ("rows", CAPACITY, WINDOW)
+    assert artefact.context_length == 2 * CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"cache": "shared"}, "it has no input first_row"),
+        ({"cache": "whole"}, "has no fixed length"),
+        ({"cache": "columns"}, "cache is 'columns', not one of"),
+        ({"cache": ["rows"]}, "cache is a list"),
+        ({"static_cache": None}, "none is stated"),
+        ({"static_cache": CAPACITY + 1}, "instead of"),
+        ({"static_cache": 10**30}, "instead of"),
+        ({"static_cache": True}, "static_cache is True"),
+        ({"window": None}, "'new_window_mask' too"),
+        ({"window": 0}, "window is 0"),
+        ({"window": "8"}, "window is '8'"),
+        ({"window": 8.0}, "window is 8.0"),
+    ],
+)
+def test_a_manifest_that_lies(folder: Path, change: dict[str, Any], says: str) -> None:
+    edit_manifest(folder, lambda document: document.update(change))
+    assert says in refusal(folder).message
+
+
+def named(values: Any, name: str) -> Any:
+    return next(each for each in values if each.name == name)
+
+
+def length(what: str, name: str, axis: int, value: int) -> Callable[[Any], None]:
+    """State another length of an input or output."""
+
+    def change(model: Any) -> None:
+        each = named(getattr(model.graph, what), name)
+        each.type.tensor_type.shape.dim[axis].dim_value = value
+
+    return change
+
+
+def without(what: str, name: str) -> Callable[[Any], None]:
+    return lambda model: getattr(model.graph, what).remove(named(getattr(model.graph, what), name))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (length("input", "past_mask", 3, CAPACITY - 1), "past_mask has the shape"),
+        (length("input", "past_key_values.0.key", 2, 2**40), "past_key_values.0.key has the shape"),
+        (length("input", "past_key_values.0.key", 1, 1), "past_key_values.0.key has the shape"),
+        (length("input", "scored_row", 0, 2), "scored_row has the shape"),
+        (length("input", "input_ids", 1, 8), "input_ids has the shape"),
+        (length("output", "new.2.value", 3, 16), "new.2.value has the shape"),
+        (length("output", "logits", 1, 4), "logits has the shape"),
+        (without("input", "new_window_mask"), "it has no input new_window_mask"),
+        (without("output", "new.1.key"), "it has no output new.1.key"),
+        (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 6), "another type"),
+        (lambda m: m.graph.input[1].type.tensor_type.shape.dim.add(), "number of dimensions"),
+    ],
+)
+def test_a_graph_with_another_interface(folder: Path, change: Callable[[Any], object], says: str) -> None:
+    edit_graph(folder, change)
+    assert says in refusal(folder).message
+
+
+def test_another_graphs_cache_has_no_window_to_speak_of(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "a.gguf", "gemma3", quant="Q8_0")
+    export_onnx(source, tmp_path / "out", name="tiny", sha256=None)
+    assert read_onnx_folder(tmp_path / "out").window is None
+    edit_manifest(tmp_path / "out", lambda document: document.update(cache="rows"))
+    with pytest.raises(ModelFileError, match="none is stated"):
+        read_onnx_folder(tmp_path / "out")
