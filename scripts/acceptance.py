@@ -25,6 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from acceptance_bench import BENCH_STEPS
+from acceptance_export import EXPORT_STEPS
+from acceptance_optimum import OPTIMUM_STEPS
+from acceptance_quality import QUALITY_STEPS
+from acceptance_static import STATIC_STEPS
+from acceptance_trim import TRIM_STEPS
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "acceptance"
@@ -210,6 +215,12 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     "near": near,
     "equality-1": equality,
     "equality-2": equality,
+    "export-safety": pytest_step("tests/export", "tests/cli/test_export.py", "tests/files/test_onnx_folder.py"),
+    **EXPORT_STEPS,
+    **QUALITY_STEPS,
+    **OPTIMUM_STEPS,
+    **STATIC_STEPS,
+    **TRIM_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }
@@ -225,7 +236,7 @@ def main() -> int:
     results = Results(fresh=arguments.fresh and not arguments.only)
     for name in arguments.only or STEPS:
         if arguments.list:
-            print(f"{name:20} {results.steps.get(name, {}).get('holds', 'due')}")
+            print(f"{name:34} {results.steps.get(name, {}).get('holds', 'due')}")
             continue
         if results.steps.get(name, {}).get("holds") and not arguments.fresh:
             print(f"{name}: holds (measured before)", flush=True)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.opening import JsonOption, TargetOption, resolve_profile, state_of
 from edgespec.cli.output import ProgressPrinter, State, print_json
+from edgespec.cli.written import Written
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.atomic import sha256_file
-from edgespec.files.disk import readable_bytes
 from edgespec.files.locations import home
 from edgespec.files.progress import ProgressCallback
 from edgespec.files.store import Store
@@ -47,6 +48,16 @@ def export(
         list[Path] | None,
         typer.Option("--trim-from", metavar="FILE", help="Text that tells which rows; may be given again."),
     ] = None,
+    static_cache: Annotated[
+        int | None,
+        typer.Option("--static-cache", metavar="N", help="Fixed shapes for NPUs, with a cache for N tokens."),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python", metavar="PATH", help="An interpreter that has Optimum, for folders of Hugging Face."
+        ),
+    ] = None,
     target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -54,10 +65,27 @@ def export(
 
     The rows kept are those of the tokens that the target (--target, else the profile's) writes when it answers
     prompts of ours, or of the texts given; `auto` measures how many pay. Such a drafter is used with --draft DIR.
+
+    A Hugging Face folder (safetensors) is converted here to GGUF, and to ONNX through Optimum: in an environment of
+    its own, made when it is first needed, or by an interpreter that has Optimum (--python).
     """
     state = state_of(context)
-    wish = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target)
+    wish = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
+    request = FolderRequest(
+        to=to,
+        output=output,
+        quant=wish.quant,
+        python=python,
+        trimmed=wish.trim is not None,
+        static_cache=wish.static_cache,
+    )
+    if export_if_folder(model, request, state, as_json=json):
+        return
     source = _located(model, output, state)
+    if wish.static_cache is not None:
+        from edgespec.export.onnx_export import check_static_cache
+
+        check_static_cache(wish.static_cache, source.header.context_length)  # before rows are counted for an hour
     trimming: Trimming | None = None
     if wish.trim is not None:
         from edgespec.cli.trimming import choose_rows
@@ -72,10 +100,21 @@ def export(
             "licence": _licence(source),
         }
         if to == "onnx":
-            manifest = _write_onnx(source, output, wish.quant, trimming, provenance, progress)
+            manifest = _write_onnx(source, output, wish, trimming, provenance, progress)
         else:
             manifest = _write_gguf(source, output, wish.quant, trimming, provenance, progress)
-    written = _Written(folder=output, source=source, manifest=manifest, trimming=trimming)
+    from edgespec.cli.perplexity_cost import cost_of_rounding
+
+    trimmed = trimming is not None and trimming.kept is not None
+    cost = cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+    written = Written(
+        folder=output,
+        source_name=source.name,
+        bytes_before=source.header.bytes_per_forward,
+        manifest=manifest,
+        trimming=trimming,
+        cost=cost,
+    )
     if json:
         print_json(written.as_json())
         state.answered = True
@@ -90,12 +129,22 @@ def export(
 class _Wish:
     quant: str
     trim: TrimRequest | None
+    static_cache: int | None
 
 
-def _checked(to: str, quant: str, trim_vocab: str | None, texts: tuple[Path, ...], target: str | None) -> _Wish:
+def _checked(
+    to: str,
+    quant: str,
+    trim_vocab: str | None,
+    texts: tuple[Path, ...],
+    target: str | None,
+    static_cache: int | None,
+) -> _Wish:
     """The options, as far as they can be wrong by themselves. Raises InvalidRequestError."""
     if to not in FORMATS:
         raise InvalidRequestError(f"unknown format {to!r}", hint=f"--to takes {' or '.join(FORMATS)}")
+    if static_cache is not None and to != "onnx":
+        raise InvalidRequestError("--static-cache is for ONNX models only", hint="add --to onnx, or leave it out")
     quant = quant.lower()
     if to == "onnx" and quant not in ONNX_QUANTS:
         raise InvalidRequestError(
@@ -113,10 +162,11 @@ def _checked(to: str, quant: str, trim_vocab: str | None, texts: tuple[Path, ...
                     f"{option} tells which rows of the vocabulary are kept, and all of them are",
                     hint="add --trim-vocab N or --trim-vocab auto",
                 )
-        return _Wish(quant=quant, trim=None)
+        return _Wish(quant=quant, trim=None, static_cache=static_cache)
     from edgespec.cli.trimming import TrimRequest
 
-    return _Wish(quant=quant, trim=TrimRequest(rows=_rows(trim_vocab), texts=texts, target=target))
+    trim = TrimRequest(rows=_rows(trim_vocab), texts=texts, target=target)
+    return _Wish(quant=quant, trim=trim, static_cache=static_cache)
 
 
 def _rows(text: str) -> int | None:
@@ -217,18 +267,17 @@ def _threads() -> int:
 def _write_onnx(
     source: LocatedModel,
     folder: Path,
-    quant: str,
+    wish: _Wish,
     trimming: Trimming | None,
     provenance: Mapping[str, Any],
     progress: ProgressCallback,
 ) -> Mapping[str, Any]:
-    kept = None if trimming is None else trimming.kept
+    kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
+    more: dict[str, Any] = {"quant": wish.quant, "static_cache": wish.static_cache, "kept": kept, "notes": notes}
     try:
         from edgespec.export.onnx_export import export_onnx
 
-        manifest: Mapping[str, Any] = export_onnx(
-            source.path, folder, quant=quant, kept=kept, progress=progress, **provenance
-        )
+        manifest: Mapping[str, Any] = export_onnx(source.path, folder, **more, progress=progress, **provenance)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "onnx":
             raise
@@ -237,76 +286,3 @@ def _write_onnx(
             hint='pip install "edgespec[onnx]"',
         ) from error
     return manifest
-
-
-# ----------------------------------------------------------------------------------------------- telling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """An export that is on disk, as it is told."""
-
-    folder: Path
-    source: LocatedModel
-    manifest: Mapping[str, Any]
-    trimming: Trimming | None
-
-    @property
-    def bytes_per_token(self) -> int | None:
-        """Bytes of weights that a token reads; None where the format does not say."""
-        weights = self._gguf()
-        return None if weights is None else weights.bytes_per_forward
-
-    @property
-    def quantisation(self) -> Mapping[str, str]:
-        """Types of the weights, by part of the model."""
-        from edgespec.export.quant_classes import quantisation_by_class
-
-        weights = self._gguf()
-        return self.manifest.get("tensors", {}) if weights is None else quantisation_by_class(weights.tensors)
-
-    def _gguf(self) -> Any:
-        from edgespec.export.gguf_files import DRAFTER, MODEL
-        from edgespec.files.gguf import read_header
-
-        name = next((name for name in (MODEL, DRAFTER) if name in self.manifest["files"]), None)
-        return None if name is None else read_header(self.folder / name)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.folder),
-            "manifest": dict(self.manifest),
-            "bytes_per_token": {"before": self.source.header.bytes_per_forward, "after": self.bytes_per_token},
-            "quantisation": dict(self.quantisation),
-            "trim": None
-            if self.trimming is None
-            else {"kept": self.trimming.rows, "of": self.trimming.vocabulary_size, **self.trimming.as_json()},
-        }
-
-    def show(self) -> None:
-        files: Mapping[str, Any] = self.manifest["files"]
-        _line("written", f"{self.folder}, {readable_bytes(sum(record['bytes'] for record in files.values()))}")
-        for name, record in files.items():
-            _line("", f"{name:<16} {readable_bytes(record['bytes']):>10}")
-        before, after = self.source.header.bytes_per_forward, self.bytes_per_token
-        now = "not measured" if after is None else f"{readable_bytes(after)} of weights"
-        _line("a token", f"reads {readable_bytes(before)} of weights in {self.source.name}; here: {now}")
-        _line("weights", "; ".join(f"{part} {types}" for part, types in self.quantisation.items()))
-        if self.trimming is not None:
-            self._show_trimming(self.trimming)
-        _line("licence", self.manifest.get("licence") or "not stated")
-
-    @staticmethod
-    def _show_trimming(trimming: Trimming) -> None:
-        known = "" if trimming.coverage is None else f": {trimming.coverage:.1%} of the held-out tokens"
-        _line("head", f"{trimming.rows} of {trimming.vocabulary_size} rows{known}")
-        if trimming.ranked_by is not None:
-            _line("ranked by", trimming.ranked_by)
-        for rows, seconds in (trimming.forward_s or {}).items():
-            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows")
-        for reason in trimming.reasons:
-            _line("because", reason)
-
-
-def _line(label: str, text: str) -> None:
-    print(f"{label:<12} {text}")

@@ -59,8 +59,8 @@ TIMED_ROWS = 16384
 class Trimming:
     """The rows to keep, int32 ascending (None: all of them), and why.
 
-    ``forward_s`` are measured seconds of a draft token by rows of the head, ``coverage`` is a share of held-out
-    tokens; None where they were not measured.
+    ``forward_s`` are measured seconds of a draft token by rows of the head. ``coverage`` is the share of the held-out
+    tokens that so many rows hold if the other tokens alone choose them. None where they were not measured.
     """
 
     kept: TokenIds | None
@@ -117,13 +117,13 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
     counts, ranked_by = _count(source, texts, wanted.target, state)
     if wanted.rows is None:
         return _best_size(source, counts, ranked_by, always, quant=quant, folder=folder, state=state)
-    kept = vocabtrim.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
+    judged = vocabtrim.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
     return Trimming(
-        kept=kept,
+        kept=vocabtrim.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
         vocabulary_size=size,
         reasons=(f"{wanted.rows} rows were asked for",),
         ranked_by=ranked_by,
-        coverage=vocabtrim.coverage(counts.held_out, kept) if counts.held_out else None,
+        coverage=vocabtrim.coverage(counts.held_out, judged) if counts.held_out else None,
     )
 
 
@@ -154,7 +154,7 @@ def _best_size(
         vocabulary_size=size,
         cost=vocabtrim.HeadCost.through((timed_rows, trimmed_s), (size, whole_s)),
     )
-    kept = vocabtrim.kept_ids(counts.ranking, decision.size, always, vocabulary_size=size)
+    kept = vocabtrim.kept_ids(counts.all, decision.size, always, vocabulary_size=size)
     return Trimming(
         kept=kept if decision.trims else None,
         vocabulary_size=size,

@@ -83,6 +83,11 @@ class TokenCounts:
             ranking=count_tokens(ranking, vocabulary_size), held_out=count_tokens(held_out, vocabulary_size)
         )
 
+    @property
+    def all(self) -> Counter[int]:
+        """Everything counted: what the rows are chosen by once their number is settled."""
+        return self.ranking + self.held_out
+
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(ranking=self.ranking + other.ranking, held_out=self.held_out + other.held_out)
 

@@ -24,7 +24,7 @@ from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama_library import load
 
-__all__ = ["export_from_folder", "is_model_folder"]
+__all__ = ["export_from_folder", "is_model_folder", "write_weightless"]
 
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
@@ -124,6 +124,18 @@ def export_from_folder(
     return manifest
 
 
+def write_weightless(
+    path: Path,
+    architecture: str,
+    name: str,
+    licence: str | None,
+    values: Mapping[str, Value],
+    vocabulary: Vocabulary,
+) -> None:
+    """Write a GGUF with the tokenizer and ``values``, the architecture's keys, and without weights."""
+    _write(path, architecture, (), {**_general(name, licence), **values, **vocabulary.metadata()}, None, None)
+
+
 def _bytes_of(paths: set[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
@@ -140,12 +152,17 @@ def _metadata(
     share: Counter[str] = Counter()
     for tensor in planned:
         share[tensor.type_name] += tensor.byte_count
-    general: dict[str, Value] = {"general.type": "model", "general.name": name}
-    if licence:
-        general["general.license"] = licence
+    general = _general(name, licence)
     general["general.file_type"] = _FILE_TYPES[share.most_common(1)[0][0]]
     sizes: dict[str, Value] = {f"{config.architecture}.vocab_size": len(vocabulary.tokens)}
     return general | config.metadata() | sizes | vocabulary.metadata()
+
+
+def _general(name: str, licence: str | None) -> dict[str, Value]:
+    general: dict[str, Value] = {"general.type": "model", "general.name": name}
+    if licence:
+        general["general.license"] = licence
+    return general
 
 
 def _write(

@@ -10,6 +10,8 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,20 +24,35 @@ from edgespec.export.gguf_parts import Part, Rows, Span, check_kept, read_part, 
 from edgespec.export.onnx_architectures import ModelShape, describe_model, rope_tables
 from edgespec.export.onnx_tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx_weights import float_rows, pack_rows
-from edgespec.export.staging import staged_folder
+from edgespec.export.staging import staged_folder, trim_notes
 from edgespec.files.artefact_folder import MANIFEST_NAME, SCHEMA_VERSION
 from edgespec.files.atomic import write_json
 from edgespec.files.gguf import read_header
 from edgespec.files.gguf_types import GgufHeader, TensorInfo
 from edgespec.files.onnx_folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.onnx_interface import ROWS, SHARED
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-__all__ = ["export_onnx"]
+__all__ = ["LEAST_STATIC_CACHE", "check_static_cache", "export_onnx"]
+
+# What it takes to time a drafter beside its target (planning/calibration.py). A chat's first answer fills it as well.
+LEAST_STATIC_CACHE = 256
+
 
 # Weights unpacked at once: 4 MiB as float32. Larger pieces are no faster, and a cancellation waits for one.
 _CHUNK_WEIGHTS = 1 << 20
 
 _Files = dict[str, dict[str, int | str]]
+
+
+def check_static_cache(tokens: int, context_length: int) -> None:
+    """Raises InvalidRequestError unless a model of so many positions can have a fixed cache for ``tokens``."""
+    if not LEAST_STATIC_CACHE <= tokens <= context_length:
+        most = f"and this model has positions for {context_length}"
+        raise InvalidRequestError(
+            f"a fixed cache cannot have room for {tokens} tokens",
+            hint=f"it needs {LEAST_STATIC_CACHE} at least, {most}",
+        )
 
 
 def export_onnx(
@@ -47,6 +64,8 @@ def export_onnx(
     licence: str | None = None,
     quant: str = "keep",
     kept: npt.NDArray[np.int32] | None = None,
+    static_cache: int | None = None,
+    notes: Mapping[str, Any] | None = None,
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Mapping[str, Any]:
@@ -54,19 +73,22 @@ def export_onnx(
 
     ``quant`` "keep" loses nothing of Q4_0, Q5_0, Q8_0, IQ4_NL and plain numbers, and rounds other types to 8 bits;
     "q4" makes every matrix 4-bit, except for a head that takes more in the source, which becomes 8-bit. ``kept`` is
-    int32 of shape (N,), ascending token ids: the head then has these rows only. ``name``, ``sha256`` and ``licence``
-    are the source's, for the manifest. ``folder`` appears whole or not at all; an earlier artefact there is replaced,
-    anything else refused.
+    int32 of shape (N,), ascending token ids: the head then has these rows only; ``notes`` (plain JSON: how they were
+    chosen) become the manifest's ``trim``. With ``static_cache`` the graph is one of fixed shapes with a cache for so
+    many tokens, as NPUs need it: LEAST_STATIC_CACHE at least, and no more than the model has positions. ``name``,
+    ``sha256`` and ``licence`` are the source's, for the manifest. ``folder`` appears whole or not at all; an earlier
+    artefact there is replaced, anything else refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot become an ONNX model,
     RuntimeUnavailableError without the package onnx, DiskSpaceError, CancelledError, EdgespecError if ``folder``
     cannot be written.
     """
-    build_graph = _graph_builder()
+    trim = trim_notes(notes)
+    build_graph = _graph_builder(static_cache)
     header = read_header(source)
     shape = describe_model(header)
     ids = None if kept is None else check_kept(np.asarray(kept), header.vocabulary_size)
-    plan = plan_tables(header, shape, quant, ids)
+    plan = plan_tables(header, _limited(shape, static_cache), quant, ids)
     graph: bytes = build_graph(shape, plan).SerializeToString()
     tokenizer = tokenizer_parts(header)
     if source.resolve().is_relative_to(folder.resolve()):
@@ -104,9 +126,12 @@ def export_onnx(
             "head_count_kv": shape.head_count_kv,
             "key_length": shape.head_length,
             "kv_type": "f32",
-            "static_cache": None,
+            "cache": SHARED if static_cache is None else ROWS,
+            "static_cache": static_cache,
+            "window": None if static_cache is None else _window(shape),
             "tensors": plan.types(),
             "licence": licence,
+            **trim,
             "files": files,
             "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
         }
@@ -115,15 +140,29 @@ def export_onnx(
     return manifest
 
 
-def _graph_builder() -> Callable[[ModelShape, TablePlan], Any]:
+def _limited(shape: ModelShape, static_cache: int | None) -> ModelShape:
+    """The shape with positions for the tokens of a fixed cache only. Raises InvalidRequestError."""
+    if static_cache is None:
+        return shape
+    check_static_cache(static_cache, shape.context_length)
+    return replace(shape, context_length=static_cache)
+
+
+def _window(shape: ModelShape) -> int | None:
+    """The tokens that layers with a window see; they all see as many."""
+    return next((block.window for block in shape.blocks if block.window is not None), None)
+
+
+def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan], Any]:
     try:
         from edgespec.export.onnx_graph import build_graph
+        from edgespec.export.onnx_static_graph import build_static_graph
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"exporting to ONNX needs the package onnx, which cannot be imported: {error}",
             hint="pip install 'edgespec[onnx]'",
         ) from error
-    return build_graph
+    return build_graph if static_cache is None else partial(build_static_graph, capacity=static_cache)
 
 
 # ------------------------------------------------------------------------------------------- reading

@@ -48,6 +48,11 @@ class Home:
         return self.root / "emissions"
 
     @property
+    def tools(self) -> Path:
+        """Environments for programs that edgespec runs beside itself; safe to delete at any time."""
+        return self.root / "tools"
+
+    @property
     def profiles(self) -> Path:
         """The user's own profiles."""
         return self.root / "profiles"

@@ -73,7 +73,8 @@ class OnnxArtefact:
     ``vocabulary_size`` rows. ``identity`` names the content as the manifest states it. ``weight_bytes`` counts each
     byte of weights once, ``bytes_per_forward`` those that a forward of width 1 reads. ``static_cache`` is the fixed
     length of the cache of a graph of fixed shape, None where the cache may have any length. ``cache`` tells how the
-    graph takes and gives its cache: one of ``onnx_interface.CACHES``.
+    graph takes and gives its cache: one of ``onnx_interface.CACHES``. ``window`` is for a graph that is given its
+    masks: the tokens, itself included, that a token sees in layers with a window; None where there are none.
     """
 
     folder: Path
@@ -95,6 +96,7 @@ class OnnxArtefact:
     bytes_per_forward: int
     static_cache: int | None
     cache: str
+    window: int | None
 
     @property
     def data_path(self) -> Path:
@@ -160,6 +162,7 @@ def read_onnx_folder(folder: Path) -> OnnxArtefact:
         bytes_per_forward=_read_bytes(graph, ranges),
         static_cache=_optional_count(folder, manifest, "static_cache"),
         cache=_cache(folder, manifest),
+        window=_optional_count(folder, manifest, "window"),
     )
     _check_manifest_agrees(artefact)
     check_interface(artefact, graph)

@@ -12,14 +12,15 @@ from .onnx_walk import FLOAT, INT32, INT64, OnnxGraph, ValueInfo
 if TYPE_CHECKING:
     from .onnx_folder import OnnxArtefact
 
-__all__ = ["CACHES", "KEPT_IDS", "SHARED", "check_interface"]
+__all__ = ["CACHES", "KEPT_IDS", "ROWS", "SHARED", "WHOLE", "check_interface"]
 
 KEPT_IDS = "kept_ids"  # the output with the token of each row of a trimmed head
 
 # How a graph takes and gives keys and values. Shared: arrays of the cache's full length, bound as past and as present
-# alike.
-SHARED = "shared"
-CACHES = (SHARED,)
+# alike. Whole: each forward takes the rows so far and gives them with its own behind, as a new array.
+# Rows: arrays of a fixed length go in, the new rows alone come out, and the caller puts them where they belong.
+SHARED, WHOLE, ROWS = "shared", "whole", "rows"
+CACHES = (SHARED, WHOLE, ROWS)
 
 # An element type and a shape; a symbolic length is None.
 Wanted: TypeAlias = Mapping[str, tuple[int, tuple[int | None, ...]]]
@@ -52,7 +53,43 @@ def _shared(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
     return inputs, outputs
 
 
-_WANTED = {SHARED: _shared}
+def _whole(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
+    if artefact.static_cache is not None:
+        raise bad_file(artefact.graph_path, f"a cache of the kind {WHOLE} has no fixed length")
+    cache = (FLOAT, (1, artefact.head_count_kv, None, artefact.key_length))
+    inputs = {
+        "input_ids": (INT64, (1, None)),
+        "first_row": (INT64, (1,)),
+        **dict.fromkeys(_names(artefact, "past_key_values"), cache),
+    }
+    outputs = {
+        "logits": (FLOAT, (1, None, artefact.rows)),
+        **dict.fromkeys(_names(artefact, "present"), cache),
+    }
+    return inputs, outputs
+
+
+def _rows(artefact: OnnxArtefact) -> tuple[Wanted, Wanted]:
+    capacity, heads, length = artefact.static_cache, artefact.head_count_kv, artefact.key_length
+    if capacity is None:
+        raise bad_file(artefact.graph_path, f"a cache of the kind {ROWS} has a fixed length, and none is stated")
+    masks = ("mask",) if artefact.window is None else ("mask", "window_mask")
+    inputs = {
+        "input_ids": (INT64, (1, None)),
+        "position_ids": (INT64, (1, None)),
+        "scored_row": (INT64, (1,)),
+        **{f"past_{mask}": (FLOAT, (1, 1, None, capacity)) for mask in masks},
+        **{f"new_{mask}": (FLOAT, (1, 1, None, None)) for mask in masks},
+        **dict.fromkeys(_names(artefact, "past_key_values"), (FLOAT, (1, heads, capacity, length))),
+    }
+    outputs = {
+        "logits": (FLOAT, (1, 1, artefact.rows)),
+        **dict.fromkeys(_names(artefact, "new"), (FLOAT, (1, heads, None, length))),
+    }
+    return inputs, outputs
+
+
+_WANTED = {SHARED: _shared, WHOLE: _whole, ROWS: _rows}
 
 
 def _names(artefact: OnnxArtefact, prefix: str) -> list[str]:

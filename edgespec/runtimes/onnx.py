@@ -67,8 +67,8 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
         )
     library, provider = onnx_providers.load(), onnx_providers.find_provider(settings.provider)
     longest = artefact.context_length
-    if artefact.static_cache is not None:
-        longest = min(longest, artefact.static_cache - (settings.pad_to - 1))
+    if artefact.static_cache is not None:  # its forwards need no room for padding: only rows that count are kept
+        longest = min(longest, artefact.static_cache)
     return ModelFacts(
         name=name,
         sha256=sha256,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from edgespec.decoding.contracts import IdArray, LogitsArray
-from edgespec.files.onnx_interface import SHARED
+from edgespec.files.onnx_interface import ROWS, SHARED, WHOLE
 from edgespec.runtimes.onnx_session import OnnxWeights, StopFlag
 from edgespec.runtimes.onnx_shared import SharedContext
+from edgespec.runtimes.onnx_static import StaticContext
+from edgespec.runtimes.onnx_whole import WholeContext
 
 __all__ = ["OnnxContext", "open_context"]
 
@@ -23,7 +26,7 @@ class OnnxContext(Protocol):
 
         Positions before ``position`` were fed before, later ones are forgotten. Whatever happens, the cache before
         ``position`` stays as it is. At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError,
-        ForwardError, ClosedError.
+        ForwardError, ClosedError, MemoryLimitError.
         """
 
     def row(self, index: int) -> LogitsArray:
@@ -38,4 +41,8 @@ def open_context(weights: OnnxWeights, context_length: int, pad_to: int, stop: S
     return _CONTEXTS[weights.artefact.cache](weights, context_length, pad_to, stop)
 
 
-_CONTEXTS = {SHARED: SharedContext}
+_CONTEXTS: Mapping[str, Callable[[OnnxWeights, int, int, StopFlag], OnnxContext]] = {
+    SHARED: SharedContext,
+    WHOLE: WholeContext,
+    ROWS: StaticContext,
+}

@@ -15,13 +15,17 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.onnx_folder import OnnxArtefact
+from edgespec.files.onnx_interface import ROWS
 from edgespec.runtimes.onnx_providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.worker_thread import WorkerThread
 
-__all__ = ["OnnxSettings", "OnnxWeights", "StopFlag", "load_weights", "said"]
+__all__ = ["WIDE_TOKENS", "OnnxSettings", "OnnxWeights", "StopFlag", "load_weights", "out_of_memory", "said"]
 
 # What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
 _LOG_FATAL_ONLY = 4
+
+# Tokens that the second session of a fixed graph feeds at once.
+WIDE_TOKENS = 32
 
 _LONGEST_SAID = 300  # characters of a native message: with stack frames they run to pages
 
@@ -60,12 +64,15 @@ class OnnxSettings:
 class OnnxWeights:
     """Loaded weights: the native session that every Sequence of a model shares.
 
-    ``turn`` is held during a run: only the CPU provider promises that runs may overlap.
+    ``wide`` is a second one of a graph whose width is fixed when it is loaded: ``session`` then takes one token, and
+    ``wide`` as many as WIDE_TOKENS. Elsewhere it is ``session`` itself, which takes any number. ``turn`` is held
+    during a run: only the CPU provider promises that runs may overlap.
     """
 
     artefact: OnnxArtefact
     api: Any
     session: Any
+    wide: Any
     on_cpu: bool
     turn: contextlib.AbstractContextManager[Any]
 
@@ -78,19 +85,19 @@ def load_weights(
     Raises ModelFileError, RuntimeUnavailableError (the provider does not work here, or not for this model),
     MemoryLimitError.
     """
-    api, options = library.api, library.api.SessionOptions()
-    options.intra_op_num_threads = settings.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = _LOG_FATAL_ONLY
-    options.use_deterministic_compute = True
-    # It would keep a plan of the memory for each shape it has seen, and every length of a prompt is another.
-    options.enable_mem_pattern = False
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spinning else "0")
+    api, on_cpu = library.api, provider.provider == CPU
+    # The CPU provider runs fixed shapes like any others, so that one session, and one copy of the weights, does.
+    widths = (1, WIDE_TOKENS) if artefact.cache == ROWS and not on_cpu else (None,)
+    every_options = [_session_options(api, settings, width) for width in widths]
     chosen = {str(key): str(value) for key, value in settings.options.items()}
-    cancel_load = getattr(options, "set_load_cancellation_flag", lambda _cancel: None)
-    loader = WorkerThread("edgespec-load", lambda: cancel_load(True))
 
-    def load() -> Any:
+    def cancel_load() -> None:
+        for options in every_options:
+            getattr(options, "set_load_cancellation_flag", lambda _cancel: None)(True)
+
+    loader = WorkerThread("edgespec-load", cancel_load)
+
+    def load(options: Any) -> Any:
         providers: list[Any] | None = None
         if provider.ep_devices:
             options.add_provider_for_devices(list(provider.ep_devices), chosen)
@@ -102,24 +109,39 @@ def load_weights(
         )
 
     try:
-        session = loader.run(load)
+        sessions = loader.run(lambda: [load(options) for options in every_options])
     except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
         raise _load_error(error, artefact, provider) from error
     finally:
         loader.close()
-    if provider.provider not in session.get_providers():
+    if not all(provider.provider in session.get_providers() for session in sessions):
         raise RuntimeUnavailableError(
             f"{provider.name} does not work here: ONNX Runtime went on without it",
             hint="its driver or its libraries are missing; the device `cpu` works everywhere",
         )
-    on_cpu = provider.provider == CPU
     return OnnxWeights(
         artefact=artefact,
         api=api,
-        session=session,
+        session=sessions[0],
+        wide=sessions[-1],
         on_cpu=on_cpu,
         turn=contextlib.nullcontext() if on_cpu else threading.Lock(),
     )
+
+
+def _session_options(api: Any, settings: OnnxSettings, width: int | None) -> Any:
+    """Options of a session whose graph feeds ``width`` tokens at a time, or with None as many as it is given."""
+    options = api.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _LOG_FATAL_ONLY
+    options.use_deterministic_compute = True
+    # It would keep a plan of the memory for each shape it has seen, and every length of a prompt is another.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spinning else "0")
+    if width is not None:
+        options.add_free_dimension_override_by_name("tokens", width)
+    return options
 
 
 def said(error: BaseException) -> str:
@@ -128,9 +150,14 @@ def said(error: BaseException) -> str:
     return text if len(text) <= _LONGEST_SAID else f"{text[:_LONGEST_SAID]}..."
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a native failure is one of memory."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
 def _load_error(error: Exception, artefact: OnnxArtefact, provider: Provider) -> Exception:
     reason = said(error)
-    if isinstance(error, MemoryError) or any(sign in reason for sign in _OUT_OF_MEMORY):
+    if out_of_memory(error):
         return MemoryLimitError(
             f"ONNX Runtime found no memory for {artefact.folder.name}: {reason}",
             needed_bytes=None,

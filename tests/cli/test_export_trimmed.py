@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from edgespec.cli import trimming
+from edgespec.export.vocabtrim import always_kept, coverage, kept_ids
 from edgespec.files.artefact import read_artefact
+from edgespec.files.gguf import read_header
 from tests.support.command_line import InProcess
 from tests.support.exporting import (
     ANSWER_TOKENS,
@@ -39,13 +42,16 @@ def test_rows_are_ranked_by_what_the_target_writes(tiny: TinyModels, here: InPro
     answers = json.loads(cache.read_text())["answers"]
     assert [answer["prompt"] for answer in answers] == [prompt.id for prompt in PROMPTS]
     assert {len(answer["token_ids"]) for answer in answers} == {ANSWER_TOKENS}
-    # The two in every three that rank fit into the rows that are free; nothing else has a count.
-    ranking = {token for place, answer in enumerate(answers) if place % 3 != 2 for token in answer["token_ids"]}
-    assert ranking <= ids
+    # All that was written fits into the rows that are free; nothing else has a count.
+    ranking = [token for place, answer in enumerate(answers) if place % 3 != 2 for token in answer["token_ids"]]
     held_out = [token for answer in answers[2::3] for token in answer["token_ids"]]
-    share = sum(token in ids for token in held_out) / len(held_out)
+    assert {*ranking, *held_out} <= ids
+    # The third held out judges what the others would have chosen alone.
+    header = read_header(tiny.drafter)
+    judged = kept_ids(Counter(ranking), 400, always_kept(header), vocabulary_size=header.vocabulary_size)
     trim = found["manifest"]["trim"]
-    assert trim["coverage_held_out"] == pytest.approx(share)
+    assert trim["coverage_held_out"] == pytest.approx(coverage(Counter(held_out), judged))
+    assert trim["coverage_held_out"] < 1
     assert trim["ranked_by"] == "target's answers to 6 prompts"
     assert trim["forward_s"] is None
     assert found["trim"] == {"kept": 400, "of": vocabulary_size(tiny.drafter), **trim}

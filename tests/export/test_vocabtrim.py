@@ -265,7 +265,7 @@ def test_the_sizes_offered_unless_told_otherwise() -> None:
     counts = dict.fromkeys(range(20000), 1)
     decision = choose_size(counts, counts, [], vocabulary_size=150_000, cost=HeadCost(rest_s=0.0125, row_s=48e-9))
     assert tuple(each.size for each in decision.candidates) == (*CANDIDATE_SIZES, 150_000)
-    assert decision.size == 32768
+    assert decision.size == 24576
     assert all(size % 64 == 0 for size in CANDIDATE_SIZES)
 
 

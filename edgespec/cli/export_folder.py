@@ -1,0 +1,152 @@
+"""``edgespec export`` of a Hugging Face folder: to GGUF by our own converter, to ONNX through Optimum."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.opening import resolve_profile
+from edgespec.cli.output import ProgressPrinter, State, print_json
+from edgespec.cli.written import Written
+from edgespec.errors import InvalidRequestError
+from edgespec.files.locations import home
+from edgespec.files.progress import ProgressCallback
+from edgespec.files.specs import HubReference, LocalPath, parse_reference, spec_of_hub_reference
+from edgespec.files.store import Store
+from edgespec.profiles.catalogue import catalogue
+
+__all__ = ["FolderRequest", "export_if_folder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderRequest:
+    """What the command line asks for, apart from the model."""
+
+    to: str
+    output: Path
+    quant: str
+    python: Path | None
+    trimmed: bool
+    static_cache: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A folder with config.json and safetensors, and what it is called."""
+
+    name: str
+    path: Path
+
+
+def export_if_folder(model: str, request: FolderRequest, state: State, *, as_json: bool) -> bool:
+    """Export the folder that ``model`` names and tell what was written; False for a model of another kind.
+
+    A hub repository without a GGUF is fetched first. Raises what downloading and exporting raise.
+    """
+    source = _find(model, request, state)
+    if source is None:
+        if request.python is not None:
+            raise InvalidRequestError(
+                f"--python names an interpreter that converts Hugging Face folders, and {model} is none",
+                hint="leave it out",
+            )
+        return False
+    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        write = _write_onnx if request.to == "onnx" else _write_gguf
+        manifest = write(source, request, progress)
+    written = Written(
+        folder=request.output,
+        source_name=source.name,
+        bytes_before=None,
+        manifest=manifest,
+        trimming=None,
+        cost=None,
+    )
+    if as_json:
+        print_json(written.as_json())
+        state.answered = True
+    else:
+        written.show()
+    return True
+
+
+def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
+    """The folder, after a look at the rest of the request: nothing is fetched for one that cannot be met."""
+    from edgespec.export.hf_gguf import is_model_folder
+
+    reference = parse_reference(model, catalogue().keys())
+    if isinstance(reference, LocalPath):
+        path = reference.path
+        # Repositories of GGUF files have a config.json as well.
+        if not is_model_folder(path) or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+            return None
+        _check(model, request)
+        return _Source(name=path.resolve().name, path=path)
+    if not isinstance(reference, HubReference) or reference.filename is not None:
+        return None
+    if Store(home()).find(spec_of_hub_reference(reference).name) is not None:  # a GGUF that is here already
+        return None
+    from edgespec.files.sources_hub_folder import fetch_hub_folder, list_hub_folder
+
+    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        folder = list_hub_folder(reference, offline=state.offline, progress=progress)
+        if not folder.is_model_folder:
+            return None
+        _check(model, request)
+        path = fetch_hub_folder(folder, offline=state.offline, progress=progress)
+    return _Source(name=folder.repo.rpartition("/")[2], path=path)
+
+
+def _check(model: str, request: FolderRequest) -> None:
+    """Refuse what folders have no use for, and a place that is taken."""
+    from edgespec.export.staging import check_replaceable
+
+    if request.python is not None and request.to != "onnx":
+        raise InvalidRequestError(
+            f"--python names an interpreter that converts to ONNX, and {model} becomes {request.to}",
+            hint="leave it out",
+        )
+    first = f"first `edgespec export {model} --to gguf -o DIR`, then export DIR"
+    if request.trimmed:
+        raise InvalidRequestError(
+            "a head can only be trimmed in a GGUF, and this is a Hugging Face folder", hint=first
+        )
+    if request.static_cache is not None:
+        raise InvalidRequestError(
+            "a graph of fixed shapes can only be made of a GGUF, and this is a Hugging Face folder", hint=first
+        )
+    check_replaceable(Path(os.path.realpath(request.output)))
+
+
+def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
+    from edgespec.export.gguf_files import KEEP
+    from edgespec.export.hf_gguf import export_from_folder
+    from edgespec.opening import choose_threads
+    from edgespec.planning.machine import describe_machine
+
+    threads = 1 if request.quant == KEEP else choose_threads(resolve_profile(None), describe_machine(), None)
+    return export_from_folder(
+        source.path,
+        request.output,
+        name=source.name,
+        quant=request.quant,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def _write_onnx(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
+    from edgespec.export.onnx_from_folder import export_folder_to_onnx
+
+    return export_folder_to_onnx(
+        source.path,
+        request.output,
+        name=source.name,
+        home=home(),
+        quant=request.quant,
+        python=request.python,
+        progress=progress,
+    )

@@ -1,0 +1,174 @@
+"""``edgespec export`` of Hugging Face folders: the way each takes, what is told, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.export import optimum_process
+from edgespec.files.gguf import read_header
+from edgespec.files.onnx_folder import read_onnx_folder
+from tests.support.command_line import InProcess, Result, run_cli
+from tests.support.exporting import GGUF, is_whole, left_behind, succeeded
+from tests.support.hub_server import HubServer, running
+from tests.support.tiny_models import TinyModels
+from tests.support.tiny_onnx import llama_logits
+from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
+
+ONNX = ("--to", "onnx", "--python", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made")
+    write_folder(place / "tiny-llama", context_length=512)
+    (place / "prepared").mkdir()
+    DecoderGraph(place / "tiny-llama").write(place / "prepared")
+    return place
+
+
+@pytest.fixture
+def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose conversion is prepared."""
+    worker = write_fake_worker(made / "worker.py", made / "prepared")
+    monkeypatch.setattr(optimum_process, "WORKER", worker)
+    return made / "tiny-llama"
+
+
+def test_to_gguf_it_goes_through_our_own_converter(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    found = succeeded(here("export", folder, *GGUF, "-o", tmp_path / "out", "--json")).json
+    assert found["manifest"] == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (found["manifest"]["kind"], found["manifest"]["source"]["name"]) == ("gguf", "tiny-llama")
+    assert found["bytes_per_token"]["before"] is None
+    assert found["bytes_per_token"]["after"] == read_header(tmp_path / "out" / "model.gguf").bytes_per_forward
+    assert found["quantisation"]["attention"] == "F32"
+    assert (found["trim"], found["perplexity"]) == (None, None)
+    tokens = list(range(40, 60))
+    ours, theirs = (
+        llama_logits(path, tokens) for path in (tmp_path / "out" / "model.gguf", folder.with_suffix(".gguf"))
+    )
+    assert np.array_equal(ours, theirs)
+
+
+def test_to_gguf_quantised(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    told = succeeded(here("export", folder, *GGUF, "--quant", "q8_0", "-o", tmp_path / "out"))
+    types = {tensor.type_name for tensor in read_header(tmp_path / "out" / "model.gguf").tensors}
+    assert types == {"Q8_0", "F32"}
+    assert re.search(r"^a token +reads [0-9.]+ kB of weights$", told.out, re.MULTILINE)
+    assert is_whole(tmp_path / "out")
+
+
+def test_to_onnx_it_goes_through_the_interpreter(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    found = succeeded(here("export", folder, *ONNX, "-o", tmp_path / "out", "--quant", "q4", "--json")).json
+    artefact = read_onnx_folder(tmp_path / "out")
+    assert found["manifest"]["cache"] == artefact.cache == "whole"
+    assert (found["manifest"]["quant"], found["manifest"]["source"]["name"]) == ("q4", "tiny-llama")
+    assert found["bytes_per_token"] == {"before": None, "after": artefact.bytes_per_forward}
+    assert found["quantisation"]["head"] == "float32"
+    told = succeeded(here("export", folder, *ONNX, "-o", tmp_path / "out"))
+    assert "converting the model tiny-llama" in told.err
+    assert re.search(r"^written +.*out, ", told.out, re.MULTILINE)
+    assert left_behind(tmp_path) == ["out"]
+
+
+def test_what_was_exported_generates_the_same_text(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    succeeded(here("export", folder, *ONNX, "-o", tmp_path / "onnx"))
+    succeeded(here("export", folder, *GGUF, "-o", tmp_path / "gguf"))
+    texts = [
+        succeeded(here("generate", "the water", "--raw", "--plain", "--max-tokens", "12", "--target", target)).out
+        for target in (tmp_path / "onnx", tmp_path / "gguf")
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*ONNX, "--trim-vocab", "300"), ("only be trimmed in a GGUF", "--to gguf")),
+        ((*GGUF, "--trim-vocab", "auto"), ("only be trimmed in a GGUF", "--to gguf")),
+        ((*ONNX, "--static-cache", "256"), ("only be made of a GGUF", "--to gguf")),
+        ((*GGUF, "--python", sys.executable), ("becomes gguf",)),
+        (("--to", "onnx", "--python", "missing/python"), ("missing/python is not a program",)),
+        ((*ONNX, "--quant", "q8_0"), ("q8_0", "keep or q4")),
+    ],
+)
+def test_options_that_cannot_be(
+    folder: Path, here: InProcess, tmp_path: Path, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    result = here("export", folder, "-o", tmp_path / "out", *options)
+    result.failed_well(*words, code=2)
+    assert result.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_interpreter_is_for_folders_only(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
+    result = here("export", tiny.drafter, *ONNX, "-o", tmp_path / "out")
+    result.failed_well("--python", "is none", code=2)
+
+
+def test_a_place_that_is_taken_is_said_first(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("precious")
+    for way in (ONNX, GGUF):
+        here("export", folder, *way, "-o", tmp_path / "full").failed_well("not an exported model", code=2)
+
+
+def test_a_gguf_beside_its_config_is_still_a_gguf(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    shutil.copyfile(folder / "config.json", tmp_path / "repository" / "config.json")
+    shutil.copyfile(folder.with_suffix(".gguf"), tmp_path / "repository" / "some.gguf")
+    succeeded(here("export", tmp_path / "repository", *GGUF, "-o", tmp_path / "out"))
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == folder.with_suffix(".gguf").read_bytes()
+
+
+def test_a_model_that_nobody_can_convert_names_the_other_way(folder: Path, here: InProcess, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "architectures": ["PhiForCausalLM"]}))
+    result = here("export", other, *GGUF, "-o", tmp_path / "out")
+    result.failed_well("PhiForCausalLM", code=2)
+    assert "--to onnx" in result.hint
+
+
+# ------------------------------------------------------------------------------------------------ from the hub
+
+
+@pytest.fixture
+def hub(folder: Path) -> Iterator[HubServer]:
+    with running(HubServer(files={path.name: path.read_bytes() for path in folder.iterdir()})) as hub:
+        yield hub
+
+
+def export_from(hub: HubServer, place: Path, *options: str | Path) -> Result:
+    """In a process of its own: the hub's library reads its variables when it is imported."""
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(place / "home" / "hub")}
+    return run_cli("export", "hf:org/repo", "-o", place / "out", *options, home=place / "home", env=variables)
+
+
+def test_a_repository_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
+    found = succeeded(export_from(hub, tmp_path, *GGUF, "--json")).json
+    assert found["manifest"]["source"]["name"] == "repo"
+    assert is_whole(tmp_path / "out")
+
+
+def test_nothing_is_fetched_for_what_cannot_be(hub: HubServer, tmp_path: Path) -> None:
+    export_from(hub, tmp_path, *GGUF, "--trim-vocab", "300").failed_well("trimmed", code=2)
+    assert hub.bodies() == []
+
+
+def test_a_repository_of_ggufs_goes_the_other_way(hub: HubServer, made: Path, tmp_path: Path) -> None:
+    gguf = (made / "tiny-llama.gguf").read_bytes()
+    hub.files = {"config.json": b"{}", "model.safetensors": b"x", "some.gguf": gguf}
+    succeeded(export_from(hub, tmp_path, *GGUF))
+    assert (tmp_path / "out" / "model.gguf").read_bytes() == gguf
+    asked = len(hub.requests)
+    succeeded(export_from(hub, tmp_path, *GGUF))  # it is in the store, and nobody is asked
+    assert len(hub.requests) == asked

@@ -1,0 +1,249 @@
+"""The environment with Optimum: made once, whole or not at all, by commands that are replaced here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import filelock
+import psutil
+import pytest
+
+from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, EdgespecError, StoreLockedError
+from edgespec.export import optimum_environment
+from edgespec.export.optimum_environment import (
+    PINS,
+    environment_folder,
+    find_environment,
+    prepare_environment,
+    run_logged,
+)
+from edgespec.files import disk
+from edgespec.files.locations import Home
+from edgespec.files.progress import ProgressEvent
+
+Tick = Callable[[], None]
+
+
+class FakeTools:
+    """venv and pip: the first makes an interpreter's file, the second answers what a test wants."""
+
+    def __init__(self, *answers: tuple[int, bytes]) -> None:
+        self.answers = list(answers)
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str], scratch: Path, tick: Tick) -> tuple[int, bytes]:
+        self.commands.append(list(command))
+        assert scratch.is_dir()
+        tick()
+        if command[1:3] == ["-m", "venv"]:
+            python = Path(command[3]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+            python.parent.mkdir(parents=True)
+            python.write_text("")
+            return 0, b""
+        return self.answers.pop(0) if self.answers else (0, b"")
+
+    @property
+    def installs(self) -> list[list[str]]:
+        return [command for command in self.commands if "install" in command]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Interpreters that were looked at when they were new."""
+    found: list[Path] = []
+    monkeypatch.setattr(optimum_environment, "check_interpreter", lambda python, **_: found.append(python))
+    return found
+
+
+def left(home: Home) -> list[str]:
+    return sorted(path.name for path in home.tools.iterdir())
+
+
+def test_it_is_made_once_with_the_pins(home: Home, checked: list[Path]) -> None:
+    tools, events = FakeTools(), list[ProgressEvent]()
+    assert find_environment(home) is None
+    python = prepare_environment(home, run=tools, progress=events.append)
+    assert python == find_environment(home)
+    assert python.is_relative_to(environment_folder(home))
+    assert left(home) == [environment_folder(home).name]
+    assert not (environment_folder(home) / "tmp").exists()
+    assert tools.commands[0][:3] == [sys.executable, "-m", "venv"]
+    (install,) = tools.installs
+    assert install[0] == os.fspath(checked[0])
+    assert Path(install[0]).parent.parent.name.endswith(".tmp")
+    assert "--only-binary=:all:" in install
+    assert {"optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "torch==2.13.0+cpu"} < set(install)
+    assert [event.stage for event in events] == ["making an environment for"] * 2 + ["installing"] * 2
+    again = FakeTools()
+    assert prepare_environment(home, run=again) == python
+    assert again.commands == []
+
+
+def test_other_pins_are_another_environment(home: Home) -> None:
+    first = prepare_environment(home, run=FakeTools())
+    second = prepare_environment(home, pins=("optimum==1",), run=FakeTools())
+    assert first != second
+    assert environment_folder(home) == environment_folder(home, PINS)
+    assert len(left(home)) == 2
+
+
+def test_without_its_marker_it_is_made_anew(home: Home) -> None:
+    python = prepare_environment(home, run=FakeTools())
+    (environment_folder(home) / "complete.json").unlink()
+    (environment_folder(home) / "rest").write_text("of a deletion that did not end")
+    tools = FakeTools()
+    assert prepare_environment(home, run=tools) == python
+    assert len(tools.commands) == 2
+    assert not (environment_folder(home) / "rest").exists()
+
+
+def test_an_index_without_the_small_build_gives_the_other(home: Home) -> None:
+    tools = FakeTools((1, b"ERROR: No matching distribution found for torch==2.13.0+cpu\n"))
+    prepare_environment(home, run=tools)
+    assert [("torch==2.13.0+cpu" in each, "torch==2.13.0" in each) for each in tools.installs] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "installs"),
+    [
+        (b"ERROR: No matching distribution found for transformers\n", "No matching distribution", 2),
+        (
+            b"ERROR: one\nERROR: cannot reach https://me:secret@index\nWARNING: noise\n",
+            "cannot reach https://index",
+            1,
+        ),
+        (b"Killed\n\n", "Killed", 1),
+        (b"", "it said nothing", 1),
+    ],
+)
+def test_a_pip_that_fails_is_a_sentence_and_leaves_nothing(
+    home: Home, said: bytes, words: str, installs: int
+) -> None:
+    tools = FakeTools(*[(1, said)] * 2)
+    with pytest.raises(DownloadError) as raised:
+        prepare_environment(home, run=tools)
+    assert words in raised.value.message
+    assert "secret" not in raised.value.message
+    assert "--python" in (raised.value.hint or "")
+    assert len(tools.installs) == installs
+    assert left(home) == []
+    assert prepare_environment(home, run=FakeTools()).exists()  # the lock is free again
+
+
+def test_a_venv_that_fails_is_a_sentence(home: Home) -> None:
+    with pytest.raises(EdgespecError, match="venv failed: no ensurepip") as raised:
+        prepare_environment(home, run=lambda _command, _scratch, _tick: (1, b"no ensurepip\n"))
+    assert raised.value.hint
+    assert left(home) == []
+
+
+def test_a_disk_that_is_full_is_said_before_anything_starts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
+    tools = FakeTools()
+    with pytest.raises(DiskSpaceError):
+        prepare_environment(home, run=tools)
+    assert tools.commands == []
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(home: Home) -> None:
+    def refuse(_command: Sequence[str], _scratch: Path, _tick: Tick) -> tuple[int, bytes]:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(EdgespecError, match="Permission denied"):
+        prepare_environment(home, run=refuse)
+
+
+def test_without_an_executable_there_is_no_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(EdgespecError, match="its own executable") as raised:
+        prepare_environment(home, run=FakeTools())
+    assert "--python" in (raised.value.hint or "")
+
+
+def test_cancelled_it_leaves_nothing(home: Home) -> None:
+    tools = FakeTools()
+    with pytest.raises(CancelledError):
+        prepare_environment(home, run=tools, cancelled=lambda: len(tools.commands) == 2)
+    assert left(home) == []
+
+
+def test_a_second_process_waits_and_takes_what_the_first_made(home: Home) -> None:
+    lock = filelock.FileLock(home.create(home.locks) / "optimum-environment.lock")
+    lock.acquire()
+    waiting, events = threading.Event(), list[ProgressEvent]()
+    made: list[Path] = []
+
+    def wait(event: ProgressEvent) -> None:
+        events.append(event)
+        waiting.set()
+
+    def second() -> None:
+        made.append(prepare_environment(home, run=tools, progress=wait))
+
+    tools = FakeTools()
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert waiting.wait(30)
+    folder = environment_folder(home)
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    (folder / "complete.json").write_text("{}")
+    lock.release()
+    thread.join(30)
+    assert made == [python]
+    assert tools.commands == []
+    assert events[0].stage.startswith("waiting for another process")
+
+
+def test_waiting_has_an_end(home: Home) -> None:
+    with filelock.FileLock(home.create(home.locks) / "optimum-environment.lock"):
+        with pytest.raises(StoreLockedError, match="0 s"):
+            prepare_environment(home, run=FakeTools(), lock_timeout_s=0.0)
+        with pytest.raises(CancelledError):
+            prepare_environment(home, run=FakeTools(), cancelled=lambda: True)
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def test_a_command_runs_to_its_end_and_its_output_is_kept(tmp_path: Path) -> None:
+    code = (
+        "import sys, tempfile; print(tempfile.gettempdir(), flush=True); print('two', file=sys.stderr); sys.exit(3)"
+    )
+    ticks: list[int] = []
+    found, said = run_logged([sys.executable, "-c", code], tmp_path, lambda: ticks.append(1))
+    assert (found, said.decode().splitlines()) == (3, [str(tmp_path), "two"])
+    assert ticks
+
+
+def test_what_a_tick_raises_ends_the_command(tmp_path: Path) -> None:
+    children: list[psutil.Process] = []
+
+    def tick() -> None:
+        children.extend(psutil.Process().children())
+        raise CancelledError("enough")
+
+    with pytest.raises(CancelledError):
+        run_logged([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, tick)
+    assert children
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_the_real_commands_are_the_default(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = FakeTools()
+    monkeypatch.setattr(optimum_environment, "run_logged", tools)
+    prepare_environment(home)
+    assert len(tools.commands) == 2

@@ -1,0 +1,183 @@
+"""The converter's process: what it says is understood, what it should not say is refused, and nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgespec.errors import (
+    CancelledError,
+    EdgespecError,
+    InvalidRequestError,
+    MemoryLimitError,
+    RuntimeUnavailableError,
+)
+from edgespec.export import optimum_process
+from edgespec.export.optimum_process import check_interpreter, last_line, run_worker, versions_in
+from edgespec.files.progress import ProgressEvent
+
+PYTHON = Path(sys.executable)
+SAY = "import json, os, signal, subprocess, sys, time\ndef say(**values): print(json.dumps(values), flush=True)\n"
+
+Worker = Callable[[str], None]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """Replaces the worker by a script of a few lines."""
+
+    def write(body: str) -> None:
+        (tmp_path / "worker.py").write_text(SAY + body)
+        monkeypatch.setattr(optimum_process, "WORKER", tmp_path / "worker.py")
+
+    return write
+
+
+def run(**more: object) -> object:
+    return run_worker(PYTHON, ["convert", "a", "b"], source="tiny", **more)  # type: ignore[arg-type]
+
+
+def test_stages_are_told_and_the_result_is_returned(worker: Worker) -> None:
+    worker("say(stage='one')\nsay(stage='two')\nprint('noise', file=sys.stderr)\nsay(result={'args': sys.argv[1:]})")
+    events: list[ProgressEvent] = []
+    assert run(progress=events.append) == {"args": ["convert", "a", "b"]}
+    assert [(event.stage, event.source) for event in events] == [("one", "tiny"), ("two", "tiny")]
+    assert run() == {"args": ["convert", "a", "b"]}
+
+
+def test_it_is_isolated_offline_and_without_input(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    worker(
+        "say(result={'isolated': sys.flags.isolated, 'path': '/somewhere' in sys.path,"
+        " 'offline': os.environ['HF_HUB_OFFLINE'], 'input': sys.stdin.read()})"
+    )
+    assert run() == {"isolated": 1, "path": False, "offline": "1", "input": ""}
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "words"),
+    [
+        ("say(error={'kind': 'unknown', 'message': 'no such model'})", InvalidRequestError, "tiny: no such model"),
+        ("say(error={'kind': 'weights', 'message': 'lm_head is missing'})", InvalidRequestError, "lm_head"),
+        ("say(error={'kind': 'check', 'message': 'logits differ'})", InvalidRequestError, "logits differ"),
+        ("say(error={'kind': 'missing', 'message': 'torch'})", RuntimeUnavailableError, "lacks what a conversion"),
+        ("say(error={'kind': 'memory', 'message': 'too large'})", MemoryLimitError, "too large"),
+        ("say(error={'kind': 'failed', 'message': 'KeyError: 1'})", EdgespecError, "KeyError: 1"),
+        ("say(error={'kind': 7, 'message': ['a'] * 9999})", EdgespecError, "could not be converted"),
+        ("say(error='text')", EdgespecError, "without an answer"),
+        ("say(result=[1])", EdgespecError, "without an answer"),
+        ("say(stage=['no', 'text'])", EdgespecError, "without an answer"),
+        ("print('no JSON')", EdgespecError, "no answer: no JSON"),
+        ("print('[' * 100000)", EdgespecError, "no answer"),
+        ("print('[1, 2]')", EdgespecError, "no answer: [1, 2]"),
+        ("sys.stdout.buffer.write(b'\\xff\\xfe\\n')", EdgespecError, "no answer"),
+        ("print('x' * 10_000_000)", EdgespecError, "no answer"),
+        ("for n in range(5000): say(stage='again')", EdgespecError, "more than it should"),
+        ("sys.exit('the last of it')", EdgespecError, "(exit code 1): the last of it"),
+        ("pass", EdgespecError, "it said nothing"),
+    ],
+)
+def test_whatever_it_says_is_a_sentence(worker: Worker, body: str, error: type[EdgespecError], words: str) -> None:
+    worker(body)
+    with pytest.raises(EdgespecError) as raised:
+        run()
+    assert type(raised.value) is error
+    assert words in raised.value.message
+    assert len(raised.value.message) < 600
+    assert raised.value.hint
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that kill")
+def test_a_killed_process_ran_out_of_memory(worker: Worker) -> None:
+    worker("say(stage='one')\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(MemoryLimitError, match="run out of memory"):
+        run()
+
+
+CHILD = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\nsay(stage=str(child.pid))\n"
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_cancel_ends_it_and_what_it_started(worker: Worker) -> None:
+    worker(CHILD + "time.sleep(60)")
+    pids: list[int] = []
+    with pytest.raises(CancelledError):
+        run(progress=lambda event: pids.append(int(event.stage)), cancelled=lambda: bool(pids))
+    assert gone(pids[0])
+
+
+def test_what_the_caller_raises_ends_it(worker: Worker) -> None:
+    worker(CHILD + "time.sleep(60)")
+    pids: list[int] = []
+
+    def interrupt(event: ProgressEvent) -> None:
+        pids.append(int(event.stage))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(progress=interrupt)
+    assert gone(pids[0])
+
+
+def test_a_child_that_holds_the_pipe_does_not_hold_us(worker: Worker) -> None:
+    worker(CHILD + "say(result={'done': 1})")
+    pids: list[int] = []
+    assert run(progress=lambda event: pids.append(int(event.stage))) == {"done": 1}
+    assert gone(pids[0])
+
+
+# ------------------------------------------------------------------------------------------------ interpreters
+
+
+def test_versions_are_those_the_interpreter_names(worker: Worker) -> None:
+    worker("say(result={'versions': {'torch': '2.13.0', 'n': 5}} if sys.argv[1:] == ['probe'] else {})")
+    assert check_interpreter(PYTHON) == {"torch": "2.13.0", "n": "5"}
+    assert versions_in({"versions": "none"}) == {}
+
+
+def test_the_real_worker_says_what_is_missing() -> None:
+    """This environment has neither PyTorch nor Optimum."""
+    with pytest.raises(RuntimeUnavailableError) as raised:
+        check_interpreter(PYTHON)
+    assert "optimum-onnx" in raised.value.message
+    assert "torch" in raised.value.message
+    assert "--python" in (raised.value.hint or "")
+
+
+def test_something_else_than_an_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "text"):
+        with pytest.raises(InvalidRequestError, match="not a program"):
+            check_interpreter(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows decides by the ending what can be run")
+def test_a_program_that_is_no_python(tmp_path: Path) -> None:
+    for name, content in (("broken", b"\x7fELF nothing"), ("echo", b"#!/bin/sh\necho hello\n")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        path.chmod(0o755)
+        with pytest.raises(EdgespecError) as raised:
+            check_interpreter(path)
+        assert "Python" in (raised.value.hint or "")
+
+
+def test_the_last_line_that_says_something() -> None:
+    assert last_line(b"one\n  two \n\n \n") == "two"
+    assert last_line(b"\xff") == "�"
+    assert last_line(b"") == "it said nothing"
+    assert len(last_line(b"x" * 5000)) == 300

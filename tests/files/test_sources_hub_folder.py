@@ -1,0 +1,104 @@
+"""Folders of a hub repository, from a real server on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import CancelledError, DownloadError
+from edgespec.files.progress import ProgressEvent
+from edgespec.files.sources_hub_folder import HubFolder, fetch_hub_folder, list_hub_folder
+from edgespec.files.specs import HubReference
+from tests.support.hub_server import COMMIT, HubServer, running
+
+WANTED = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"model": {}}',
+    "model-00001-of-00002.safetensors": b"first" * 1000,
+    "model-00002-of-00002.safetensors": b"second" * 1000,
+    "model.safetensors.index.json": b'{"weight_map": {}}',
+}
+OTHERS = {"README.md": b"read me", "modeling_evil.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"}
+REFERENCE = HubReference("org/repo")
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with running(HubServer(files={**WANTED, **OTHERS})) as hub:
+        yield hub
+
+
+def listed(hub: HubServer, cache: Path, **more: Any) -> HubFolder:
+    return list_hub_folder(REFERENCE, endpoint=hub.endpoint, cache=cache, **more)
+
+
+def fetched(hub: HubServer, cache: Path, **more: Any) -> Path:
+    return fetch_hub_folder(listed(hub, cache, **more), endpoint=hub.endpoint, cache=cache, **more)
+
+
+def test_only_what_a_conversion_reads_is_fetched(hub: HubServer, tmp_path: Path) -> None:
+    folder = listed(hub, tmp_path)
+    assert folder == HubFolder(repo="org/repo", commit=COMMIT, filenames=tuple({**WANTED, **OTHERS}))
+    assert folder.is_model_folder
+    place = fetched(hub, tmp_path)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == WANTED
+    assert len(hub.bodies()) == len(WANTED)
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="offline"):
+        listed(hub, tmp_path, offline=True)
+    place = fetched(hub, tmp_path)
+    (tmp_path / "models--org--repo" / "refs").mkdir(exist_ok=True)
+    (tmp_path / "models--org--repo" / "refs" / "main").write_text(COMMIT)
+    asked = len(hub.requests)
+    assert fetched(hub, tmp_path, offline=True) == place
+    assert len(hub.requests) == asked
+
+
+def test_a_hub_that_cannot_be_reached_is_like_being_offline(hub: HubServer, tmp_path: Path) -> None:
+    unreachable = "http://127.0.0.1:9"
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1"):
+        list_hub_folder(REFERENCE, endpoint=unreachable, cache=tmp_path)
+    fetched(hub, tmp_path)
+    (tmp_path / "models--org--repo" / "refs").mkdir(exist_ok=True)
+    (tmp_path / "models--org--repo" / "refs" / "main").write_text(COMMIT)
+    folder = list_hub_folder(REFERENCE, endpoint=unreachable, cache=tmp_path)
+    assert set(folder.filenames) == set(WANTED)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"config.json": b"{}", "model.gguf": b"x", "model.safetensors": b"x"},
+        {"config.json": b"{}", "pytorch_model.bin": b"x"},
+        {"model.safetensors": b"x"},
+    ],
+    ids=["a GGUF", "only pickles", "no config"],
+)
+def test_repositories_of_another_kind(hub: HubServer, tmp_path: Path, names: dict[str, bytes]) -> None:
+    hub.files = names
+    assert not listed(hub, tmp_path).is_model_folder
+
+
+def test_a_repository_with_nothing_to_convert(hub: HubServer, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match="no model"):
+        fetch_hub_folder(HubFolder(repo="org/repo", commit=COMMIT, filenames=("README.md",)), cache=tmp_path)
+
+
+def test_a_server_that_is_no_hub(hub: HubServer, tmp_path: Path) -> None:
+    hub.revisions = {"main": "../../secret"}
+    with pytest.raises(DownloadError, match="like a model hub"):
+        listed(hub, tmp_path)
+
+
+def test_it_tells_and_can_be_cancelled(hub: HubServer, tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    listed(hub, tmp_path, progress=events.append)
+    assert events[0].stage == "asking the hub"
+    hub.answer_delay_s = 5.0
+    with pytest.raises(CancelledError):
+        listed(hub, tmp_path, cancelled=lambda: True)
