@@ -332,7 +332,7 @@ gguf_parts.CHUNK_BYTES = 512
 number = 0
 while True:
     number += 1
-    options = [sys.argv[1], "--to", "gguf", "-o", sys.argv[2], "--json"]
+    options = [sys.argv[1], "--to", "onnx" if number % 3 == 2 else "gguf", "-o", sys.argv[2], "--json"]
     if number % 3:
         options += ["--trim-vocab", str(300 + number % 50), "--trim-from", sys.argv[3]]
     assert run(["export", *options]) == 0

@@ -125,7 +125,7 @@ def test_a_built_in_profile_names_no_device_but_the_processor(load: Load) -> Non
 
 
 def test_the_npu_profile_does_not_promise_an_npu(load: Load) -> None:
-    assert "no runtime here can use NPUs yet" in load("npu").description
+    assert "only if you name it" in load("npu").description
 
 
 def test_each_built_in_profile_has_a_description_of_its_own_that_fits_a_line(user: Path) -> None:
