@@ -90,8 +90,8 @@ def export(
     if wish.trim is not None:
         from edgespec.cli.trimming import choose_rows
 
-        # What ONNX makes of the weights is not timed: llama.cpp's times of the source stand for both.
-        timed_quant = wish.quant if to == "gguf" else "keep"
+        # ONNX models are not timed: llama.cpp's times stand for theirs, and 4 bits are those of Q4_0 there.
+        timed_quant = "q4_0" if (to, wish.quant) == ("onnx", "q4") else wish.quant
         trimming = choose_rows(source, wish.trim, quant=timed_quant, folder=output, state=state)
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         provenance = {
