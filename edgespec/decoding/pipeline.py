@@ -41,6 +41,10 @@ from edgespec.errors import CancelledError, EdgespecError
 
 __all__ = ["Budget", "FixedBudget", "PipelinedLoop", "Submit"]
 
+# How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
+# words every tenth place or so has any given one.
+_WORDS_TOO_MANY = 2
+
 # Hands a job to the drafter's thread, which runs one after another.
 Submit = Callable[[Callable[[], "Drafted"]], "Future[Drafted]"]
 
@@ -57,17 +61,24 @@ class Budget(Protocol):
     def patience_s(self) -> float:
         """Seconds to wait for the drafter once the target is done."""
 
+    def reuses(self) -> bool:
+        """Whether what was drafted behind a rejected token is put forward again where it continues the right one."""
+
+    def reused(self, stood: bool) -> None:
+        """Whether the first token that was put forward again stood."""
+
     def record(self, record: RoundRecord) -> None:
         """Learn from a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedBudget:
-    """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` seconds."""
+    """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not."""
 
     most: int
     ahead: int
     patience: float = 1e9
+    reuse: bool = False
 
     def window(self, confidences: tuple[float | None, ...]) -> int:
         return self.most
@@ -77,6 +88,12 @@ class FixedBudget:
 
     def patience_s(self) -> float:
         return self.patience
+
+    def reuses(self) -> bool:
+        return self.reuse
+
+    def reused(self, stood: bool) -> None:
+        """Nothing to learn."""
 
     def record(self, record: RoundRecord) -> None:
         """Nothing to learn."""
@@ -97,6 +114,7 @@ class _Piece:
     proposal: Proposal
     evaluated: int = 0
     accepted: int = 0
+    again: bool = False  # put forward before, at another place
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +233,8 @@ class PipelinedLoop(Rounds):
             draft_forwards=0 if drafted is None else drafted.forwards,
         )
         rest = self._pending[window + 1 :] if verdict.kind == "open" else []
+        if verdict.kind == "correction" and self._budget.reuses():
+            rest = self._continuing(committed[-1], self._pending[verdict.accepted + 1 :])
         step = self._commit(committed, record)
         self._policy.record(record)
         self._budget.record(record)
@@ -291,6 +311,8 @@ class PipelinedLoop(Rounds):
     def _settle(self, compared: list[_Token], accepted: int, rest: list[_Token], committed: tuple[int, ...]) -> None:
         """Keep ``rest``, and note the outcome of each proposal that will not be compared any further."""
         for index, each in enumerate(compared):
+            if each.piece.again and not each.piece.evaluated:
+                self._budget.reused(index < accepted)
             each.piece.evaluated += 1
             each.piece.accepted += index < accepted
         going_on = {id(each.piece) for each in rest}
@@ -311,6 +333,19 @@ class PipelinedLoop(Rounds):
             )
         if self._flight is None:
             self._tell()
+
+    def _continuing(self, correction: int, behind: list[_Token]) -> list[_Token]:
+        """What was drafted to follow ``correction``, if it is among the next tokens ``behind`` a rejected one.
+
+        So it is where the drafter said a word too many. Another place has other odds, so these tokens no longer
+        count as drawn at random.
+        """
+        for index, each in enumerate(behind[:_WORDS_TOO_MANY]):
+            if each.token == correction:
+                tokens = tuple(own.token for own in behind[index + 1 :])
+                piece = _Piece(Proposal(tokens=tokens, drafted_by=each.piece.proposal.drafted_by), again=True)
+                return [_Token(token, piece, place) for place, token in enumerate(tokens)]
+        return []
 
     def _tell(self) -> None:
         """Let the drafter learn; never while it is at work."""

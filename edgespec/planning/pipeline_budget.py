@@ -19,6 +19,11 @@ _PRIOR_ACCEPTED, _PRIOR_EVALUATED = 1.0, 2.0
 # drafter that takes longer is reading a prompt, and is not waited for.
 _PATIENCE = 2.0
 
+# Reuse goes on while at least half of the first tokens put forward again stand: a wrong one costs the drafting of one
+# round, a right one saves it.
+_REUSE_PAYS = 0.5
+_PRIOR_STOOD, _PRIOR_REUSED = 1.0, 1.5  # so that it is tried, and given up after a few failures
+
 # Until a forward of the drafter was timed: as long as a slow token of a small model on a slow device.
 _FIRST_PATIENCE_S = 0.05
 
@@ -35,6 +40,7 @@ class MeasuredBudget:
         self._accepted = _PRIOR_ACCEPTED
         self._evaluated = _PRIOR_EVALUATED
         self._forward_s: float | None = None
+        self._stood, self._reused = _PRIOR_STOOD, _PRIOR_REUSED
 
     @property
     def acceptance(self) -> float:
@@ -63,6 +69,15 @@ class MeasuredBudget:
     def patience_s(self) -> float:
         """Seconds to wait for the forward that the drafter is at."""
         return _FIRST_PATIENCE_S if self._forward_s is None else _PATIENCE * self._forward_s
+
+    def reuses(self) -> bool:
+        """Whether enough of what was put forward again stood."""
+        return self._stood / self._reused >= _REUSE_PAYS
+
+    def reused(self, stood: bool) -> None:
+        """Learn whether a token put forward again stood."""
+        self._stood = _DECAY * self._stood + stood
+        self._reused = _DECAY * self._reused + 1
 
     def record(self, record: RoundRecord) -> None:
         """Learn from a round: what stood of what was compared, and how long a forward of the drafter takes."""

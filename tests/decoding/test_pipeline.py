@@ -200,6 +200,26 @@ def test_what_comes_late_is_used_where_the_text_agrees_and_dropped_where_not(wro
     assert [record.proposed for record in own.records[:4]] == [0, 0, 0, 0 if wrong else 1]
 
 
+def test_a_word_too_many_is_skipped() -> None:
+    """The drafter stutters once; what it said behind that is right, and need not be drafted again."""
+    known = KNOWN["greedy"]
+
+    def stutter(tokens: list[int], depth: int) -> list[int]:
+        right = known[len(tokens) : len(tokens) + depth]
+        wrong = (right[0] + 1) % VOCABULARY_SIZE if right else 0
+        return [wrong, *right][:depth] if len(tokens) == len(PROMPT) + 1 else right
+
+    rounds = []
+    for reuse in (False, True):
+        own, state = start(FakeModel(), PROMPT), scripted.Scripted(stutter)
+        budget = FixedBudget(most=4, ahead=5, patience=0.0, reuse=reuse)
+        own.take(pipelined(own, state, depth=4, budget=budget).steps())
+        assert own.tokens == PLAIN["greedy"][:TOKENS]
+        check(own, 4)
+        rounds.append([record.accepted for record in own.records[:3]])
+    assert rounds == [[0, 1, 5], [0, 4, 5]]
+
+
 # ----------------------------------------------------------------------------------- limits, stops, outcomes
 
 

@@ -168,6 +168,7 @@ def law_of(
     copies: bool = False,
     may_be_late: bool = False,
     lengths: Sequence[int] = (9,),
+    reuse: bool = False,
     spoil: Callable[[PipelinedLoop], None] = lambda _loop: None,
 ) -> tuple[Law, int]:
     """The law of the text, and in how many runs it was found."""
@@ -189,7 +190,7 @@ def law_of(
             history,
             LoopLimits(max_tokens=tokens, depth_cap=depth, vocabulary_size=SIZE),
             submit=Late(lateness),
-            budget=FixedBudget(most=most, ahead=ahead, patience=0.0),
+            budget=FixedBudget(most=most, ahead=ahead, patience=0.0, reuse=reuse),
         )
         spoil(loop)
         for _ in loop.steps():
@@ -227,6 +228,12 @@ def test_drafts_that_may_be_late_and_are_reused(rejection: bool, copies: bool) -
     law, _ = law_of(
         TARGET, DRAFT, rejection=rejection, tokens=4, depth=2, most=2, ahead=2, copies=copies, may_be_late=True
     )
+    assert positive(law) == plain_law(TARGET, 4)
+
+
+@pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
+def test_what_was_drafted_behind_a_rejected_token_is_put_forward_again(rejection: bool) -> None:
+    law, _ = law_of(TARGET, DRAFT, rejection=rejection, tokens=4, depth=2, most=2, ahead=3, reuse=True)
     assert positive(law) == plain_law(TARGET, 4)
 
 

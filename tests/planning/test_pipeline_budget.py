@@ -60,6 +60,17 @@ def test_the_window_follows_what_stood_lately() -> None:
     assert budget.acceptance == before, "nothing was compared"
 
 
+def test_reuse_is_tried_and_given_up_where_it_fails() -> None:
+    budget = MeasuredBudget(3, None)
+    assert budget.reuses()
+    for _ in range(3):
+        budget.reused(False)
+    assert not budget.reuses()
+    for _ in range(20):
+        budget.reused(True)
+    assert budget.reuses()
+
+
 def test_the_patience_is_two_forwards_of_the_drafter() -> None:
     budget = MeasuredBudget(3, None)
     assert budget.patience_s() == pytest.approx(0.05)
