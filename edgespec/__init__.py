@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edgespec.errors import StaleRowsError as StaleRowsError
     from edgespec.errors import StoreLockedError as StoreLockedError
     from edgespec.errors import TemplateError as TemplateError
+    from edgespec.errors import WorkerLostError as WorkerLostError
     from edgespec.events import Done as Done
     from edgespec.events import Event as Event
     from edgespec.events import Loading as Loading

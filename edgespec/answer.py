@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from edgespec.decoding.loop import DecodeLoop, Step
+from edgespec.decoding.rounds import Rounds, Step
 from edgespec.decoding.stats import DecodeStats
 from edgespec.errors import CancelledError
 from edgespec.events import Event, FinishReason, Notice, Round, Text
@@ -48,7 +48,7 @@ class AnswerTask:
     def __init__(
         self,
         *,
-        loop: DecodeLoop,
+        loop: Rounds,
         history: list[int],
         answer: AnswerText,
         stats: DecodeStats,

@@ -29,6 +29,7 @@ __all__ = [
     "StaleRowsError",
     "StoreLockedError",
     "TemplateError",
+    "WorkerLostError",
 ]
 
 
@@ -129,6 +130,14 @@ class ForwardError(EdgespecError):
 
 class NonFiniteLogitsError(ForwardError):
     """The target's logits hold a NaN or +infinity; nothing is sampled from garbage."""
+
+
+class WorkerLostError(EdgespecError):
+    """A worker process ended, hangs or talks nonsense; what it held is gone. ``stderr``: the end of what it wrote."""
+
+    def __init__(self, message: str, *, stderr: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.stderr = stderr
 
 
 class RewindError(EdgespecError):

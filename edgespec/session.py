@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from edgespec.answer import AnswerTask, AnswerText
 from edgespec.decoding.contracts import DepthPolicy, Drafter, DraftRequest, Model, common_prefix
 from edgespec.decoding.contracts import Sequence as TokenSequence
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
+from edgespec.decoding.loop import DecodeLoop
+from edgespec.decoding.pipeline import Budget, PipelinedLoop
+from edgespec.decoding.rounds import LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.combination import Combination, CombinationState
@@ -22,6 +24,7 @@ from edgespec.events import Done
 from edgespec.generation import Generation
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.plan import Plan, plain_version
+from edgespec.runtimes.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -32,13 +35,15 @@ class Speculation:
     """Who drafts in a session and how far, in place of the engine's plan: for measuring and comparing.
 
     A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
-    of the engine's: the same weights in another setting, say.
+    of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
+    verifying go on at once, in turns without.
     """
 
     drafters: tuple[Drafter, ...]
     policy: DepthPolicy
     depth_cap: int
     target: Model | None = None
+    budget: Callable[[], Budget] | None = None
 
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -70,6 +75,7 @@ class Session:
         self._plan: Plan = engine.plan
         self._target: TokenSequence = self._open_target()
         self._drafts: CombinationState | None = None
+        self._draft_thread: WorkerThread | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
 
     # ------------------------------------------------------------------------------------- conversation
@@ -154,19 +160,13 @@ class Session:
         plan = engine.plan
         policy = speculating.policy if depth is None else FixedDepth(min(depth, speculating.depth_cap))
         drafts = self._draft_state()
-        loop = DecodeLoop(
-            self._target,
-            drafts,
-            policy,
-            self._chooser,
-            history,
-            LoopLimits(
-                max_tokens=max_tokens,
-                depth_cap=speculating.depth_cap,
-                vocabulary_size=engine.vocabulary_size,
-                stop_ids=engine.tokenizer.stop_ids,
-            ),
+        limits = LoopLimits(
+            max_tokens=max_tokens,
+            depth_cap=speculating.depth_cap,
+            vocabulary_size=engine.vocabulary_size,
+            stop_ids=engine.tokenizer.stop_ids,
         )
+        loop = self._loop(drafts, policy, history, limits, speculating.budget)
         stats = DecodeStats(prompt_tokens=len(tokens))
         task = AnswerTask(
             loop=loop,
@@ -203,6 +203,29 @@ class Session:
                 self._active = (task, self._target.submit(lambda: task.run(prepare)), prompt_message)
 
         return Generation(task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text))
+
+    def _loop(
+        self,
+        drafts: CombinationState,
+        policy: DepthPolicy,
+        history: list[int],
+        limits: LoopLimits,
+        budget: Callable[[], Budget] | None,
+    ) -> Rounds:
+        if budget is None:
+            return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits)
+        if self._draft_thread is None:
+            self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # nobody waits on it
+        return PipelinedLoop(
+            self._target,
+            drafts,
+            policy,
+            self._chooser,
+            history,
+            limits,
+            submit=self._draft_thread.submit,
+            budget=budget(),
+        )
 
     def _reopen_if_broken(self) -> None:
         """Start over with an empty cache if the old one could not be rewound: the conversation goes on."""
@@ -373,6 +396,8 @@ class Session:
             if active is not None:
                 active[0].abandon()
                 active[1].result()
+            if self._draft_thread is not None:
+                self._draft_thread.close()
             if self._drafts is not None:
                 self._drafts.close()
             self._target.close()

@@ -18,32 +18,42 @@ import numpy as np
 class Verdict:
     """``accepted`` leading draft tokens stand and ``next_token`` follows them.
 
-    ``kind`` is ``correction`` after a rejection and ``bonus`` when every draft token was accepted. ``evaluated``
-    draft tokens were compared: the accepted ones and the rejected one.
+    ``kind`` is ``correction`` after a rejection, ``bonus`` when every draft token was accepted, and ``open`` when all
+    were and the target has not scored what comes next: then there is no ``next_token``. ``evaluated`` draft tokens
+    were compared: the accepted ones and the rejected one.
     """
 
     accepted: int
-    next_token: int
-    kind: Literal["correction", "bonus"]
+    next_token: int | None
+    kind: Literal["correction", "bonus", "open"]
+
+    @property
+    def following(self) -> tuple[int, ...]:
+        """The next token, if there is one."""
+        return () if self.next_token is None else (self.next_token,)
 
     @property
     def evaluated(self) -> int:
         return self.accepted + (self.kind == "correction")
 
 
-def verify_matching(draft_tokens: Sequence[int], target_token: Callable[[int], int]) -> Verdict:
+def verify_matching(
+    draft_tokens: Sequence[int], target_token: Callable[[int], int], *, bonus: bool = True
+) -> Verdict:
     """Accept draft tokens while they equal the target's own choice.
 
-    ``target_token(i)`` is what the target emits after ``draft_tokens[:i]`` (0 <= i <= len(draft_tokens)); it is
-    called in order and never past the first difference. With target choices that depend only on the position, the
-    seed and the target's distribution, the emitted text is plain decoding's, whatever was proposed
-    (drafter-invariant speculative decoding: Daliri, Musco, Suresh, 2024). Greedy decoding is the special case
-    in which the choice is the argmax.
+    ``target_token(i)`` is what the target emits after ``draft_tokens[:i]``; it is called in order and never past the
+    first difference, nor without ``bonus`` past the last draft token. With target choices that depend only on the
+    position, the seed and the target's distribution, the emitted text is plain decoding's, whatever was proposed
+    (drafter-invariant speculative decoding: Daliri, Musco, Suresh, 2024). Greedy decoding is the special case in
+    which the choice is the argmax.
     """
     for index, draft_token in enumerate(draft_tokens):
         token = target_token(index)
         if token != draft_token:
             return Verdict(index, token, "correction")
+    if not bonus:
+        return Verdict(len(draft_tokens), None, "open")
     return Verdict(len(draft_tokens), target_token(len(draft_tokens)), "bonus")
 
 
@@ -73,13 +83,16 @@ def verify_rejection(
     target_probs: Callable[[int], Any],
     uniforms: Sequence[Any],
     draw: Callable[[Any, int], int],
+    *,
+    bonus: bool = True,
 ) -> Verdict:
     """Speculative sampling's rejection rule: the emitted tokens follow the target's distribution.
 
     ``draft_probs[i]`` is the full-vocabulary distribution that draft token i was drawn from, or None if it was
     not drawn at random (then it counts as having probability one). ``target_probs(i)`` is the target's
     distribution after ``draft_tokens[:i]``; ``uniforms[i]`` in [0, 1) is independent of everything drawn so far;
-    ``draw(probs, i)`` draws a token for place i from fresh noise. Source: Leviathan, Kalman, Matias (2023).
+    ``draw(probs, i)`` draws a token for place i from fresh noise. Without ``bonus`` nothing is asked of the target
+    past the last draft token, and nothing drawn if all of them stand. Source: Leviathan, Kalman, Matias (2023).
     """
     for index, token in enumerate(draft_tokens):
         target = target_probs(index)
@@ -90,4 +103,6 @@ def verify_rejection(
         if not accepts(uniforms[index], draft[token], target[token]):
             return Verdict(index, draw(residual(target, draft), index), "correction")
     last = len(draft_tokens)
+    if not bonus:
+        return Verdict(last, None, "open")
     return Verdict(last, draw(target_probs(last), last), "bonus")

@@ -21,7 +21,7 @@ from edgespec.decoding.contracts import (
     Outcome,
     Proposal,
 )
-from edgespec.drafters.gates import admitted
+from edgespec.drafters.gates import admitted, both
 from edgespec.errors import CancelledError, EdgespecError
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
@@ -92,7 +92,7 @@ class CombinationState:
             if kind in self.failures or depth < 1:
                 continue
             try:
-                proposal = self._ask(kind, state, context, depth)
+                proposal = self._ask(kind, state, context, depth, gate)
             except CancelledError:
                 raise
             except EdgespecError as error:
@@ -102,11 +102,11 @@ class CombinationState:
                 return proposal
         return NOTHING
 
-    def _ask(self, kind: str, state: DraftState, context: Context, depth: int) -> Proposal:
+    def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         if not state.free:
             allowance = self.policy.allow(kind, state.lag(context))
             allowed = min(depth, allowance.depth)
-            return state.propose(context, allowed, allowance.gate) if allowed > 0 else NOTHING
+            return state.propose(context, allowed, both(outer, allowance.gate)) if allowed > 0 else NOTHING
         idea = state.propose(context, depth)
         if not idea.tokens:
             return NOTHING
@@ -121,7 +121,7 @@ class CombinationState:
         """Tell the policy about watched proposals that the text has caught up with."""
         for _ in range(len(self._watched)):
             watched = self._watched.popleft()
-            start, tokens = watched.length, context.tokens
+            start, tokens = watched.length, context.tokens[: context.committed_length]
             if tuple(tokens[max(0, start - len(watched.tail)) : start]) != watched.tail:
                 continue  # another conversation, or an answer taken back
             hits: list[bool] = []

@@ -189,6 +189,51 @@ def check_matching(verify: Any, vocabulary_size: int, depth: int) -> None:
             assert asked == list(range(agreed + 1)), "in order, and never past the first difference"
 
 
+def check_open(verify: Any, target: Conditional, draft: Conditional, depth: int) -> None:
+    """Without a bonus, tokens that all stand are followed by nothing, and everything else is as with one."""
+    vocabulary = range(len(target(())))
+    for chain in itertools.product(vocabulary, repeat=depth):
+        own = [as_array(draft(chain[:i])) for i in range(depth)]
+        places = [cells(own[i][chain[i]], target(chain[:i])[chain[i]], grid=False) for i in range(depth)]
+        for choice in itertools.product(*places):
+            found, asked = [], []
+            for bonus in (True, False):
+                rows: list[int] = []
+                drawn: list[tuple[list[Fraction], int]] = []
+
+                def probs(index: int, rows: list[int] = rows, chain: tuple[int, ...] = chain) -> np.ndarray:
+                    rows.append(index)
+                    return as_array(target(chain[:index]))
+
+                def draw(left: Any, index: int, drawn: list[tuple[list[Fraction], int]] = drawn) -> int:
+                    drawn.append((list(left), index))
+                    return -7
+
+                middles = [middle for middle, _ in choice]
+                verdict = verify.verify_rejection(chain, own, probs, middles, draw, bonus=bonus)
+                found.append((verdict.accepted, verdict.evaluated, drawn))
+                asked.append((verdict.kind, verdict.following, rows))
+            if asked[0][0] == "bonus":
+                assert (found[1][:2], found[1][2]) == (found[0][:2], [])
+                assert asked[1] == ("open", (), list(range(depth)))
+            else:
+                assert found[0] == found[1]
+                assert asked[0] == asked[1]
+    for chain in itertools.product(vocabulary, repeat=depth):
+        for wanted in itertools.product(vocabulary, repeat=depth):
+
+            def token(index: int, wanted: tuple[int, ...] = wanted) -> int:
+                assert index < len(wanted), "past the last draft token"
+                return wanted[index]
+
+            verdict = verify.verify_matching(chain, token, bonus=False)
+            if chain == wanted:
+                assert (verdict.accepted, verdict.evaluated, verdict.kind) == (depth, depth, "open")
+                assert verdict.following == ()
+            else:
+                assert verdict == verify.verify_matching(chain, token)
+
+
 def check_acceptance_edges(verify: Any) -> None:
     """Numbers no honest drafter sends are never accepted; neither is a token the target gives no probability."""
     never = [
@@ -250,5 +295,6 @@ def check_all(verify: Any) -> None:
         check_matching(verify, 2, depth)
         target = random_conditional(11 + depth, 2, zeros=False)
         check_chain(verify, target, random_conditional(50 + depth, 2), depth)
+        check_open(verify, target, random_conditional(50 + depth, 2), depth)
         for chain in itertools.product(range(2), repeat=depth):
             check_copied(verify, target, chain)

@@ -68,6 +68,29 @@ MUTATIONS: dict[str, tuple[str, str]] = {
         "target_token(max(0, len(draft_tokens) - 1))",
     ),
     "matching target off by one": ("token = target_token(index)", "token = target_token(index + 1)"),
+    "matching without a bonus asks for one": (
+        "if not bonus:\n        return Verdict(len(",
+        "if False:\n        return Verdict(len(",
+    ),
+    "matching always without a bonus": (
+        "if not bonus:\n        return Verdict(len(",
+        "if True:\n        return Verdict(len(",
+    ),
+    "matching without a bonus counts one too few": (
+        "return Verdict(len(draft_tokens), None",
+        "return Verdict(len(draft_tokens) - 1, None",
+    ),
+    "a bonus that is not wanted": (
+        "if not bonus:\n        return Verdict(last",
+        "if False:\n        return Verdict(last",
+    ),
+    "no bonus that is wanted": (
+        "if not bonus:\n        return Verdict(last",
+        "if True:\n        return Verdict(last",
+    ),
+    "without a bonus counts one too few": ("return Verdict(last, None", "return Verdict(last - 1, None"),
+    "nothing called a bonus": ('Verdict(last, None, "open")', 'Verdict(last, None, "bonus")'),
+    "nothing said to follow": ("return () if self.next_token is None else", "return () if self.next_token else"),
     "the rejected token not counted as evaluated": (' + (self.kind == "correction")', ""),
     "the bonus counted as evaluated": ('self.kind == "correction"', "True"),
 }

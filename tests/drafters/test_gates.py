@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgespec.drafters.gates import admitted
-from tests.support.gates import at_least
+from edgespec.drafters.gates import admitted, both
+from tests.support.gates import Gate, at_least, at_most_nats
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,24 @@ def test_a_draft_ends_before_the_first_token_the_gate_stops(
     gate = at_least(0.5)
     assert admitted(gate, confidences) == kept
     assert gate.asked == [(own, None) for own in confidences[:asked]], "in order, without entropy, not beyond the end"
+
+
+def test_two_gates_as_one() -> None:
+    sure, calm = at_least(0.5), at_most_nats(1.0)
+    gate = both(sure, calm)
+    assert gate is not None
+    assert gate.needs_entropy
+    assert [gate.admits(*each) for each in ((0.6, 0.9), (0.4, 0.9), (0.6, 1.1))] == [True, False, False]
+    assert calm.asked == [(0.6, 0.9), (0.6, 1.1)], "not about what the first one stops"
+    one, other = Gate(forwards=1), Gate(forwards=2)
+    together = both(one, other)
+    assert together is not None
+    assert not together.needs_entropy
+    assert [together.goes_on() for _ in range(3)] == [True, False, False]
+
+
+def test_one_gate_or_none_is_itself() -> None:
+    gate = Gate()
+    assert both(gate, None) is gate
+    assert both(None, gate) is gate
+    assert both(None, None) is None

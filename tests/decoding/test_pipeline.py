@@ -1,0 +1,450 @@
+"""The pipelined loop on a runtime without weights: plain decoding's text, whoever is late and whatever fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.contracts import ChainGate, Context, DraftState, Proposal
+from edgespec.decoding.pipeline import Drafted, FixedBudget, PipelinedLoop
+from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError, RewindError
+from edgespec.planning.depth import FixedDepth
+from tests.decoding.test_loop import (
+    DRAFTERS,
+    GREEDY,
+    KEYED,
+    KNOWN,
+    PLAIN,
+    PROMPT,
+    TEXT_RULES,
+    TOKENS,
+    VOCABULARY_SIZE,
+    Answer,
+    start,
+)
+from tests.support import scripted_drafters as scripted
+from tests.support.fake_runtime import FakeModel, Faults
+
+Job = Callable[[], Drafted]
+Submit = Callable[[Job], "Future[Drafted]"]
+
+
+def at_once(job: Job) -> Future[Drafted]:
+    """The drafter is done before the target begins."""
+    future: Future[Drafted] = Future()
+    try:
+        future.set_result(job())
+    except BaseException as error:
+        future.set_exception(error)
+    return future
+
+
+class Late:
+    """A drafter's thread on which a job is done ``rounds`` landings after it was due."""
+
+    def __init__(self, rounds: Callable[[], int]) -> None:
+        self._rounds = rounds
+
+    def __call__(self, job: Job) -> Future[Drafted]:
+        return LateFuture(job, self._rounds())
+
+
+class LateFuture(Future[Drafted]):
+    def __init__(self, job: Job, rounds: int) -> None:
+        super().__init__()
+        self._job = job
+        self._left = 2 * rounds  # a landing asks before it waits and after
+
+    def done(self) -> bool:
+        if not super().done():
+            if self._left > 0:
+                self._left -= 1
+                return False
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        if self.set_running_or_notify_cancel():
+            try:
+                self.set_result(self._job())
+            except BaseException as error:
+                self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> Drafted:
+        if not super().done():
+            self.finish()
+        return super().result(timeout)
+
+
+def pipelined(
+    answer: Answer,
+    drafter: DraftState,
+    *,
+    sampling: Sampling = GREEDY,
+    depth: int = 3,
+    budget: FixedBudget | None = None,
+    submit: Submit = at_once,
+    max_tokens: int | None = TOKENS,
+    stop_ids: frozenset[int] = frozenset(),
+) -> PipelinedLoop:
+    return PipelinedLoop(
+        answer.sequence,
+        drafter,
+        FixedDepth(depth),
+        Chooser(sampling),
+        answer.history,
+        LoopLimits(max_tokens=max_tokens, depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, stop_ids=stop_ids),
+        submit=submit,
+        budget=budget or FixedBudget(most=depth, ahead=depth + 1, patience=0.0),
+    )
+
+
+def check(answer: Answer, depth: int) -> None:
+    """What ties rounds, tokens and forwards together."""
+    for record in answer.records:
+        assert record.width <= depth + 1
+        assert 0 <= record.accepted <= record.evaluated <= record.proposed <= record.width
+        assert record.evaluated <= record.accepted + 1
+        assert record.emitted in (record.accepted, record.accepted + 1)
+    widths = answer.sequence.log.widths
+    assert widths[len(widths) - len(answer.records) :] == [record.width for record in answer.records]
+    assert len(answer.tokens) == 1 + sum(record.emitted for record in answer.records)
+
+
+# ------------------------------------------------------------------------------------------------ same text
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
+    for depth, most, ahead, late in itertools.product((1, 2, 5), (0, 1, 5), (1, 3, 6), (0, 1, 2)):
+        own = start(FakeModel(), PROMPT)
+        loop = pipelined(
+            own,
+            DRAFTERS[drafter](KNOWN[rule]),
+            sampling=TEXT_RULES[rule],
+            depth=depth,
+            budget=FixedBudget(most=most, ahead=ahead, patience=0.0),
+            submit=Late(lambda late=late: late),  # type: ignore[misc]
+        )
+        own.take(loop.steps())
+        assert own.tokens == PLAIN[rule][:TOKENS], (depth, most, ahead, late)
+        assert own.finish == "length"
+        check(own, depth)
+
+
+def test_depth_zero_drafts_nothing() -> None:
+    own, state = start(FakeModel(), PROMPT), scripted.oracle(KNOWN["greedy"])
+    own.take(pipelined(own, state, depth=0).steps())
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+    assert state.asked == []
+    assert {record.width for record in own.records} == {1}
+
+
+def test_an_oracle_is_accepted_without_a_bonus_token() -> None:
+    """The first round checks the first token only; then each verifies a full window and one token of the next."""
+    own = start(FakeModel(), PROMPT)
+    own.take(pipelined(own, scripted.oracle(KNOWN["greedy"]), depth=3, max_tokens=14).steps())
+    assert [(r.width, r.proposed, r.accepted, r.emitted) for r in own.records] == [
+        (1, 1, 1, 1),
+        (4, 4, 4, 4),
+        (4, 4, 4, 4),
+        (4, 4, 4, 4),
+    ]
+
+
+def test_a_drafter_that_is_always_wrong_never_costs_a_token_or_a_wider_forward() -> None:
+    own = start(FakeModel(), PROMPT)
+    own.take(pipelined(own, scripted.worst(KNOWN["greedy"], VOCABULARY_SIZE), depth=3).steps())
+    assert {(r.width, r.emitted) for r in own.records} == {(1, 1)}
+
+
+def test_an_unsure_budget_checks_the_first_token_only() -> None:
+    own = start(FakeModel(), PROMPT)
+    budget = FixedBudget(most=0, ahead=2, patience=0.0)
+    own.take(pipelined(own, scripted.oracle(KNOWN["greedy"]), depth=3, budget=budget).steps())
+    assert {(r.width, r.accepted) for r in own.records} == {(1, 1)}
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_comes_late_is_used_where_the_text_agrees_and_dropped_where_not(wrong: bool) -> None:
+    class Once(scripted.Scripted):
+        """Right, except for the third token of its first proposal."""
+
+        def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+            proposal = super()._proposal(tokens, depth)
+            if len(self.asked) > 1 or not wrong:
+                return proposal
+            spoilt = [*proposal.tokens[:2], (proposal.tokens[2] + 1) % VOCABULARY_SIZE, *proposal.tokens[3:]]
+            return Proposal(tokens=tuple(spoilt), drafted_by=scripted.KIND)
+
+    known = KNOWN["greedy"]
+    state = Once(lambda tokens, depth: known[len(tokens) : len(tokens) + depth])
+    lateness = iter([3, *[0] * 99])
+    own = start(FakeModel(), PROMPT)
+    own.take(pipelined(own, state, depth=5, submit=Late(lambda: next(lateness)), max_tokens=12).steps())
+    assert own.tokens == PLAIN["greedy"][:12]
+    assert state.asked[0] == (len(PROMPT) + 1, 6)
+    # In the fourth round six tokens for the place after the prefill arrive.
+    assert [record.proposed for record in own.records[:4]] == [0, 0, 0, 0 if wrong else 1]
+
+
+def test_a_word_too_many_is_skipped() -> None:
+    """The drafter stutters once; what it said behind that is right, and need not be drafted again."""
+    known = KNOWN["greedy"]
+
+    def stutter(tokens: list[int], depth: int) -> list[int]:
+        right = known[len(tokens) : len(tokens) + depth]
+        wrong = (right[0] + 1) % VOCABULARY_SIZE if right else 0
+        return [wrong, *right][:depth] if len(tokens) == len(PROMPT) + 1 else right
+
+    rounds = []
+    for reuse in (False, True):
+        own, state = start(FakeModel(), PROMPT), scripted.Scripted(stutter)
+        budget = FixedBudget(most=4, ahead=5, patience=0.0, reuse=reuse)
+        own.take(pipelined(own, state, depth=4, budget=budget).steps())
+        assert own.tokens == PLAIN["greedy"][:TOKENS]
+        check(own, 4)
+        rounds.append([record.accepted for record in own.records[:3]])
+    assert rounds == [[0, 1, 5], [0, 4, 5]]
+
+
+# ----------------------------------------------------------------------------------- limits, stops, outcomes
+
+
+@pytest.mark.parametrize("room", range(1, 9))
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_context_and_the_budget_end(room: int, late: int) -> None:
+    for depth, most, max_tokens in itertools.product((1, 2, 5), (0, 1, 5), (None, 1, 2, room, room + 3)):
+        own = start(FakeModel(), PROMPT, len(PROMPT) + room)
+        state = scripted.too_long(KNOWN["greedy"])
+        budget = FixedBudget(most=most, ahead=4, patience=0.0)
+        loop = pipelined(own, state, depth=depth, budget=budget, max_tokens=max_tokens, submit=Late(lambda: late))
+        own.take(loop.steps())
+        wanted = room if max_tokens is None else min(room, max_tokens)
+        assert own.tokens == PLAIN["greedy"][:wanted]
+        assert own.finish == "length"
+        check(own, depth)
+        for length, asked in state.asked:
+            assert length + asked <= len(PROMPT) + wanted, "drafts behind the end of the answer"
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+@pytest.mark.parametrize("drafter", ["oracle", "worst", "often right", "too long", "stop id inside"])
+def test_a_stop_at_each_place(drafter: str, rule: str) -> None:
+    plain = PLAIN[rule]
+    for place, stop_id in enumerate(plain[:12]):
+        if stop_id in plain[:place]:
+            continue
+        for depth, late in itertools.product((1, 3, 6), (0, 1)):
+            own = start(FakeModel(), PROMPT)
+            state = DRAFTERS[drafter](KNOWN[rule])
+            loop = pipelined(
+                own,
+                state,
+                sampling=TEXT_RULES[rule],
+                depth=depth,
+                stop_ids=frozenset({stop_id}),
+                submit=Late(lambda late=late: late),  # type: ignore[misc]
+            )
+            own.take(loop.steps())
+            assert own.tokens == plain[: place + 1]
+            assert own.finish == "stop"
+            check(own, depth)
+
+
+def test_each_proposal_is_told_once_what_became_of_it() -> None:
+    state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
+    own = start(FakeModel(), PROMPT)
+    own.take(pipelined(own, state, depth=3, max_tokens=50).steps())
+    proposals = [outcome.proposal for outcome in state.outcomes]
+    assert len({id(proposal) for proposal in proposals}) == len(proposals) > 8
+    for outcome in state.outcomes:
+        assert 0 <= outcome.accepted <= outcome.evaluated <= len(outcome.proposal.tokens)
+        assert outcome.evaluated <= outcome.accepted + 1
+    assert sum(o.accepted for o in state.outcomes) == sum(r.accepted for r in own.records)
+    assert sum(o.evaluated for o in state.outcomes) == sum(r.evaluated for r in own.records)
+
+
+# ------------------------------------------------------------------------------------------ failures, leaving
+
+
+class Errors(scripted.Scripted):
+    """Raises ``error`` at its ``at``-th proposal."""
+
+    def __init__(self, known: list[int], error: BaseException, at: int) -> None:
+        super().__init__(lambda tokens, depth: known[len(tokens) : len(tokens) + depth])
+        self.error, self.at = error, at
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        proposal = super().propose(context, depth, gate)
+        if len(self.asked) == self.at:
+            raise self.error
+        return proposal
+
+
+def intact(own: Answer) -> None:
+    assert own.sequence.length <= len(own.history)
+    assert own.sequence.tokens == own.history[: own.sequence.length]
+    assert own.history[len(PROMPT) :] == PLAIN["greedy"][: len(own.history) - len(PROMPT)]
+
+
+@pytest.mark.parametrize(
+    "error", [CancelledError("stop"), ForwardError("lost"), KeyboardInterrupt(), ValueError("bug")]
+)
+@pytest.mark.parametrize("at", range(1, 7))
+def test_what_the_drafter_raises_leaves_the_last_committed_token(error: BaseException, at: int) -> None:
+    own = start(FakeModel(), PROMPT)
+    state = Errors(KNOWN["greedy"], error, at)
+    with pytest.raises(type(error)):
+        own.take(pipelined(own, state, depth=2, submit=Late(lambda: 1)).steps())
+    intact(own)
+    again = Answer(own.history, own.sequence)
+    again.take(pipelined(again, scripted.oracle(KNOWN["greedy"]), depth=2, max_tokens=8).steps())
+    intact(again)
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("fault", ["raise_at", "cancel_at", "refuse_rewind_at", "nan_at"])
+def test_what_the_target_raises_ends_the_drafting_too(fault: str, at: int) -> None:
+    own = start(FakeModel(faults=Faults(**{fault: at})), PROMPT)
+    state = scripted.often_right(KNOWN["greedy"], VOCABULARY_SIZE)
+    jobs: list[Future[Drafted]] = []
+
+    def submit(job: Job) -> Future[Drafted]:
+        jobs.append(Late(lambda: 1)(job))
+        return jobs[-1]
+
+    # A fault at a call that this answer never makes is none.
+    with contextlib.suppress(ForwardError, CancelledError, RewindError, NonFiniteLogitsError):
+        own.take(pipelined(own, state, depth=3, submit=submit).steps())
+    assert all(job.done() for job in jobs), "nothing is left at work"
+    assert not state.cancelled
+    if fault != "refuse_rewind_at":
+        intact(own)
+
+
+def test_leaving_the_iteration_ends_the_drafting() -> None:
+    for rounds in range(6):
+        own = start(FakeModel(), PROMPT)
+        jobs: list[Future[Drafted]] = []
+
+        def submit(job: Job, jobs: list[Future[Drafted]] = jobs) -> Future[Drafted]:
+            jobs.append(Late(lambda: 5)(job))
+            return jobs[-1]
+
+        steps = pipelined(own, scripted.oracle(KNOWN["greedy"]), submit=submit).steps()
+        for _ in range(rounds + 1):
+            next(steps)
+        steps.close()
+        assert all(job.done() or job.cancelled() for job in jobs)
+        assert own.sequence.tokens == own.history[:-1]
+
+
+# ------------------------------------------------------------------------------------------------- real threads
+
+
+class Sleepy(scripted.Scripted):
+    """Sleeps before each token, ends when its gate says so, and gives up when cancelled."""
+
+    def __init__(self, script: Callable[[list[int], int], Any], pace: Callable[[], float]) -> None:
+        super().__init__(script)
+        self._pace = pace
+        self._stop = threading.Event()
+        self.busy = 0
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        self.busy += 1
+        assert self.busy == 1, "two proposals at once"
+        try:
+            whole = super().propose(context, depth, gate)
+            for count in range(1, len(whole.tokens) + 1):
+                if self._stop.wait(self._pace()):
+                    raise CancelledError("the drafter was cancelled")
+                if gate is not None and not gate.goes_on():
+                    return whole.cut(count)
+            return whole
+        finally:
+            self.busy -= 1
+
+    def observe(self, outcome: Any) -> None:
+        assert self.busy == 0, "told while at work"
+        super().observe(outcome)
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._stop.set()
+
+    def reset_cancel(self) -> None:
+        super().reset_cancel()
+        self._stop.clear()
+
+
+@pytest.fixture
+def thread() -> Iterator[Submit]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, KEYED], ids=["greedy", "keyed"])
+def test_random_sleeps_on_both_sides_change_nothing(
+    thread: Submit, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(8)
+    model = FakeModel()
+    plain = start(FakeModel(), PROMPT, 2000)
+    plain.take(pipelined(plain, scripted.empty(), sampling=sampling, max_tokens=400, submit=thread).steps())
+    known = PROMPT + plain.tokens
+    rounds = 0
+    for patience in (0.0, 0.0005, 1.0):
+        state = Sleepy(scripted.often_right(known, VOCABULARY_SIZE)._script, lambda: source.random() * 4e-4)
+        own = start(model, PROMPT, 2000)
+        forward = own.sequence.forward
+
+        def slow(tokens: Any, rows: int, forward: Any = forward) -> Any:
+            time.sleep(source.random() * 1e-3)
+            return forward(tokens, rows)
+
+        monkeypatch.setattr(own.sequence, "forward", slow)
+        budget = FixedBudget(most=4, ahead=5, patience=patience)
+        loop = pipelined(own, state, sampling=sampling, depth=4, budget=budget, max_tokens=400, submit=thread)
+        own.take(loop.steps())
+        assert own.tokens == plain.tokens
+        rounds += len(own.records)
+        assert sum(record.accepted for record in own.records) > 40
+    assert rounds > 300
+
+
+def test_the_drafter_is_told_to_end_when_the_target_is_done(thread: Submit) -> None:
+    """It has eight tokens to write, and writes as many as there is time for: at least the one it is at."""
+    state = Sleepy(scripted.oracle(KNOWN["greedy"])._script, lambda: 0.02)
+    own = start(FakeModel(), PROMPT)
+    budget = FixedBudget(most=8, ahead=9)
+    own.take(pipelined(own, state, depth=8, budget=budget, max_tokens=6, submit=thread).steps())
+    assert own.tokens == PLAIN["greedy"][:6]
+    assert [record.draft_forwards for record in own.records] == [0] * len(own.records)
+    assert all(record.proposed == 1 for record in own.records[:-1])
+
+
+def test_cancelling_the_drafter_ends_the_round(thread: Submit) -> None:
+    state = Sleepy(scripted.oracle(KNOWN["greedy"])._script, lambda: 30.0)
+    own = start(FakeModel(), PROMPT)
+    loop = pipelined(own, state, budget=FixedBudget(most=3, ahead=4), submit=thread)
+    timer = threading.Timer(0.1, state.cancel)
+    timer.start()
+    with pytest.raises(CancelledError):
+        own.take(loop.steps())
+    timer.join()
+    intact(own)
+    assert own.tokens == PLAIN["greedy"][:1]

@@ -1,0 +1,293 @@
+"""Frames: what is sent arrives, and whatever else arrives is an error of one kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec import errors
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.errors import (
+    EdgespecError,
+    ForwardError,
+    MemoryLimitError,
+    ModelFileError,
+    NonFiniteLogitsError,
+    WorkerLostError,
+)
+from edgespec.runtimes.worker_frames import (
+    MOST_BODY_BYTES,
+    Frame,
+    LoadRequest,
+    describe_error,
+    encode_frame,
+    facts_from_json,
+    facts_to_json,
+    ids_bytes,
+    read_frame,
+    rebuild_error,
+    scores_bytes,
+)
+
+FACTS = ModelFacts(
+    name="tiny",
+    sha256=None,
+    architecture="llama",
+    runtime="llama",
+    build="1",
+    device="cpu",
+    threads=2,
+    vocabulary_size=50,
+    trained_context_length=64,
+    weight_bytes=10,
+    bytes_per_forward=9,
+    kv_bytes_per_token=8,
+    kv_type="f16",
+    can_rewind=False,
+    settings={"repack": True, "gpu_layers": -1, "mode": "fast"},
+)
+
+
+def stream(data: bytes) -> io.BufferedReader:
+    return io.BufferedReader(io.BytesIO(data))
+
+
+def test_frames_arrive_one_after_another_and_then_the_end() -> None:
+    sent: list[tuple[dict[str, Any], bytes]] = [
+        ({"id": 1}, b""),
+        ({"id": 2, "text": "schön"}, b"\0" * 1000),
+        ({}, b"x"),
+    ]
+    source = stream(b"".join(encode_frame(header, body) for header, body in sent))
+    for header, body in sent:
+        frame = read_frame(source)
+        assert frame is not None
+        assert (frame.header, bytes(frame.body)) == (header, body)
+    assert read_frame(source) is None
+
+
+def test_ids_and_scores_keep_every_bit() -> None:
+    ids = np.array([0, 1, 2**31 - 1], dtype=np.int64)
+    scores = np.array([-0.0, np.inf, np.nan, 1e-45, 3.0], dtype=np.float32)
+    frame = Frame({}, bytearray(ids_bytes(ids) + scores_bytes(scores)))
+    assert np.array_equal(frame.ids(0, 3), ids)
+    assert frame.ids(0, 3).dtype == np.int64
+    found = frame.scores(3, 5)
+    assert found.tobytes() == scores.tobytes()
+    found[0] = 5  # the receiver's to keep
+    assert len(frame.ids()) == len(frame.scores()) == 8
+    assert len(frame.ids(2)) == 6
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 3), (2, 1), (3, None)])
+def test_numbers_that_are_not_there_are_an_error(start: int, count: int | None) -> None:
+    with pytest.raises(WorkerLostError):
+        Frame({}, bytearray(8)).ids(start, count)
+
+
+def test_a_body_of_broken_numbers_is_an_error() -> None:
+    with pytest.raises(WorkerLostError, match="7 bytes"):
+        Frame({}, bytearray(7)).scores()
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 1.0, "1", [1]])
+def test_a_number_is_a_number_that_is_not_negative(value: Any) -> None:
+    with pytest.raises(WorkerLostError, match="id is"):
+        Frame({"id": value}).integer("id")
+    assert Frame({"id": 0}).integer("id") == 0
+
+
+def test_a_text_is_a_text() -> None:
+    assert Frame({"op": "row"}).text("op") == "row"
+    with pytest.raises(WorkerLostError, match="op is 5"):
+        Frame({"op": 5}).text("op")
+
+
+def test_what_is_too_large_is_not_sent() -> None:
+    assert len(encode_frame({}, bytes(MOST_BODY_BYTES))) > MOST_BODY_BYTES
+    with pytest.raises(ForwardError, match="too large"):
+        encode_frame({}, bytes(MOST_BODY_BYTES + 1))
+    with pytest.raises(ForwardError, match="too large"):
+        encode_frame({"text": "x" * 70_000})
+
+
+def test_a_stream_may_end_between_frames_only() -> None:
+    whole = encode_frame({"id": 1}, b"body")
+    for length in range(1, len(whole)):
+        with pytest.raises(WorkerLostError, match="ends inside a frame"):
+            read_frame(stream(whole[:length]))
+
+
+@pytest.mark.parametrize(
+    ("size", "header"),
+    [(2**32 - 1, 2), (2**32 - 1, 2**32 - 1), (4 + 2 + MOST_BODY_BYTES + 1, 2), (70_004, 70_000), (5, 2), (0, 0)],
+)
+def test_sizes_are_checked_before_anything_is_allocated(size: int, header: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(WorkerLostError, match="claims"):
+            read_frame(stream(struct.pack("<II", size, header) + b"{}"))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def raw_frame(header: bytes) -> bytes:
+    return struct.pack("<II", 4 + len(header), len(header)) + header
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{", b"\xff", b"[" * 60_000, b"9" * 60_000, b'{"a":1}x', b"null", b"[]", b'"text"', b"NaN"]
+)
+def test_a_header_is_a_json_object(header: bytes) -> None:
+    with pytest.raises(WorkerLostError):
+        read_frame(stream(raw_frame(header)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_frames_are_frames_or_one_kind_of_error(seed: int) -> None:
+    rng = random.Random(seed)
+    answers = [
+        encode_frame({"id": 1, "facts": facts_to_json(FACTS)}),
+        encode_frame({"id": 2, "length": 7, "not_finite": [[0, "a sentence"]]}, ids_bytes(np.arange(5))),
+        encode_frame({"id": 3, "error": describe_error(ModelFileError("a", "b", offset=3))}),
+    ]
+    refused = 0
+    for _ in range(400):
+        data = bytearray(b"".join(rng.choices(answers, k=3)))
+        for _ in range(rng.randrange(1, 6)):
+            place = rng.randrange(len(data))
+            damage = rng.randrange(3)
+            if damage == 0:
+                data[place] = rng.randrange(256)
+            elif damage == 1:
+                del data[place : place + rng.randrange(1, 9)]
+            else:
+                data[place:place] = rng.randbytes(rng.randrange(1, 9))
+        source = stream(bytes(data))
+        try:
+            while (frame := read_frame(source)) is not None:
+                if "facts" in frame.header:
+                    facts_from_json(frame.header["facts"])
+                assert rebuild_error(frame.header.get("error")) is None or "error" in frame.header
+                frame.integer("id")
+                frame.ids()
+        except WorkerLostError:
+            refused += 1
+    assert refused > 200
+
+
+# --------------------------------------------------------------------------------------------- facts, requests
+
+
+def through_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_facts_arrive_as_they_were() -> None:
+    assert facts_from_json(through_json(facts_to_json(FACTS))) == FACTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", 5),
+        ("threads", "2"),
+        ("threads", True),
+        ("can_rewind", 1),
+        ("sha256", 5),
+        ("settings", []),
+        ("settings", {"a": None}),
+        ("settings", {"a": 0.5}),
+        ("vocabulary_size", 0),
+        ("vocabulary_size", 2**40),
+        ("a stranger", 1),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(WorkerLostError):
+        facts_from_json({**facts_to_json(FACTS), name: value})
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"name": "tiny"}])
+def test_what_are_no_facts_is_refused(value: Any) -> None:
+    with pytest.raises(WorkerLostError):
+        facts_from_json(value)
+
+
+def test_a_request_arrives_as_it_was() -> None:
+    request = LoadRequest(runtime="llama", path=Path("a") / "b.gguf", settings={"threads": 2}, name="n")
+    assert LoadRequest.from_json(through_json(request.as_json())) == request
+    assert LoadRequest.from_json(replace(request, name=None, sha256="00").as_json()).sha256 == "00"
+
+
+@pytest.mark.parametrize("wrong", [{"path": 5}, {"runtime": None}, {"settings": []}, {"loader": "os:system"}])
+def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    request = LoadRequest(runtime="llama", path=Path("a"))
+    with pytest.raises(WorkerLostError):
+        LoadRequest.from_json({**request.as_json(), **wrong})
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelFileError("folder/a.gguf", "truncated", offset=17, hint="fetch it again"),
+        ModelFileError("a.gguf", "no such file"),
+        MemoryLimitError("too large", needed_bytes=5, available_bytes=None, hint="less"),
+        ForwardError("failed", code=-3),
+        NonFiniteLogitsError("nan", hint=None),
+        errors.HashMismatchError("a", "another hash"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_arrive_as_they_were(error: EdgespecError) -> None:
+    found = rebuild_error(through_json(describe_error(error)))
+    assert type(found) is type(error)
+    assert vars(found) == vars(error)
+    assert str(found) == str(error)
+
+
+def test_every_error_a_runtime_raises_can_cross() -> None:
+    for name in set(errors.__all__) - {"DownloadError", "DiskSpaceError", "WorkerLostError"}:
+        described = {"class": name, "message": "m", "hint": "h", "path": "p", "reason": "r"}
+        found = rebuild_error(described)
+        assert isinstance(found, getattr(errors, name)), name
+        assert (found.message, found.hint) == ("m", "h")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        "ForwardError",
+        {},
+        {"class": "ForwardError"},
+        {"class": "ForwardError", "message": 5, "hint": None},
+        {"class": "ForwardError", "message": "m", "hint": 5},
+        {"class": "ForwardError", "message": "m", "hint": None, "code": "x"},
+        {"class": "ModelFileError", "message": "m", "hint": None},
+        {"class": ["ForwardError"], "message": "m", "hint": None},
+        *({"class": name, "message": "m", "hint": None} for name in ("SystemExit", "Path", "__all__", "annotations")),
+    ],
+)
+def test_nothing_else_is_ever_built(described: Any) -> None:
+    assert rebuild_error(described) is None
+
+
+def test_a_long_sentence_still_fits_into_a_frame() -> None:
+    error = ModelFileError("p" * 10**5, "r" * 10**5, hint="h" * 10**5)
+    found = rebuild_error(through_json(describe_error(error)))
+    assert found is not None
+    assert len(encode_frame({"error": describe_error(error)})) < 10_000

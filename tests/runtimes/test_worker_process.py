@@ -1,0 +1,330 @@
+"""Runtimes in a child process, held to the contract, and what is particular to being elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from edgespec.decoding.contracts import Rows
+from edgespec.errors import (
+    CancelledError,
+    EdgespecError,
+    InvalidRequestError,
+    MemoryLimitError,
+    ModelFileError,
+    NonFiniteLogitsError,
+    RuntimeUnavailableError,
+    StaleRowsError,
+)
+from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.runtimes.llama import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.onnx import OnnxSettings, load_onnx
+from edgespec.runtimes.worker_process import Deadlines, LoadRequest, WorkerModel, start_model
+from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, ids, near
+from tests.support.tiny_gguf import Quant
+from tests.support.worker_loaders import command
+
+
+def llama_request(path: Path, settings: LlamaSettings | None = None) -> LoadRequest:
+    return LoadRequest(runtime="llama", path=path, settings=asdict(settings or LlamaSettings()))
+
+
+def fake_model(loader: str = "fake", **options: Any) -> WorkerModel:
+    return start_model(LoadRequest(runtime="fake", path=Path("tiny")), command=command(loader), **options)
+
+
+@pytest.fixture(scope="module")
+def near_model(tiny_gguf: Path) -> Iterator[LlamaModel]:
+    with load_model(tiny_gguf, LlamaSettings()) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> Iterator[WorkerModel]:
+    with start_model(llama_request(tiny_gguf)) as model:
+        yield model
+
+
+class TestContract(SequenceContract, NativeContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, tiny_ggufs: dict[Quant, Path]) -> Runtime:
+        path = tiny_ggufs["Q8_0"]
+        return Runtime(
+            open_model=lambda: start_model(llama_request(path)),
+            prefill_tokens=4000,
+            context_overhead_bytes=12 * 2**20,
+        )
+
+
+class TestContractOfTheFake(SequenceContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls) -> Runtime:
+        return Runtime(open_model=fake_model)
+
+
+# ---------------------------------------------------------------------------------- the same as in this process
+
+
+def test_the_facts_are_those_of_the_model_in_this_process(near_model: LlamaModel, model: WorkerModel) -> None:
+    assert model.facts == near_model.facts
+
+
+def test_every_number_is_that_of_the_model_in_this_process(near_model: LlamaModel, model: WorkerModel) -> None:
+    tokens = ids(300, near_model)
+    with near_model.open(512) as near, model.open(512) as far:
+        expected, found = near.forward(tokens, 5), far.forward(tokens, 5)
+        assert np.array_equal(found.argmax(), expected.argmax())
+        (found_ids, found_scores), (best_ids, best_scores) = found.top_k(7), expected.top_k(7)
+        assert np.array_equal(found_ids, best_ids)
+        assert np.array_equal(found_scores, best_scores)
+        assert (found_ids.dtype, found_scores.dtype) == (best_ids.dtype, best_scores.dtype)
+        for index in range(5):
+            assert np.array_equal(found.logits(index), expected.logits(index))
+
+
+@pytest.mark.parametrize("k", [0, -1, 10**6])
+def test_a_top_k_that_makes_no_sense_fails_here_and_costs_no_process(model: WorkerModel, k: int) -> None:
+    with model.open(16) as sequence:
+        rows = sequence.forward([1, 2], 1)
+        with pytest.raises(ValueError, match=r"kth|negative dimensions"):
+            rows.top_k(k)
+        assert rows.logits(0).shape == (model.facts.vocabulary_size,)
+
+
+def test_more_of_a_row_than_one_answer_holds_is_found_all_the_same(
+    model: WorkerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model.open(16) as sequence:
+        rows = sequence.forward([1, 2, 3], 2)
+        best_ids, best_scores = rows.top_k(9)
+        monkeypatch.setattr("edgespec.runtimes.worker_process._MOST_TOP_K", 8)
+        found_ids, found_scores = rows.top_k(9)
+        assert np.array_equal(found_ids, best_ids)
+        assert np.array_equal(found_scores, best_scores)
+
+
+def test_the_best_ids_are_here_before_anyone_asks(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model.open(16) as sequence:
+        rows = sequence.forward([1, 2, 3], 3)
+        expected = [int(np.argmax(rows.logits(index))) for index in range(3)]
+        monkeypatch.setattr(sequence, "fetch", lambda *_arguments: pytest.fail("a row was fetched"))
+        assert rows.argmax().tolist() == expected
+
+
+def test_scores_that_are_not_finite_are_noticed_when_they_are_used() -> None:
+    with fake_model("with_nan") as model, model.open(16) as sequence:
+        assert sequence.forward([1], 1).argmax_row(0) >= 0
+        rows = sequence.forward([1, 2], 2)
+        for use in (rows.argmax, lambda: rows.argmax_row(1), lambda: Rows.argmax_row(rows, 1)):
+            with pytest.raises(NonFiniteLogitsError, match="nan at token id 49"):
+                use()
+        assert np.isnan(rows.logits(0)[49])
+        assert sequence.forward([3], 1).argmax_row(0) >= 0
+
+
+@pytest.mark.parametrize("make_missing", [True, False], ids=["missing", "truncated"])
+def test_a_file_that_does_not_load_fails_as_in_this_process(
+    tiny_gguf: Path, tmp_path: Path, make_missing: bool
+) -> None:
+    path = tmp_path / "broken.gguf"
+    if not make_missing:
+        path.write_bytes(tiny_gguf.read_bytes()[:5000])
+    with pytest.raises(EdgespecError) as near:
+        load_model(path, LlamaSettings())
+    with pytest.raises(ModelFileError) as far:
+        start_model(llama_request(path))
+    assert type(far.value) is type(near.value)
+    assert isinstance(near.value, ModelFileError)
+    for name in ("message", "hint", "path", "reason", "offset"):
+        assert getattr(far.value, name) == getattr(near.value, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (LlamaSettings(device="no such device"), RuntimeUnavailableError),
+        (LlamaSettings(threads=0), InvalidRequestError),
+        (LlamaSettings(kv_type="q9"), InvalidRequestError),
+    ],
+    ids=["device", "threads", "cache type"],
+)
+def test_settings_that_cannot_be_fail_as_in_this_process(
+    tiny_gguf: Path, settings: LlamaSettings, error: type[EdgespecError]
+) -> None:
+    with pytest.raises(error) as near:
+        load_model(tiny_gguf, settings)
+    with pytest.raises(error) as far:
+        start_model(llama_request(tiny_gguf, settings))
+    assert (far.value.message, far.value.hint) == (near.value.message, near.value.hint)
+
+
+def test_an_unknown_setting_or_runtime_is_refused(tiny_gguf: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="no setting 'thread'"):
+        start_model(LoadRequest(runtime="llama", path=tiny_gguf, settings={"thread": 1}))
+    with pytest.raises(InvalidRequestError, match="no runtime 'tests"):
+        start_model(LoadRequest(runtime="tests.support.worker_loaders:fake", path=tiny_gguf))
+
+
+def test_a_context_that_does_not_fit_leaves_the_process_alive() -> None:
+    with fake_model("with_little_memory") as model:
+        with pytest.raises(MemoryLimitError, match="no memory for 17 tokens") as caught:
+            model.open(17)
+        assert (caught.value.needed_bytes, caught.value.available_bytes) == (17, None)
+        assert caught.value.hint == "try 16"
+        for absurd in (0, -1, 2**31):
+            with pytest.raises(InvalidRequestError):
+                model.open(absurd)
+        with model.open(16) as sequence:
+            assert sequence.forward([1], 1).count == 1
+
+
+def test_name_and_identity_cross(tiny_gguf: Path) -> None:
+    request = replace(llama_request(tiny_gguf), name="a name", sha256="ab" * 32)
+    with start_model(request) as model:
+        assert (model.facts.name, model.facts.sha256) == ("a name", "ab" * 32)
+
+
+def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
+    from edgespec.export.onnx_export import export_onnx
+
+    folder = tmp_path / "folder"
+    export_onnx(tiny_gguf, folder, name="tiny", sha256=None, kept=None)
+    request = LoadRequest(runtime="onnx", path=folder, settings=asdict(OnnxSettings()))
+    with load_onnx(read_onnx_folder(folder), OnnxSettings()) as near, start_model(request) as far:
+        assert far.facts == near.facts
+        with near.open(64) as one, far.open(64) as other:
+            assert np.array_equal(one.forward([1, 2, 3], 1).logits(0), other.forward([1, 2, 3], 1).logits(0))
+
+
+def test_cancels_at_any_moment_leave_no_trace(near_model: LlamaModel, model: WorkerModel) -> None:
+    rng = random.Random(4)
+    outcomes = {True: 0, False: 0}
+    with near_model.open(600) as near, model.open(600) as far:
+        for step in range(300):
+            far.rewind(min(far.length, rng.randrange(40)))
+            near.rewind(far.length)
+            tokens = ids(rng.choice((1, 2, 30, 300)), near_model, step)
+            cancel = threading.Timer(0.002 * rng.random(), far.cancel)
+            cancel.start()
+            before = far.length
+            try:
+                far.forward(tokens, 1)
+            except CancelledError:
+                assert far.length == before
+                cancelled = True
+            else:
+                near.forward(tokens, 0)
+                cancelled = False
+            outcomes[cancelled] += 1
+            cancel.join()
+            far.reset_cancel()
+        far.rewind(min(far.length, 40))
+        near.rewind(far.length)
+        assert near.forward([1, 2], 1).argmax_row(0) == far.forward([1, 2], 1).argmax_row(0)
+    assert min(outcomes.values()) > 20
+    assert model.lost is None
+
+
+def test_rows_read_on_another_thread_are_the_right_ones_or_stale(model: WorkerModel) -> None:
+    rng = random.Random(6)
+    found = {"read": 0, "stale": 0}
+    with model.open(64) as sequence:
+        expected = [sequence.forward([token], 1).logits(0) for token in range(1, 4)]
+        assert not near(expected[0], expected[1])
+        assert not near(expected[1], expected[2])
+        for step in range(200):
+            sequence.rewind(0)
+            for token in range(1, 3):
+                rows = sequence.forward([token], 1)
+            going_on = sequence.submit(lambda: sequence.forward([3], 1))
+            time.sleep(0.0005 * rng.random())
+            try:
+                assert near(rows.logits(0), expected[1]), step
+                found["read"] += 1
+            except StaleRowsError:
+                found["stale"] += 1
+            assert near(going_on.result(60).logits(0), expected[2])
+    assert found["read"] + found["stale"] == 200
+    assert found["stale"] > 0
+
+
+# ------------------------------------------------------------------------------------------- the process itself
+
+
+def test_only_the_childs_environment_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGESPEC_TEST_ONLY", raising=False)
+    with fake_model(environment={"EDGESPEC_TEST_ONLY": "there"}) as model:
+        assert psutil.Process(model.pid).environ()["EDGESPEC_TEST_ONLY"] == "there"
+        assert "EDGESPEC_TEST_ONLY" not in os.environ
+    with fake_model() as model:
+        assert "EDGESPEC_TEST_ONLY" not in psutil.Process(model.pid).environ()
+
+
+def test_modules_of_the_working_directory_are_not_loaded(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("numpy", "json", "edgespec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was imported')")
+    monkeypatch.chdir(tmp_path)
+    with start_model(llama_request(tiny_gguf)) as model:
+        assert model.facts.runtime == "llama"
+
+
+def test_a_command_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = LoadRequest(runtime="llama", path=Path("tiny.gguf"))
+    with pytest.raises(RuntimeUnavailableError, match="cannot be started"):
+        start_model(request, command=["no-such-command-anywhere"])
+    monkeypatch.setattr("sys.executable", "")
+    with pytest.raises(RuntimeUnavailableError, match="no Python interpreter") as caught:
+        start_model(request)
+    assert "worker.main()" in str(caught.value.hint)
+
+
+def test_an_application_may_start_itself_with_a_command_of_its_own(tiny_gguf: Path) -> None:
+    own = [sys.executable, "-c", "from edgespec.runtimes.worker import main; main([])"]
+    with start_model(llama_request(tiny_gguf), command=own) as model, model.open(16) as sequence:
+        assert sequence.forward([1], 1).count == 1
+
+
+def test_a_forgotten_model_ends_its_process() -> None:
+    model = fake_model()
+    process = psutil.Process(model.pid)
+    sequence = model.open(16)
+    forgotten = weakref.ref(sequence)
+    sequence.forward([1], 1)
+    del sequence, model
+    gc.collect()
+    assert forgotten() is None
+    process.wait(30)
+
+
+def test_what_prints_in_the_child_does_not_disturb_the_stream() -> None:
+    with fake_model() as quiet, fake_model("printing") as loud:
+        with quiet.open(64) as one, loud.open(64) as other:
+            for token in range(20):
+                assert one.forward([token], 1).argmax_row(0) == other.forward([token], 1).argmax_row(0)
+        assert loud.lost is None
+
+
+def test_defaults_are_documented_values() -> None:
+    assert Deadlines() == Deadlines(load_s=600.0, answer_s=30.0, token_s=2.0, cancel_s=20.0, close_s=2.0)
+    defaults = {name: own.default for name, own in inspect.signature(start_model).parameters.items() if own.kind == 3}
+    assert defaults == {"command": None, "environment": None, "deadlines": None}
+    request = LoadRequest(runtime="llama", path=Path("x"))
+    assert (request.settings, request.name, request.sha256) == ({}, None, None)

@@ -1,0 +1,91 @@
+"""Sessions that draft and verify at once: the text of plain decoding, whenever they are left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.events import Done, Round, Text
+from edgespec.planning.depth import FixedDepth
+from edgespec.session import Session, Speculation
+from tests.session.answers import SAMPLED, plain_text
+from tests.support.tiny_models import answer
+
+PROMPTS = ("hello", "the water of the river", "one two three four", "你好")
+
+
+def speculation(engine: Engine) -> Speculation:
+    cap = engine.plan.depth_cap
+    assert cap > 0
+    return Speculation(
+        drafters=engine.drafters,
+        policy=FixedDepth(cap + 1),
+        depth_cap=cap,
+        budget=lambda: FixedBudget(most=cap, ahead=cap + 1, patience=10.0),
+    )
+
+
+@pytest.fixture
+def pipelined(engine: Engine) -> Iterator[Session]:
+    with engine.session(speculation=speculation(engine)) as session:
+        yield session
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_plain_decodings(engine: Engine, pipelined: Session, sampling: Sampling) -> None:
+    accepted = 0
+    for prompt in PROMPTS:
+        pipelined.clear()
+        done = answer(pipelined.generate(prompt, max_tokens=48, sampling=sampling))
+        assert done.token_ids == plain_text(engine, prompt, max_tokens=48, sampling=sampling).token_ids
+        accepted += done.stats.accepted
+    assert accepted > 0
+
+
+def test_a_conversation_keeps_its_caches(engine: Engine, pipelined: Session) -> None:
+    first = answer(pipelined.generate("hello", max_tokens=12))
+    second = answer(pipelined.generate("and now?", max_tokens=12))
+    assert second.stats.cached_tokens > 0
+    with engine.session() as plain:
+        assert answer(plain.generate("hello", max_tokens=12, depth=0)).token_ids == first.token_ids
+        assert answer(plain.generate("and now?", max_tokens=12, depth=0)).token_ids == second.token_ids
+
+
+@pytest.mark.parametrize("rounds", range(5))
+def test_left_or_cancelled_after_any_round_it_goes_on_as_plain_decoding_does(
+    engine: Engine, pipelined: Session, rounds: int
+) -> None:
+    for leave in ("cancel", "close"):
+        pipelined.clear()
+        generation, seen = pipelined.generate("hello", max_tokens=64), 0
+        for event in generation:
+            seen += isinstance(event, Round)
+            if seen > rounds:
+                if leave == "close":
+                    generation.close()
+                    break
+                pipelined.cancel()
+        pipelined.clear()
+        again = answer(pipelined.generate("hello", max_tokens=24))
+        assert again.token_ids == plain_text(engine, "hello", max_tokens=24).token_ids
+
+
+def test_closing_ends_the_drafting_thread(engine: Engine) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    session = engine.session(speculation=speculation(engine))
+    for event in session.generate("hello", max_tokens=64):
+        if isinstance(event, Text):
+            session.close()
+    assert {thread.ident for thread in threading.enumerate()} <= before
+
+
+def test_depth_zero_is_plain(engine: Engine, pipelined: Session) -> None:
+    done = answer(pipelined.generate("hello", max_tokens=12, depth=0))
+    assert isinstance(done, Done)
+    assert done.token_ids == plain_text(engine, "hello", max_tokens=12).token_ids
+    assert done.stats.proposed == 0
