@@ -13,6 +13,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.planning.cost import FREE
 from edgespec.planning.depth import POLICY_NAMES, FixedDepth
 from edgespec.planning.depth_cost import CostDepth, Costs
+from edgespec.planning.pipeline_budget import MeasuredBudget
 from edgespec.planning.policies import make_policy
 from edgespec.session import Session, Speculation
 
@@ -26,12 +27,13 @@ ARM_NAMES = (PLAIN, AGAIN, FASTEST, PLANNED, "oracle", "worst", "lookup", "loade
 # one setting usually differ.
 _FASTER = 1.01
 
-_DEPTH = re.compile(r"(?:(oracle|lookup|model)-)?depth-(\d{1,2})")
+_DEPTH = re.compile(r"(?:(oracle|lookup|model|pipelined)-)?depth-(\d{1,2})")
 
 ARMS_HELP = (
     "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, oracle (always "
     "right), worst (always wrong), lookup, loaded (plain with the drafter in memory), depth-N, oracle-depth-N, "
-    "lookup-depth-N, model-depth-N, or a depth policy: " + ", ".join(POLICY_NAMES)
+    "lookup-depth-N, model-depth-N, pipelined-depth-N (drafting while the target verifies), or a depth policy: "
+    + ", ".join(POLICY_NAMES)
 )
 
 
@@ -99,9 +101,19 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         who, depth = forced.group(1), min(cap, int(forced.group(2)))
         if who == "oracle":
             return Speculation(drafters=(ReplayDrafter(script),), policy=FixedDepth(depth), depth_cap=depth)
-        drafters = tuple(d for d in engine.drafters if who is None or d.kind == who)
+        drafters = tuple(d for d in engine.drafters if who in (None, "pipelined") or d.kind == who)
         if depth and not drafters:
             raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
+        if who == "pipelined":
+            curves = engine.knowledge.costs().curves
+            curve = None if curves is None else curves.curves[0]
+            return Speculation(
+                drafters=drafters,
+                # One more than a serial round: a window's forward scores the first token of the next one as well.
+                policy=FixedDepth(depth + 1 if depth else 0),
+                depth_cap=depth,
+                budget=lambda: MeasuredBudget(depth, curve),
+            )
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     sources = [d.kind for d in engine.drafters]
     costs, priors = engine.knowledge.costs(), engine.knowledge.priors

@@ -58,8 +58,8 @@ def test_without_a_list_there_are_plain_its_noise_and_the_plan() -> None:
         ("depth-2,depth-2,planned,depth-2", ("plain", "depth-2", "planned")),
         ("planned,,again,", ("plain", "planned", "again")),
         (",", ("plain",)),
-        ("depth-0,oracle-depth-12,lookup-depth-1,model-depth-2",
-         ("plain", "depth-0", "oracle-depth-12", "lookup-depth-1", "model-depth-2")),
+        ("depth-0,oracle-depth-12,lookup-depth-1,model-depth-2,pipelined-depth-2",
+         ("plain", "depth-0", "oracle-depth-12", "lookup-depth-1", "model-depth-2", "pipelined-depth-2")),
     ],
 )  # fmt: skip
 def test_a_list_keeps_its_order_behind_plain(given: str, arms: tuple[str, ...]) -> None:
@@ -161,6 +161,19 @@ def test_a_forced_depth_never_leaves_the_class(engine: Engine, name: str, kinds:
     assert found.depth_cap == depth
     allowance = found.policy.allow("model")
     assert (allowance.depth, allowance.gate) == (depth, None)
+
+
+def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
+    found = speculation(engine, "pipelined-depth-2")
+    assert [drafter.kind for drafter in found.drafters] == ["lookup", "model"]
+    assert (found.depth_cap, found.policy.allow("model").depth) == (2, 3)
+    assert found.budget is not None
+    one, other = found.budget(), found.budget()
+    assert one is not other
+    assert (one.window((None,) * 9), one.draft_tokens(0)) == (2, 3)
+    plain = speculation(engine, "pipelined-depth-0")
+    assert (plain.depth_cap, plain.policy.allow("model").depth) == (0, 0)
+    assert speculation(engine, "model-depth-2").budget is None, "the others take turns"
 
 
 @pytest.mark.parametrize(
