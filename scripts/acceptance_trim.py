@@ -53,7 +53,7 @@ def accepted(drafter: Path, *target: str) -> dict[str, Any]:
     """How much of what it drafts two deep the target accepts, and whether the text is plain decoding's."""
     report = edgespec(
         "bench", *target, "--draft", str(drafter), "--arms", "model-depth-2",
-        "--passes", "1", "--max-tokens", "64",
+        "--limit", "2", "--passes", "1", "--max-tokens", "64",
     )  # fmt: skip
     arm = report["arms"]["model-depth-2"]
     return {

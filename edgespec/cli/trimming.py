@@ -205,14 +205,18 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
         prompt_ids=tuple(prompt.id for prompt in prompts),
         tokens_per_prompt=TOKENS_PER_PROMPT,
     )
-    emissions = load_emissions(place.emissions, key)
-    if emissions is None:
+    emissions = list(load_emissions(place.emissions, key))
+    if len(emissions) < len(prompts):  # the first time, or the last export was left in the middle of it
+        kept = True
         with open_engine(profile, state) as engine, engine.session() as session:
-            emissions = tuple(_let_answer(engine, session, prompts, located.name, state))
-        try:
-            save_emissions(place.create(place.emissions), key, emissions)
-        except (EdgespecError, OSError) as error:  # they are asked again next time, and that is all
-            note(f"the answers counted are not kept: {error}")
+            for emission in _let_answer(engine, session, prompts, len(emissions), located.name, state):
+                emissions.append(emission)
+                try:
+                    if kept:
+                        save_emissions(place.create(place.emissions), key, emissions)
+                except (EdgespecError, OSError) as error:  # they are asked again next time, and that is all
+                    kept = False
+                    note(f"the answers counted are not kept: {error}")
     if compare_vocabularies(located.header, source.header) is None:
         return [each.token_ids for each in emissions], located.name
     with closing(LlamaVocabulary(source.path)) as tokenizer:
@@ -220,11 +224,12 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
 
 
 def _let_answer(
-    engine: Engine, session: Session, prompts: Sequence[Prompt], name: str, state: State
+    engine: Engine, session: Session, prompts: Sequence[Prompt], first: int, name: str, state: State
 ) -> Iterator[Emission]:
+    """Answers to the prompts from number ``first`` on."""
     raw = not engine.has_chat_template
     with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(prompts[first:], start=first):
             progress(Loading(f"counting what {name} writes", number / len(prompts)))
             session.clear(keep_cache=False)
             for event in session.generate(prompt.prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):

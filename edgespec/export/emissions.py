@@ -181,29 +181,29 @@ class EmissionKey:
 
 
 def save_emissions(folder: Path, key: EmissionKey, emissions: Sequence[Emission]) -> None:
-    """Keep the answers in ``folder``, which exists. Raises DiskSpaceError, OSError."""
+    """Keep the answers so far in ``folder``, which exists. Raises DiskSpaceError, OSError."""
     answers = [{"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in emissions]
     write_json(folder / key.file_name, {**key._record(), "answers": answers})
 
 
-def load_emissions(folder: Path, key: EmissionKey) -> tuple[Emission, ...] | None:
-    """The answers kept for ``key``; None if there are none or they are not all there and sound. Raises nothing."""
+def load_emissions(folder: Path, key: EmissionKey) -> tuple[Emission, ...]:
+    """The answers kept for ``key``, to its first prompts in order; none if any is not sound. Raises nothing."""
     path = folder / key.file_name
     try:
         if path.stat().st_size > _LARGEST_CACHE_BYTES:
-            return None
+            return ()
         document: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
+        return ()
     if not isinstance(document, dict) or any(document.get(name) != value for name, value in key._record().items()):
-        return None
+        return ()
     answers = document.get("answers")
     if not isinstance(answers, list):
-        return None
+        return ()
     found = [_emission(answer, key) for answer in answers]
     sound = tuple(each for each in found if each is not None)
-    if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids:
-        return None
+    if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids[: len(found)]:
+        return ()
     return sound
 
 

@@ -103,6 +103,31 @@ def test_the_answers_are_asked_for_once(
     assert len(asked) == 2
 
 
+def test_an_export_that_was_left_in_the_middle_of_asking_goes_on_there(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--trim-vocab", "300", "--target", tiny.target)
+    whole = export_trimmed(here, tiny.drafter, tmp_path / "a", *options)
+    (cache,) = (here.home / "emissions").iterdir()
+    answers = cache.read_bytes()
+    cache.unlink()
+    saved: list[int] = []
+    save = trimming.save_emissions
+
+    def saving(folder: Any, key: Any, emissions: Any) -> None:
+        save(folder, key, emissions)
+        saved.append(len(emissions))
+        if saved == [1, 2]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trimming, "save_emissions", saving)
+    assert here("export", tiny.drafter, *GGUF, "-o", tmp_path / "b", *options).code == 130
+    again = export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
+    assert saved == [1, 2, 3, 4, 5, 6]
+    assert cache.read_bytes() == answers
+    assert again["manifest"]["files"] == whole["manifest"]["files"]
+
+
 def test_answers_that_cannot_be_kept_are_counted_all_the_same(
     tiny: TinyModels, here: InProcess, tmp_path: Path
 ) -> None:
