@@ -20,10 +20,12 @@ __all__ = ["REST_S", "NamedModel", "RuntimeTimes", "arm_names", "measure_runtime
 # Long enough for every name that people give files, short enough for a table on a terminal.
 _NAME_CHARACTERS = 40
 
-# Turns that count, and timed plain forwards in each: 21 in all, as many as planning.head_times takes, of which half
-# would have to be disturbed to move the median.
+# Turns that count, and timed plain forwards in each. With one forward of warming up and three timed, each model was
+# timed while its turn began, when two cores wake up: of one 0.5B model with two heads the ratio came out as 1.10 to
+# 1.18 that was 1.31 over ten, as in decoding.
 TURNS = 7
-PLAIN_PER_TURN = 3
+WARMING_UP = 3
+PLAIN_PER_TURN = 8
 
 # ONNX Runtime's idle threads were seen to take 31 to 36 ms of a core's time after a forward (until 87 ms after it on
 # a machine that had other work), llama.cpp's 5 ms: nothing of another runtime is timed in that.
@@ -111,7 +113,7 @@ def measure_runtimes(
     """T(w) of each of ``models`` at the first context of the probes, in steps; yields the fraction done.
 
     The models take turns, in an order that is reversed each time, so that a busy machine slows all of them alike.
-    Within its turn a model makes all its forwards in a row, as in decoding, after one that does not count; before it
+    Within its turn a model makes all its forwards in a row, as in decoding, after some that do not count; before it
     the machine rests for ``REST_S``, until the other runtime's threads sleep. All are fed the same tokens, of the
     smallest vocabulary. Raises InvalidRequestError for a model that cannot take tokens back, and what opening a
     sequence and a forward raise.
@@ -173,7 +175,8 @@ class _Timing:
 
     def take_turn(self, turn: int, done: float) -> Generator[float, None, None]:
         """All widths once, width 1 a few times; turn 0 does not count. Yields ``done``."""
-        self._forward_s(1)
+        for _ in range(WARMING_UP):
+            self._forward_s(1)
         plain: list[float] = []
         for _ in range(PLAIN_PER_TURN):
             plain.append(self._forward_s(1))

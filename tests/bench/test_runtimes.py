@@ -14,6 +14,7 @@ from edgespec.bench.runtimes import (
     PLAIN_PER_TURN,
     REST_S,
     TURNS,
+    WARMING_UP,
     NamedModel,
     RuntimeTimes,
     arm_names,
@@ -94,7 +95,7 @@ def test_all_are_fed_the_same_after_the_same_context_and_closed() -> None:
     logs = [model.sequences[0].log for model in models]
     assert logs[0].fed == logs[1].fed
     assert max(token for tokens in logs[0].fed for token in tokens) < 7, "tokens that both have"
-    turn = [1, *[1] * PLAIN_PER_TURN, *OFTEN]
+    turn = [*[1] * (WARMING_UP + PLAIN_PER_TURN), *OFTEN]
     wide = [*turn, *SELDOM]
     assert logs[0].widths == [START, *turn, *wide, *wide, *turn * (TURNS - 2)]
     assert logs[0].rows == [0, *logs[0].widths[1:]]
@@ -135,7 +136,7 @@ def test_what_comes_first_in_a_turn_does_not_count() -> None:
 
 def test_the_first_turn_and_interruptions_do_not_count() -> None:
     def price(_width: int, _length: int, count: int) -> float:
-        return 5.0 if count <= 1 + 1 + PLAIN_PER_TURN + len(OFTEN) else 0.5 if count % 7 == 0 else 0.010
+        return 5.0 if count <= 1 + WARMING_UP + PLAIN_PER_TURN + len(OFTEN) else 0.5 if count % 7 == 0 else 0.010
 
     found = measured([TimedModel(price), TimedModel(constant(0.02))])
     assert found[0].forward_s[0] == pytest.approx(0.010)
