@@ -86,15 +86,16 @@ def run_passes(
     by_name = {arm.name: arm for arm in arms}
     names = list(by_name)
     encoded = {prompt.id: _encoded(engine, prompt) for prompt in prompts}
+    raw = not engine.has_chat_template  # a model that cannot be talked to continues the prompts
     answers: list[Answer] = []
     total = settings.passes * len(prompts) * 2 * len(names)
     for number in range(settings.passes):
         for place, prompt in enumerate(shuffled(prompts, settings.seed + number)):
-            reference, _ = _answer(by_name[PLAIN], prompt, settings, cold=False)
+            reference, _ = _answer(by_name[PLAIN], prompt, settings, raw=raw, cold=False)
             if not settings.cold:
                 # So that no arm's first turn, and no other's, comes right after the work of reading the prompt.
                 for arm in arms:
-                    _answer(arm, prompt, replace(settings, max_tokens=1), cold=False)
+                    _answer(arm, prompt, replace(settings, max_tokens=1), raw=raw, cold=False)
             known = [*encoded[prompt.id], *reference.token_ids]
             seen = dict.fromkeys(names, 0)
             for name in abba(names, 1, settings.seed + number + place):
@@ -104,7 +105,7 @@ def run_passes(
                 arm.script.tokens = known
                 if settings.rest_s:
                     time.sleep(settings.rest_s)
-                done, rounds = _answer(arm, prompt, settings, cold=settings.cold)
+                done, rounds = _answer(arm, prompt, settings, raw=raw, cold=settings.cold)
                 answer = Answer(
                     prompt_id=prompt.id,
                     category=prompt.category,
@@ -126,7 +127,7 @@ def run_passes(
 
 
 def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
-    tokens = engine.encode_prompt(engine.render([{"role": "user", "content": prompt.prompt}]))
+    tokens = engine.request_tokens(prompt.prompt)
     if len(tokens) >= engine.plan.context_length:
         raise PromptTooLongError(
             f"the prompt {prompt.id} has {len(tokens)} tokens and the context holds {engine.plan.context_length}",
@@ -135,12 +136,14 @@ def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
     return tokens
 
 
-def _answer(arm: Arm, prompt: Prompt, settings: RunSettings, *, cold: bool) -> tuple[Done, tuple[RoundRecord, ...]]:
+def _answer(
+    arm: Arm, prompt: Prompt, settings: RunSettings, *, raw: bool, cold: bool
+) -> tuple[Done, tuple[RoundRecord, ...]]:
     session = arm.session
     session.clear(keep_cache=not cold)
     rounds: list[RoundRecord] = []
     done: Done | None = None
-    with session.generate(prompt.prompt, max_tokens=settings.max_tokens, sampling=Sampling()) as generation:
+    with session.generate(prompt.prompt, max_tokens=settings.max_tokens, sampling=Sampling(), raw=raw) as generation:
         for event in generation:
             if isinstance(event, Round):
                 rounds.append(event.record)

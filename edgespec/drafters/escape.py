@@ -25,19 +25,19 @@ from edgespec.errors import CancelledError, ClosedError, EdgespecError
 
 __all__ = ["ESCAPE_MISSED", "RETURN_MISSED", "WINDOW_TOKENS", "EscapeDrafter", "EscapeState"]
 
-# Tokens looked back on: some five lines of text. Nine tokens of a text that the head lacks altogether are enough to
-# be noticed, and chance moves the share by 2.7 % only (one deviation at a coverage of 95 %).
+# Tokens looked back on: some five lines of text. Eleven tokens of a text that the head lacks altogether are enough to
+# be noticed, and chance moves the share by 3.2 % only (one deviation at a coverage of 93 %).
 WINDOW_TOKENS = 64
 
-# Sizes of a head may lose 5 % of the tokens they are judged by (vocabtrim.ACCEPTANCE_LOSS_ALLOWED). The margin is
-# three deviations of chance at that loss: 3 * sqrt(0.05 * 0.95 / 64) = 8.2 %. So the head is left where it says less
-# than 1 - 0.05 - 0.082 = 86.8 % of the window: 9 missing tokens or more. Text that the worst head allowed was
-# made for gets there by chance once in 200 windows (binomial), text of 98 % coverage once in 100 000.
-ESCAPE_MISSED = 9
+# Sizes of a head may lose 6.9 % of the tokens they are judged by (vocabtrim.LOST_ALLOWED). The margin is three
+# deviations of chance at that loss: 3 * sqrt(0.069 * 0.931 / 64) = 9.5 %. So the head is left where it says less
+# than 1 - 0.069 - 0.095 = 83.6 % of the window: 11 missing tokens or more. Text that the worst head allowed was
+# made for gets there by chance once in 230 windows (binomial), text of 98 % coverage never (once in 17 million).
+ESCAPE_MISSED = 11
 
-# And back where at most 5 % are missing: the loss that was allowed from the start. Between the two nothing changes,
+# And back where at most 6.9 % are missing: the loss that was allowed from the start. Between the two nothing changes,
 # so that a text at the border does not make both drafters read it in turns.
-RETURN_MISSED = 3
+RETURN_MISSED = 4
 
 
 _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-import edgespec.decoding.loop as loop_module
+import edgespec.decoding.rounds as rounds_module
 from edgespec.bench.equality import SAMPLED, check_equality, depths_to_check, spread
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling
@@ -29,7 +29,8 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
         yield engine
 
 
-def accept_everything(draft: Sequence[int], choose: Callable[[int], int]) -> Verdict:
+def accept_everything(draft: Sequence[int], choose: Callable[[int], int], *, bonus: bool) -> Verdict:
+    assert bonus
     return Verdict(len(draft), choose(len(draft)), "bonus")
 
 
@@ -53,7 +54,7 @@ def test_a_sound_engine_is_identical(engine: Engine) -> None:
 def test_a_verification_that_accepts_everything_is_found_out(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
-    monkeypatch.setattr(loop_module, "verify_matching", accept_everything)
+    monkeypatch.setattr(rounds_module, "verify_matching", accept_everything)
     report = check_equality(engine, PROMPTS, max_tokens=120, samplings=[sampling])
     assert not report.kept
     assert report.identical < 2
@@ -71,14 +72,14 @@ def test_a_verification_that_accepts_everything_is_found_out(
 def test_a_rejected_token_that_is_kept_is_found_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected draft token put in the place of its correction: one wrong token a round, the same counts."""
 
-    def keep_the_rejected(draft: Sequence[int], choose: Callable[[int], int]) -> Verdict:
-        verdict = real(draft, choose)
+    def keep_the_rejected(draft: Sequence[int], choose: Callable[[int], int], *, bonus: bool) -> Verdict:
+        verdict = real(draft, choose, bonus=bonus)
         if verdict.kind == "correction":
             return Verdict(verdict.accepted, draft[verdict.accepted], "correction")
         return verdict
 
-    real = loop_module.verify_matching
-    monkeypatch.setattr(loop_module, "verify_matching", keep_the_rejected)
+    real = rounds_module.verify_matching
+    monkeypatch.setattr(rounds_module, "verify_matching", keep_the_rejected)
     report = check_equality(engine, PROMPTS, max_tokens=120)
     assert not report.kept
 

@@ -291,12 +291,12 @@ def test_a_cold_answer_closes_the_drafters_cache(engine: Engine) -> None:
     arms = open_arms(engine, ("plain", "model-depth-2"), CAP)
     session = arms[1].session
     try:
-        module._answer(arms[1], PROMPTS[0], settings(), cold=False)
+        module._answer(arms[1], PROMPTS[0], settings(), raw=False, cold=False)
         drafts = session._drafts
         assert drafts is not None
-        module._answer(arms[1], PROMPTS[0], settings(), cold=False)
+        module._answer(arms[1], PROMPTS[0], settings(), raw=False, cold=False)
         assert session._drafts is drafts
-        done, _ = module._answer(arms[1], PROMPTS[0], settings(), cold=True)
+        done, _ = module._answer(arms[1], PROMPTS[0], settings(), raw=False, cold=True)
         assert done.stats.cached_tokens == 0
         assert session._drafts is not drafts
         assert drafts._parts[0][1]._closed  # type: ignore[attr-defined]

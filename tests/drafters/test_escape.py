@@ -29,7 +29,7 @@ from edgespec.drafters.escape import (
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
-from edgespec.export.vocabtrim import ACCEPTANCE_LOSS_ALLOWED
+from edgespec.export.vocabtrim import LOST_ALLOWED
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted
@@ -81,9 +81,9 @@ def speaker(state: EscapeState, context: Context) -> int | None:
 
 
 def test_the_borders_are_those_that_are_derived() -> None:
-    margin = 3 * math.sqrt(ACCEPTANCE_LOSS_ALLOWED * (1 - ACCEPTANCE_LOSS_ALLOWED) / WINDOW_TOKENS)
-    assert math.floor(WINDOW_TOKENS * (ACCEPTANCE_LOSS_ALLOWED + margin)) + 1 == ESCAPE_MISSED
-    assert math.floor(WINDOW_TOKENS * ACCEPTANCE_LOSS_ALLOWED) == RETURN_MISSED
+    margin = 3 * math.sqrt(LOST_ALLOWED * (1 - LOST_ALLOWED) / WINDOW_TOKENS)
+    assert math.floor(WINDOW_TOKENS * (LOST_ALLOWED + margin)) + 1 == ESCAPE_MISSED
+    assert math.floor(WINDOW_TOKENS * LOST_ALLOWED) == RETURN_MISSED
     assert RETURN_MISSED < ESCAPE_MISSED
 
 
@@ -96,7 +96,7 @@ def by_chance(loss: float) -> float:
 
 
 def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
-    assert by_chance(ACCEPTANCE_LOSS_ALLOWED) < 1 / 150
+    assert by_chance(LOST_ALLOWED) < 1 / 150
     assert by_chance(0.02) < 1e-5
 
 
