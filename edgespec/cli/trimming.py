@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from edgespec.bench.suite import Prompt, calibration_prompts, suite_sha256
 from edgespec.cli.opening import open_engine, resolve_profile
 from edgespec.cli.output import ProgressPrinter, State, note
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
 from edgespec.events import Done, Loading
 from edgespec.export import vocabtrim
 from edgespec.export.emissions import (
@@ -30,6 +31,7 @@ from edgespec.export.emissions import (
     pieces,
     read_text,
     save_emissions,
+    split,
 )
 from edgespec.export.gguf_files import KEEP, export_trimmed, export_whole
 from edgespec.export.gguf_parts import embedding_table
@@ -39,13 +41,15 @@ from edgespec.files.locations import home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
 from edgespec.opening import choose_threads, drafter_settings, memory_needed, open_model
-from edgespec.planning.head_times import CONTEXT_TOKENS, measure_heads
+from edgespec.planning.head_times import CONTEXT_TOKENS, measure_heads, right_of_lost
 from edgespec.planning.machine import describe_machine
 from edgespec.planning.memory import require_memory
 from edgespec.session import Session
+from edgespec.text.templates import ChatTemplate
 from edgespec.text.tokenizer import LlamaVocabulary
 
 TokenIds = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 # Room for the longest of our prompts (160 tokens) and its answer, several times over.
 _CONTEXT_TOKENS = 1024
@@ -60,7 +64,8 @@ class Trimming:
     """The rows to keep, int32 ascending (None: all of them), and why.
 
     ``forward_s`` are measured seconds of a draft token by rows of the head. ``coverage`` is the share of the held-out
-    tokens that so many rows hold if the other tokens alone choose them. None where they were not measured.
+    tokens that so many rows hold if the other tokens alone choose them, ``right_of_lost`` the share of tokens that a
+    head lacks which the whole head would have said. None where they were not measured.
     """
 
     kept: TokenIds | None
@@ -69,6 +74,7 @@ class Trimming:
     ranked_by: str | None = None
     coverage: float | None = None
     forward_s: dict[int, float] | None = None
+    right_of_lost: float | None = None
 
     @property
     def rows(self) -> int:
@@ -82,6 +88,7 @@ class Trimming:
             "coverage_held_out": self.coverage,
             "size_reasons": list(self.reasons),
             "forward_s": times,
+            "right_of_lost": self.right_of_lost,
         }
 
 
@@ -114,9 +121,10 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
         return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
     else:
         vocabtrim.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
-    counts, ranked_by = _count(source, texts, wanted.target, state)
+    counted = _count(source, texts, wanted.target, state)
+    counts, ranked_by = counted.counts, counted.what
     if wanted.rows is None:
-        return _best_size(source, counts, ranked_by, always, quant=quant, folder=folder, state=state)
+        return _best_size(source, counted, always, quant=quant, folder=folder, state=state)
     judged = vocabtrim.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
     return Trimming(
         kept=vocabtrim.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
@@ -129,15 +137,14 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
 
 def _best_size(
     source: LocatedModel,
-    counts: TokenCounts,
-    ranked_by: str,
+    counted: _Counted,
     always: TokenIds,
     *,
     quant: str,
     folder: Path,
     state: State,
 ) -> Trimming:
-    size = source.header.vocabulary_size
+    size, counts = source.header.vocabulary_size, counted.counts
     if not counts.held_out:
         raise InvalidRequestError(
             "there is too little text to hold a third of it out, which judges the size of the head",
@@ -145,7 +152,7 @@ def _best_size(
         )
     timed_rows = max(len(always), min(TIMED_ROWS, size // 2))
     timed = vocabtrim.kept_ids(counts.ranking, timed_rows, always, vocabulary_size=size)
-    trimmed_s, whole_s = _time(source, timed, quant=quant, folder=folder, state=state)
+    trimmed_s, whole_s, right = _measure(source, timed, counted.held_out, quant=quant, folder=folder, state=state)
     decision = vocabtrim.choose_size(
         counts.ranking,
         counts.held_out,
@@ -153,41 +160,65 @@ def _best_size(
         vocabtrim.CANDIDATE_SIZES,
         vocabulary_size=size,
         cost=vocabtrim.HeadCost.through((timed_rows, trimmed_s), (size, whole_s)),
+        lost_allowed=vocabtrim.lost_allowed(right),
     )
     kept = vocabtrim.kept_ids(counts.all, decision.size, always, vocabulary_size=size)
     return Trimming(
         kept=kept if decision.trims else None,
         vocabulary_size=size,
         reasons=decision.reasons,
-        ranked_by=ranked_by,
+        ranked_by=counted.what,
         coverage=decision.chosen.coverage,
         forward_s={timed_rows: trimmed_s, size: whole_s},
+        right_of_lost=right,
     )
 
 
 # --------------------------------------------------------------------------------------------- counting
 
 
-def _count(
-    source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str | None, state: State
-) -> tuple[TokenCounts, str]:
-    """Counts in the source's vocabulary, and in words what was counted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """Counts in the source's vocabulary, in words what was counted, and the texts held out: (before it, the text)."""
+
+    counts: TokenCounts
+    what: str
+    held_out: tuple[tuple[Sequence[int], Sequence[int]], ...]
+
+
+def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str | None, state: State) -> _Counted:
     size = source.header.vocabulary_size
     counts, counted = TokenCounts(ranking=Counter(), held_out=Counter()), []
+    held_out: list[tuple[Sequence[int], Sequence[int]]] = []
     if texts:
         with closing(LlamaVocabulary(source.path)) as tokenizer:
             cut = [tokenizer.encode(piece) for _, text in texts for piece in pieces(text)]
         counts += TokenCounts.of(cut, size)
+        held_out += [((), piece) for piece in split(cut)[1]]
         counted.append(f"the text of {', '.join(path.name for path, _ in texts)}")
     if target is not None or not texts:
         answers, name = _answers(source, target, state)
         counts += TokenCounts.of(answers, size)
+        with closing(LlamaVocabulary(source.path)) as tokenizer:
+            asked = [_request(source, tokenizer, prompt) for prompt in split(calibration_prompts())[1]]
+        held_out += zip(asked, split(answers)[1], strict=True)
         counted.append(f"{name}'s answers to {len(answers)} prompts")
     if not counts.ranking:
         raise InvalidRequestError(
             f"{' and '.join(counted)} hold too few tokens to rank any", hint="give more text to --trim-from"
         )
-    return counts, " and ".join(counted)
+    return _Counted(counts=counts, what=" and ".join(counted), held_out=tuple(held_out))
+
+
+def _request(source: LocatedModel, tokenizer: LlamaVocabulary, prompt: Prompt) -> list[int]:
+    """What stands before an answer to ``prompt``, as the source would be asked; the bare prompt if it cannot be."""
+    text, template = prompt.prompt, source.header.chat_template
+    bos = tokenizer.bos_token
+    if template is not None:
+        with contextlib.suppress(TemplateError):
+            compiled = ChatTemplate(template, bos_token=bos, eos_token=tokenizer.eos_token)
+            text = compiled.render([{"role": "user", "content": text}])
+    return tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
 
 
 def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:
@@ -240,8 +271,20 @@ def _let_answer(
 # ---------------------------------------------------------------------------------------------- timing
 
 
-def _time(source: LocatedModel, kept: TokenIds, *, quant: str, folder: Path, state: State) -> tuple[float, float]:
-    """Seconds of a draft token with a head of the rows ``kept``, and with all rows; by llama.cpp, on this machine."""
+def _measure(
+    source: LocatedModel,
+    kept: TokenIds,
+    held_out: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    quant: str,
+    folder: Path,
+    state: State,
+) -> tuple[float, float, float | None]:
+    """Seconds of a draft token with a head of the rows ``kept``, and with all; and what the other rows are worth.
+
+    The last is the share of the held-out tokens that the rows ``kept`` lack and the whole head says. All by llama.cpp
+    on this machine.
+    """
     profile, machine = resolve_profile(None), describe_machine()
     threads = choose_threads(profile, machine, None)
     with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_beside(folder) as place:
@@ -266,14 +309,21 @@ def _time(source: LocatedModel, kept: TokenIds, *, quant: str, folder: Path, sta
             require_memory(source.name, needed, allowed)
             allowed -= needed.total_bytes
         with open_model(trimmed, settings[0]) as few, open_model(whole, settings[1]) as many:
-            steps = measure_heads([few, many])
-            with closing(steps):
-                while True:
-                    try:
-                        progress(Loading(f"timing {source.name} with {len(kept)} and with all rows", next(steps)))
-                    except StopIteration as done:
-                        trimmed_s, whole_s = done.value
-                        return trimmed_s, whole_s
+            label = f"timing {source.name} with {len(kept)} and with all rows"
+            trimmed_s, whole_s = _told(measure_heads([few, many]), label, progress)
+            label = f"asking {source.name} for what {len(kept)} rows lack"
+            return trimmed_s, whole_s, _told(right_of_lost(many, held_out, kept.tolist()), label, progress)
+
+
+def _told(steps: Generator[float, None, T], label: str, progress: Callable[[Loading], None]) -> T:
+    """The result of ``steps``, which yield how much is done."""
+    with closing(steps):
+        while True:
+            try:
+                progress(Loading(label, next(steps)))
+            except StopIteration as done:
+                result: T = done.value
+                return result
 
 
 @contextmanager

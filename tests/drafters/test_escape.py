@@ -29,11 +29,13 @@ from edgespec.drafters.escape import (
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
-from edgespec.export.vocabtrim import LOST_ALLOWED
+from edgespec.export.vocabtrim import lost_allowed
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted
 
+# What a head may lack if the whole one says 72 % of it, as the drafter of the default pair.
+LOST_ALLOWED = lost_allowed(0.72)
 KEPT = range(10)
 SAID, UNSAID = 3, 77
 REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=100, context_length=4096)

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.vocabtrim import (
+    ACCEPTANCE_LOSS_ALLOWED,
     CANDIDATE_SIZES,
-    LOST_ALLOWED,
+    LEAST_RIGHT_OF_LOST,
     HeadCost,
     SizeDecision,
     always_kept,
     choose_size,
     coverage,
     kept_ids,
+    lost_allowed,
     rank_tokens,
 )
 from tests.support import raw_gguf
@@ -241,18 +243,24 @@ def test_the_choice_is_explained() -> None:
     assert chosen.startswith("10 of 100 rows hold 99.")
     assert "takes 40% of the time" in chosen
     assert five.startswith("5 rows lose ")
-    assert "6.9% is allowed" in five
+    assert "5.0% is allowed" in five
     assert fifty.startswith("50 rows are predicted at 1.4")
     assert one == "1 rows cannot hold the 2 tokens that are always kept"
 
 
-def test_a_loss_of_five_points_of_acceptance_is_allowed_unless_told_otherwise() -> None:
-    assert pytest.approx(0.05 / 0.72) == LOST_ALLOWED
-    just = {0: 931, 99: 69}
-    more = {0: 930, 99: 70}
+def test_a_loss_of_five_percent_is_allowed_unless_told_otherwise() -> None:
+    assert ACCEPTANCE_LOSS_ALLOWED == 0.05
+    just = {0: 95, 99: 5}
+    more = {0: 949, 99: 51}
     assert choose(held_out=just).size == 5
     assert choose(held_out=more).size == 100
-    assert choose(held_out=more, lost_allowed=0.08).size == 5
+    assert choose(held_out=more, lost_allowed=0.06).size == 5
+
+
+def test_tokens_that_the_whole_head_would_not_have_said_either_cost_nothing() -> None:
+    assert lost_allowed(None) == lost_allowed(1.0) == ACCEPTANCE_LOSS_ALLOWED
+    assert lost_allowed(0.8) == pytest.approx(0.0625)
+    assert lost_allowed(0.0) == lost_allowed(LEAST_RIGHT_OF_LOST) == pytest.approx(0.1)
 
 
 def test_if_everything_loses_too_much_all_rows_stay() -> None:

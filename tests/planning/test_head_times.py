@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgespec.errors import ForwardError
-from edgespec.planning.head_times import CONTEXT_TOKENS, REPETITIONS, measure_heads
-from tests.support.fake_runtime import Faults
+from edgespec.planning.head_times import (
+    CONTEXT_TOKENS,
+    ENOUGH_LOST,
+    REPETITIONS,
+    measure_heads,
+    right_of_lost,
+)
+from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.timed_model import Price, TimedModel
 
 
@@ -76,3 +83,55 @@ def test_real_seconds_unless_told_otherwise() -> None:
         except StopIteration as done:
             (seconds,) = done.value
     assert 0 < seconds < 10
+
+
+# ------------------------------------------------------------------------------------------ what rows are worth
+
+
+def worth(texts: list[tuple[list[int], list[int]]], kept: range, model: FakeModel) -> float | None:
+    steps, share = right_of_lost(model, texts, kept), None
+    told = []
+    while True:
+        try:
+            told.append(next(steps))
+        except StopIteration as done:
+            share = done.value
+            break
+    assert told == [number / len(texts) for number in range(len(texts))]
+    assert model.sequences == [] or all(sequence.closed for sequence in model.sequences)
+    return share
+
+
+def greedy(model: FakeModel, before: list[int], count: int) -> list[int]:
+    text: list[int] = []
+    for _ in range(count):
+        text.append(int(np.argmax(model.scores([*before, *text]))))
+    return text
+
+
+def test_lost_tokens_are_worth_what_the_whole_head_says_of_them() -> None:
+    model = FakeModel(40, seed=3)
+    right = greedy(model, [1, 2, 3], 150)
+    lost = sum(token >= 20 for token in right)
+    assert lost > ENOUGH_LOST
+    assert worth([([1, 2, 3], right)], range(20), model) == 1.0
+    assert worth([([1, 2, 3], right)], range(40), model) is None, "nothing is lost"
+    spoilt = [token if place % 2 else (token + 7) % 40 for place, token in enumerate(right)]
+    said = [int(np.argmax(model.scores([1, 2, 3, *spoilt[:place]]))) for place in range(len(spoilt))]
+    missing = [place for place, token in enumerate(spoilt) if token >= 20]
+    expected = sum(said[place] == spoilt[place] for place in missing) / len(missing)
+    assert worth([([1, 2, 3], spoilt)], range(20), model) == pytest.approx(expected)
+    assert expected < 1
+
+
+def test_a_text_without_anything_before_it_is_predicted_from_its_second_token_on() -> None:
+    model = FakeModel(40, seed=3)
+    text = [7, *greedy(model, [7], 150)]
+    assert worth([([], text), ([], []), ([], [3])], range(20), model) == 1.0
+
+
+def test_too_few_lost_tokens_say_nothing() -> None:
+    model = FakeModel(40, seed=3)
+    assert worth([([1], greedy(model, [1], ENOUGH_LOST - 1))], range(0), model) is None
+    assert worth([([1], greedy(model, [1], ENOUGH_LOST))], range(0), model) == 1.0
+    assert worth([], range(0), model) is None
