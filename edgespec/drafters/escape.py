@@ -32,8 +32,8 @@ WINDOW_TOKENS = 64
 # Sizes of a head may lose 6.9 % of the tokens they are judged by, where the whole head says 72 % of those (as with
 # the default pair: vocabtrim.lost_allowed). The margin is three deviations of chance at that loss, 9.5 %:
 # 3 * sqrt(0.069 * 0.931 / 64). So the head is left where it says less than 1 - 0.069 - 0.095 = 83.6 % of the window:
-# 11 missing tokens or more. Text that this head was made for gets there by chance once in 230 windows (binomial), text
-# of 98 % coverage never (once in 17 million).
+# 11 missing tokens or more. Text that this head was made for gets there by chance once in 230 windows (binomial),
+# text of 98 % coverage never (once in 17 million).
 ESCAPE_MISSED = 11
 
 # And back where at most 6.9 % are missing: the loss that was allowed from the start. Between the two nothing changes,
