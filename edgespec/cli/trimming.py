@@ -161,6 +161,7 @@ def _best_size(
         vocabulary_size=size,
         cost=vocabtrim.HeadCost.through((timed_rows, trimmed_s), (size, whole_s)),
         lost_allowed=vocabtrim.lost_allowed(right),
+        right_of_lost=1.0 if right is None else right,
     )
     kept = vocabtrim.kept_ids(counts.all, decision.size, always, vocabulary_size=size)
     return Trimming(

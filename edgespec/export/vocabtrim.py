@@ -204,13 +204,15 @@ def choose_size(
     vocabulary_size: int,
     cost: HeadCost,
     lost_allowed: float = ACCEPTANCE_LOSS_ALLOWED,
+    right_of_lost: float = 1.0,
 ) -> SizeDecision:
     """The size of the head at which usable draft tokens are predicted to come fastest.
 
     A draft token takes one forward, whose time grows with the head as ``cost`` says. Of these tokens, only the share
-    of the ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best; that share
-    divided by the time is what is maximised. Sizes that lose more than ``lost_allowed`` (0 to 1) of the
-    held-out tokens do not compete, the whole vocabulary always does. Equally fast: the larger one.
+    of the ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best, and of the rest
+    only ``right_of_lost`` would have been with the whole head; what is left divided by the time is maximised. Sizes
+    that lose more than ``lost_allowed`` (0 to 1) of the held-out tokens do not compete, the whole vocabulary always
+    does. Equally fast: the larger one.
 
     Raises InvalidRequestError on empty held-out text, sizes below 1, or times that are none.
     """
@@ -228,7 +230,8 @@ def choose_size(
     def candidate(size: int) -> SizeCandidate:
         kept = kept_ids(counts, size, always, vocabulary_size=vocabulary_size)
         share, forward_s = coverage(held_out, kept), cost.forward_s(size)
-        speed = share / whole_coverage * whole_s / forward_s if whole_coverage else 0.0
+        left = 1 - (whole_coverage - share) * right_of_lost
+        speed = left * whole_s / forward_s if whole_coverage else 0.0
         return SizeCandidate(size=size, coverage=share, forward_s=forward_s, relative_speed=speed)
 
     candidates = tuple(candidate(size) for size in (*smaller, vocabulary_size))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,6 +262,20 @@ def test_tokens_that_the_whole_head_would_not_have_said_either_cost_nothing() ->
     assert lost_allowed(None) == lost_allowed(1.0) == ACCEPTANCE_LOSS_ALLOWED
     assert lost_allowed(0.8) == pytest.approx(0.0625)
     assert lost_allowed(0.0) == lost_allowed(LEAST_RIGHT_OF_LOST) == pytest.approx(0.1)
+
+
+def test_lost_tokens_count_as_much_as_the_whole_head_would_have_said_of_them() -> None:
+    counts = dict.fromkeys(range(20), 1)
+    options: dict[str, Any] = {"vocabulary_size": 100, "cost": HeadCost(rest_s=1.0, row_s=0.01), "lost_allowed": 1.0}
+    held_out = {0: 90, 15: 10}
+
+    def chosen(**more: float) -> int:
+        return choose_size(counts, held_out, [], (10, 20), **options, **more).size
+
+    assert chosen() == chosen(right_of_lost=1.0) == 20
+    assert chosen(right_of_lost=0.1) == 10
+    speeds = [each.relative_speed for each in choose_size(counts, held_out, [], (10,), **options).candidates]
+    assert speeds == pytest.approx([0.9 * 2.0 / 1.1, 1.0])
 
 
 def test_if_everything_loses_too_much_all_rows_stay() -> None:
