@@ -23,6 +23,8 @@ from acceptance_bench import edgespec
 FASTER = 1.25
 ACCEPTANCE_LOST = 0.05
 
+RUNS = 3  # of the comparison of times
+
 
 class Results(Protocol):
     def save(self, name: str, **values: Any) -> None: ...
@@ -35,7 +37,15 @@ def exported(model: str, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def faster(whole: Path, trimmed: Path) -> dict[str, Any]:
-    """T(1) of both in one run, and how many times faster the trimmed one is."""
+    """T(1) of both, and how many times faster the trimmed one is: in the middle of three runs.
+
+    Where in memory a process lays the weights moves the ratio by some percent, and a run has only one of each.
+    """
+    runs = sorted((_side_by_side(whole, trimmed) for _ in range(RUNS)), key=lambda run: float(run["times_faster"]))
+    return {**runs[RUNS // 2], "times_faster_of_each_run": [run["times_faster"] for run in runs]}
+
+
+def _side_by_side(whole: Path, trimmed: Path) -> dict[str, Any]:
     report = edgespec(
         "bench", "--target", str(whole), "--draft", "none", "--beside", str(trimmed),
         "--arms", "again", "--category", "chat", "--limit", "1", "--passes", "1", "--max-tokens", "16",
@@ -101,10 +111,14 @@ def trim_onnx(results: Results, name: str) -> bool:
 
 
 def trim_gemma(results: Results, name: str) -> bool:
-    """A small model whose head is most of it, drafting for itself."""
+    """A small model whose head is most of it, drafting for itself: its acceptance is told, not judged.
+
+    It is never wrong about itself, so that every token its head lacks is a loss.
+    """
     own = "gemma3-270m"
     found = trimmed_against_whole(results, name, own, ("--to", "gguf"), "--target", own)
-    return found["times_faster"] >= FASTER and loses_little(found)
+    same = found["accepted_whole"]["identical_fraction"] == found["accepted_trimmed"]["identical_fraction"] == 1.0
+    return bool(found["times_faster"] >= FASTER and same)
 
 
 TRIM_STEPS: dict[str, Callable[[Results, str], bool]] = {

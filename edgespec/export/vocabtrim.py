@@ -210,9 +210,9 @@ def choose_size(
 
     A draft token takes one forward, whose time grows with the head as ``cost`` says. Of these tokens, only the share
     of the ``held_out`` text (token counts, like ``counts``) that the head can say is accepted at best, and of the
-    rest only ``right_of_lost`` would have been with the whole head; what is left divided by the time is maximised.
-    Sizes that lose more than ``lost_allowed`` (0 to 1) of the held-out tokens do not compete, the whole vocabulary always
-    does. Equally fast: the larger one.
+    others only ``right_of_lost`` would have been with the whole head; what is left, divided by the time, decides.
+    Sizes that lose more than ``lost_allowed`` (0 to 1) of the held-out tokens do not compete, the whole vocabulary
+    always does. Equally fast: the larger one.
 
     Raises InvalidRequestError on empty held-out text, sizes below 1, or times that are none.
     """
