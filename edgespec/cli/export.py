@@ -106,7 +106,9 @@ def export(
     from edgespec.cli.perplexity_cost import cost_of_rounding
 
     trimmed = trimming is not None and trimming.kept is not None
-    cost = cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+    # Kept types are rounded to 8 bits at most, which costs next to nothing, and running that takes the memory.
+    keeps = wish.quant == "keep"
+    cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
     written = Written(
         folder=output,
         source_name=source.name,

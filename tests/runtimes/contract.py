@@ -618,12 +618,18 @@ class NativeContract:
         with closing(model.open(len(tokens))) as sequence:
             main = threading.main_thread().ident
             assert main is not None
-            watcher = once_under_way(sequence, lambda: signal.pthread_kill(main, signal.SIGINT))
-            with pytest.raises(KeyboardInterrupt):
-                sequence.forward(tokens, 0)
-            assert sequence.length == 0  # ended in the middle, and cleaned up before the caller went on
-            watcher.join()
-            sequence.reset_cancel()
+            for _ in range(5):  # on a busy machine the interrupt may come after the end
+                watcher = once_under_way(sequence, lambda: signal.pthread_kill(main, signal.SIGINT))
+                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (it may come after the forward)
+                    sequence.forward(tokens, 0)
+                    watcher.join()
+                watcher.join()
+                sequence.reset_cancel()
+                if sequence.length == 0:
+                    break
+                sequence.rewind(0)
+            else:
+                raise AssertionError("no forward ended in the middle, cleaned up before its caller went on")
             assert sequence.forward(tokens[:3], 1).count == 1
 
     def test_a_forgotten_sequence_ends_its_thread(self, model: Model) -> None:
