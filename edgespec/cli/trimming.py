@@ -201,7 +201,7 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
         answers, name = _answers(source, target, state)
         counts += TokenCounts.of(answers, size)
         with closing(LlamaVocabulary(source.path)) as tokenizer:
-            asked = [_request(source, tokenizer, prompt) for prompt in split(calibration_prompts())[1]]
+            asked = _requests(source, tokenizer, split(calibration_prompts())[1])
         held_out += zip(asked, split(answers)[1], strict=True)
         counted.append(f"{name}'s answers to {len(answers)} prompts")
     if not counts.ranking:
@@ -211,15 +211,15 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
     return _Counted(counts=counts, what=" and ".join(counted), held_out=tuple(held_out))
 
 
-def _request(source: LocatedModel, tokenizer: LlamaVocabulary, prompt: Prompt) -> list[int]:
-    """What stands before an answer to ``prompt``, as the source would be asked; the bare prompt if it cannot be."""
-    text, template = prompt.prompt, source.header.chat_template
+def _requests(source: LocatedModel, tokenizer: LlamaVocabulary, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """What stands before an answer to each prompt, as the source would be asked; bare prompts if it cannot be."""
+    texts, template = [prompt.prompt for prompt in prompts], source.header.chat_template
     bos = tokenizer.bos_token
     if template is not None:
         with contextlib.suppress(TemplateError):
             compiled = ChatTemplate(template, bos_token=bos, eos_token=tokenizer.eos_token)
-            text = compiled.render([{"role": "user", "content": text}])
-    return tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+            texts = [compiled.render([{"role": "user", "content": text}]) for text in texts]
+    return [tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos))) for text in texts]
 
 
 def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import (
+    CancelledError,
+    ForwardError,
     MemoryLimitError,
     ModelFileError,
     RuntimeUnavailableError,
@@ -19,7 +21,16 @@ from edgespec.files.onnx_interface import ROWS
 from edgespec.runtimes.onnx_providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.worker_thread import WorkerThread
 
-__all__ = ["WIDE_TOKENS", "OnnxSettings", "OnnxWeights", "StopFlag", "load_weights", "out_of_memory", "said"]
+__all__ = [
+    "WIDE_TOKENS",
+    "OnnxSettings",
+    "OnnxWeights",
+    "StopFlag",
+    "forward_errors",
+    "load_weights",
+    "out_of_memory",
+    "said",
+]
 
 # What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
 _LOG_FATAL_ONLY = 4
@@ -191,3 +202,14 @@ class StopFlag:
     def set(self, raised: bool) -> None:
         self.raised = raised
         self.step_options.terminate = self.prefill_options.terminate = raised
+
+
+@contextlib.contextmanager
+def forward_errors(stop: StopFlag) -> Iterator[None]:
+    """What a native run inside raises, as CancelledError where it was stopped and as ForwardError otherwise."""
+    try:
+        yield
+    except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+        if stop.raised:
+            raise CancelledError("the forward was cancelled") from None
+        raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import IdArray, LogitsArray
-from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
+from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
-from edgespec.runtimes.onnx_session import OnnxWeights, StopFlag, said
+from edgespec.runtimes.onnx_session import OnnxWeights, StopFlag, forward_errors
 
 __all__ = ["SharedContext"]
 
@@ -92,13 +92,8 @@ class SharedContext:
         if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
             self._bind_lasting_inputs()
         options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
-        try:
-            with weights.turn:
-                weights.session.run_with_iobinding(self._binding, options)
-        except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
-            if self._stop.raised:
-                raise CancelledError("the forward was cancelled") from None
-            raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
+        with weights.turn, forward_errors(self._stop):
+            weights.session.run_with_iobinding(self._binding, options)
         return (size - rows) - (fed - scored)
 
     def row(self, index: int) -> LogitsArray:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import IdArray, LogitsArray
-from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
+from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
-from edgespec.runtimes.onnx_session import WIDE_TOKENS, OnnxWeights, StopFlag, said
+from edgespec.runtimes.onnx_session import WIDE_TOKENS, OnnxWeights, StopFlag, forward_errors
 
 __all__ = ["HIDDEN", "StaticContext", "new_mask", "past_mask"]
 
@@ -151,11 +151,6 @@ class _Forward:
         self._bind_output("logits", logits[None, None])
         if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
             self._bind_inputs()
-        try:
-            with weights.turn:
-                self._session.run_with_iobinding(self._binding, self._stop.step_options)
-        except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
-            if self._stop.raised:
-                raise CancelledError("the forward was cancelled") from None
-            raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
+        with weights.turn, forward_errors(self._stop):
+            self._session.run_with_iobinding(self._binding, self._stop.step_options)
         cache[:, :, position : position + size] = self._new[:, :, :size]
