@@ -77,7 +77,9 @@ def stamp_of() -> str:
     written anew.
     """
     digest = hashlib.sha256()
-    for path in (CHECKOUT / "pyproject.toml", Path(__file__)):
+    kernels = CHECKOUT / "edgespec" / "kernels"  # compiled by the installation
+    sources = sorted(path for path in kernels.glob("*") if path.suffix in {".c", ".h", ".py"})
+    for path in (CHECKOUT / "pyproject.toml", Path(__file__), *CHECKOUT.glob("hatch_build.py"), *sources):
         digest.update(path.read_bytes())
     digest.update(os.fsencode(CHECKOUT))
     digest.update(WANTED.encode())

@@ -24,6 +24,7 @@ BELOW_CLI = "everything except cli and bench"
 # matching key counts. Modules at the top level that are not listed (engine, session, ...) wire the parts.
 ARROWS: dict[str, tuple[str, ...] | str] = {
     "edgespec.errors": (),
+    "edgespec.kernels": (),
     "edgespec.files": ("edgespec.errors", "edgespec.files"),
     "edgespec.decoding": ("edgespec.errors", "edgespec.decoding"),
     "edgespec.decoding.verify": ("edgespec.errors",),

@@ -43,11 +43,14 @@ class Rows:
         self._read_row = read_row
         self._is_current = is_current
 
-    def _row(self, index: int) -> LogitsArray:
+    def _check(self, index: int) -> None:
         if not self._is_current():
             raise StaleRowsError("these rows were overwritten by a later forward, rewind or close")
         if not 0 <= index < self.count:
             raise IndexError(f"row {index} of {self.count}")
+
+    def _row(self, index: int) -> LogitsArray:
+        self._check(index)
         return self._read_row(index)
 
     def argmax_row(self, index: int) -> int:

@@ -64,16 +64,19 @@ def write_tiny_gguf(
     chat_template: str | None = CHATML,
     extra_tokens: int = 0,
     end_scale: float = 0.0,
+    architecture: Literal["llama", "qwen2"] = "llama",
+    tied: bool = False,
 ) -> Path:
-    """Write a llama-architecture model to ``path`` and return it.
+    """Write a model to ``path`` and return it; one of qwen2 has biases on queries, keys and values.
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the table at its tail. With ``end_scale`` 0 the
     greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32.
+    ``tied`` leaves the head out: the embedding is used in its place.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name(f"tiny-{seed}")
     writer.add_context_length(context_length)
     writer.add_block_count(layers)
@@ -121,11 +124,15 @@ def write_tiny_gguf(
         matrix(f"{block}.ffn_gate.weight", 2 * width, width)
         matrix(f"{block}.ffn_up.weight", 2 * width, width)
         matrix(f"{block}.ffn_down.weight", width, 2 * width, 2.0)
+        if architecture == "qwen2":
+            for name, rows_ in (("q", width), ("k", kv_heads * head_width), ("v", kv_heads * head_width)):
+                writer.add_tensor(f"{block}.attn_{name}.bias", random.standard_normal(rows_, dtype=np.float32))
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     # Logits with a spread of about 3, so that distributions are neither flat nor one-hot.
     head = _normal(random, rows, width, 3.0)
     head *= _head_scales(types[:rows], eos, end_scale)[:, None]
-    _add(writer, "output.weight", np.pad(head, padding), quant)
+    if not tied:
+        _add(writer, "output.weight", np.pad(head, padding), quant)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,0 +1,85 @@
+"""What does it cost the native runtime to score w tokens at once, and how near does it come to the memory's speed?
+
+Forwards of each width at the very start of a context, where attention costs next to nothing: all matrix products of
+the model, and what little lies between them. Widths are interleaved, and each is the median of its passes. The read
+bandwidth is measured in the same run, before and after, with as many threads.
+
+    python benchmarks/kernels.py MODEL.gguf [--threads N] [--level LEVEL] [--context TOKENS] [--passes N]
+
+Prints one JSON object. Wants a quiet machine; trust the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from edgespec.files.gguf import read_header
+from edgespec.planning.bandwidth import measure_read_bandwidth
+from edgespec.runtimes.native import NativeSettings, load_native
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256)
+
+
+def time_widths(path: Path, settings: NativeSettings, context: int, passes: int) -> tuple[dict[int, float], int]:
+    """Median seconds of a forward of each width after ``context`` tokens, and the bytes of weights it reads."""
+    header = read_header(path)
+    tokens = random.Random(1).choices(range(header.vocabulary_size), k=context + max(WIDTHS))
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    with load_native(path, settings, header=header) as model, model.open(len(tokens)) as sequence:
+        sequence.forward(tokens[:context], 0)
+
+        def measure() -> None:
+            for _ in range(passes):
+                for width in WIDTHS:
+                    # Only the rows that verification scores: a prompt's need no logits but the last.
+                    rows = width if width <= 32 else 1
+                    started = time.perf_counter()
+                    sequence.forward(tokens[context : context + width], rows)
+                    times[width].append(time.perf_counter() - started)
+                    sequence.rewind(context)
+
+        sequence.run(measure)  # in one job, without a thread switch for each
+        read_bytes = model.facts.bytes_per_forward
+    return {width: statistics.median(seconds) for width, seconds in times.items()}, read_bytes
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--level", default="auto")
+    parser.add_argument("--context", type=int, default=0)
+    parser.add_argument("--passes", type=int, default=15)
+    arguments = parser.parse_args()
+    threads = arguments.threads
+    before = measure_read_bandwidth([threads]).by_threads[0].best_bytes_per_s
+    settings = NativeSettings(threads=threads, level=arguments.level)
+    forward_s, read_bytes = time_widths(arguments.model, settings, arguments.context, arguments.passes)
+    after = measure_read_bandwidth([threads]).by_threads[0].best_bytes_per_s
+    plain_s = forward_s[1]
+    report = {
+        "model": arguments.model.name,
+        "threads": threads,
+        "level": arguments.level,
+        "context": arguments.context,
+        "forward_ms": {width: round(seconds * 1e3, 3) for width, seconds in forward_s.items()},
+        "ratio_to_plain": {width: round(seconds / plain_s, 3) for width, seconds in forward_s.items()},
+        "prompt_tokens_per_s": round(max(WIDTHS) / forward_s[max(WIDTHS)], 1),
+        "weights_bytes": read_bytes,
+        "plain_bytes_per_s": round(read_bytes / plain_s),
+        "read_bytes_per_s": [round(before), round(after)],
+        "share_of_read_bandwidth": round(read_bytes / plain_s / max(before, after), 3),
+    }
+    json.dump(report, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+/* Activations as the products read them. */
+#ifndef EDGESPEC_ACTIVATION_H
+#define EDGESPEC_ACTIVATION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* 32 activations as x = scale * q, with what folds the weights' offsets in.
+ *
+ * Weights are stored unsigned, w = d * (code - offset) or w = d * code + m, so that
+ *     sum w x = d * scale * (sum code q - offset * sum q)   or   d * scale * sum code q + m * scale * sum q.
+ * The sums are integers and exact. `minus8` is -8 * sum q; other offsets are powers of two of it. `minus8_low` is the
+ * same of the first 16, for types with a scale for each 16. `scaled_sum` is scale * sum q. */
+struct activation_block {
+    float scale;
+    float scaled_sum;
+    int32_t minus8;
+    int32_t minus8_low;
+    int8_t q[32];
+};
+
+/* Rows of input: quantised, as floats, or both, as the matrices that read them need. Columns are those of `floats`;
+ * `blocks` has columns / 32 to the row. */
+struct activations {
+    struct activation_block *blocks;
+    float *floats;
+    size_t columns;
+};
+
+#endif

@@ -1,0 +1,120 @@
+/* What Python calls: the whole interface of the shared library. Plain C types, so that ctypes can describe it.
+ *
+ * Nothing here allocates weights or opens files: the caller checks a model file, has its matrices re-laid with
+ * es_relay, describes them in an es_model, and keeps all of that alive as long as a sequence uses it. */
+#ifndef EDGESPEC_KERNELS_H
+#define EDGESPEC_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define ES_EXPORT __attribute__((visibility("default")))
+#else
+#define ES_EXPORT
+#endif
+
+/* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
+#define ES_ABI 1
+
+enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64 };
+
+enum es_status {
+    ES_OK = 0,
+    ES_CANCELLED = 1,
+    ES_BAD_REQUEST = 2,
+    ES_OTHER_PROCESS = 3, /* the process forked after the sequence was opened: its threads stayed behind */
+};
+
+/* Weight types, numbered as in GGUF files. */
+enum es_type { ES_F32 = 0, ES_F16 = 1, ES_Q4_0 = 2, ES_Q4_1 = 3, ES_Q8_0 = 8 };
+
+/* Instruction sets, each a build of the same arithmetic: the same bits come out of all. */
+enum es_level { ES_PORTABLE = 0, ES_AVX512_VNNI = 1, ES_LEVELS = 2 };
+
+/* Which elements of a head are rotated together. */
+enum es_rope { ES_ROPE_NEIGHBOURS = 0 /* 2i, 2i+1 */, ES_ROPE_HALVES = 1 /* i, i + length/2 */ };
+
+/* y = W x (+ bias). `tiles` as es_relay wrote them; `bias` has `rows` floats or is null. */
+struct es_matrix {
+    const uint8_t *tiles;
+    const float *bias;
+    int64_t rows;
+    int64_t columns;
+    int64_t type;
+};
+
+struct es_layer {
+    const float *attention_norm;
+    const float *feed_forward_norm;
+    struct es_matrix query, key, value, output;
+    struct es_matrix gate, up, down;
+};
+
+struct es_model {
+    int64_t layers, embedding, heads, kv_heads, head_length, feed_forward, vocabulary;
+    int64_t rope_length; /* leading elements of a head that are rotated; even */
+    int64_t rope;        /* enum es_rope */
+    double norm_epsilon;
+    const double *rope_frequencies; /* [rope_length / 2], radians for each position */
+    const struct es_layer *layer;
+    const float *output_norm;
+    struct es_matrix head;
+    const uint8_t *embedding_rows; /* [vocabulary] rows as in the file */
+    int64_t embedding_type;
+};
+
+struct es_sequence;
+
+ES_EXPORT int32_t es_abi(void);
+ES_EXPORT int32_t es_best_level(void);
+ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or this processor has none such */
+
+/* Zeroed pages of this process's own; null if there are none. `huge` asks for large ones. */
+ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
+ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
+
+/* Bytes of a matrix in tiles; 0 for a type or a shape that has no layout. */
+ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
+/* Lays rows as in the file out in tiles. Returns the first row with a scale that is not finite, or -1. */
+ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
+
+/* A cache for `context_length` tokens and `threads` - 1 threads beside the caller's; null without memory. */
+ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length, int32_t threads,
+                                      int32_t level);
+ES_EXPORT void es_close(struct es_sequence *sequence);
+
+/* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
+ *
+ * Positions from `start` on are overwritten, earlier ones left as they are, whatever happens. `visible` is for trees:
+ * a bit for each pair of rows, who may see whom; null means that each row sees all before it. Only null is supported.
+ * Returns an es_status. */
+ES_EXPORT int32_t es_forward(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
+                             int32_t scored, const uint64_t *visible);
+/* Copies the first `length` positions from another cache of the same model. */
+ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
+/* From any thread: makes the forward in flight, and later ones until called with 0, return ES_CANCELLED. */
+ES_EXPORT void es_cancel(struct es_sequence *sequence, int32_t cancelled);
+
+/* The scores of the last forward's rows, [scored][vocabulary]. */
+ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
+/* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
+ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
+/* The k best of a row, best first, ties by lowest id; k <= vocabulary. A NaN is below everything. */
+ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
+
+/* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */
+ES_EXPORT int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level);
+/* For tests: one row of RMSNorm, exp, SwiGLU or a dequantised row, by one level. Lengths are multiples of 32. */
+ES_EXPORT int32_t es_normalise(const float *x, const float *weight, double epsilon, int64_t length, float *y,
+                               int32_t level);
+ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32_t level);
+ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
+ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
+/* For tests: quantised activations; 48 bytes for each 32 of x, see activation.h. */
+ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
+/* For tests: attention of `queries` heads, each [head_length], that see `visible[i]` positions of one cache. */
+ES_EXPORT int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length,
+                            const float *queries, const int64_t *visible, int64_t count, float *out, int32_t level);
+
+#endif

@@ -1,0 +1,74 @@
+/* One instruction set's build of the arithmetic. A level is a table of functions; level_*.c define one each. */
+#ifndef EDGESPEC_LEVEL_H
+#define EDGESPEC_LEVEL_H
+
+#include "activation.h"
+#include "edgespec_kernels.h"
+#include "layout.h"
+
+/* Rows that one pass over a tile's codes serves: 8 sums, 8 code vectors, a scale and what is in flight fill the 32
+ * vector registers of AVX-512. More rows take more passes, over a tile that is in the cache by then. */
+enum { PASS_ROWS = 8 };
+
+/* Positions whose attention is reduced on its own before it is merged with what came before. The grid is one of
+ * absolute positions, so a row's sums never depend on the width, the thread count or the length of the cache. */
+enum { ATTENTION_BLOCK = 256, MOST_QUERIES = 64 };
+
+/* Sixteen outputs of each of `rows` (1 to PASS_ROWS) inputs: out[r][i] = sum over k of W[i][k] x[first + r][k].
+ *
+ * This defines the result, for every level: sums start at 0; blocks of 32 columns follow one another;
+ *     sum = fma((float)dot, round(d * scale), sum)            dot: exact integers, offset folded in
+ *     sum = fma(m, scaled_sum, sum)                           types with a minimum
+ * and for float weights sum = fma(w, x, sum), column by column. Nothing is split along k. */
+typedef void multiply_function(const uint8_t *tile, const struct activations *x, size_t first, size_t rows,
+                               float out[][TILE_ROWS]);
+
+/* Keys and values of one key-value head, as halves.
+ *
+ * Keys lie in tiles of 16 positions, [position / 16][head_length][16], so that lane i of a score is position i and no
+ * score needs a sum across lanes; values in rows, [position][head_length]. Half precision, since reading the cache is
+ * what attention costs at length, and its rounding, 2^-11, is below that of 8-bit activations. */
+struct attention_cache {
+    const uint16_t *keys;
+    const uint16_t *values;
+    size_t head_length;
+};
+
+struct level {
+    const char *name;
+    multiply_function *multiply_q4_0, *multiply_q4_1, *multiply_q8_0, *multiply_f16, *multiply_f32;
+    /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
+    void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
+    /* Symmetric int8, a scale for each 32. A block with a value that is not finite gets the scale NaN. */
+    void (*quantise)(const float *x, size_t blocks, struct activation_block *to);
+    /* SwiGLU (Shazeer 2020): y = gate / (1 + e^-gate) * up. length: a multiple of 16. */
+    void (*swiglu)(const float *gate, const float *up, size_t length, float *y);
+    void (*exponential)(const float *x, size_t length, float *y);
+    /* Softmax attention of up to MOST_QUERIES queries; query i sees positions 0 .. visible[i] - 1, at least one. */
+    void (*attend)(const struct attention_cache *cache, float scale, size_t count, const float *const *queries,
+                   const int64_t *visible, float *const *out);
+    /* See es_argmax. */
+    int64_t (*argmax)(const float *scores, size_t count);
+};
+
+extern const struct level level_portable;
+#if defined(EDGESPEC_HAS_AVX512_VNNI)
+extern const struct level level_avx512_vnni;
+#endif
+
+/* The level's table, or null where this build or this processor has none. In cpu.c. */
+const struct level *level_of(int64_t number);
+
+static inline multiply_function *multiply_of(const struct level *level, int64_t type)
+{
+    switch (type) {
+    case ES_Q4_0: return level->multiply_q4_0;
+    case ES_Q4_1: return level->multiply_q4_1;
+    case ES_Q8_0: return level->multiply_q8_0;
+    case ES_F16: return level->multiply_f16;
+    case ES_F32: return level->multiply_f32;
+    default: return 0;
+    }
+}
+
+#endif

@@ -1,0 +1,26 @@
+/* Pages straight from the system: zeroed, private, and given back as a whole. */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <sys/mman.h>
+
+#include "edgespec_kernels.h"
+
+void *es_memory_take(int64_t bytes, int32_t huge)
+{
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return NULL;
+#if defined(MADV_HUGEPAGE)
+    if (huge) /* a wish: without it there are more page walks, nothing else */
+        (void)madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
+#else
+    (void)huge;
+#endif
+    return memory;
+}
+
+void es_memory_give(void *memory, int64_t bytes)
+{
+    if (memory)
+        (void)munmap(memory, (size_t)bytes);
+}

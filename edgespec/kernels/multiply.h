@@ -1,0 +1,42 @@
+/* Matrices times rows, tile by tile. */
+#ifndef EDGESPEC_MULTIPLY_H
+#define EDGESPEC_MULTIPLY_H
+
+#include "level.h"
+
+/* Where a product goes: to row r, element n of `to`, beside or on top of what is there. */
+struct product {
+    const struct es_matrix *matrix;
+    float *to;
+    size_t stride;
+    int adds;
+};
+
+/* Passes of at most PASS_ROWS rows, as equal as can be: pass p of a count begins at row pass_start(count, p). */
+static inline size_t pass_count(size_t rows)
+{
+    return (rows + PASS_ROWS - 1) / PASS_ROWS;
+}
+
+static inline size_t pass_start(size_t rows, size_t pass)
+{
+    return rows * pass / pass_count(rows);
+}
+
+/* Sixteen outputs of `rows` inputs from `first` on, bias included. rows <= PASS_ROWS. */
+void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
+                   size_t first, size_t rows, float out[][TILE_ROWS]);
+
+/* Tiles begin .. end - 1 of a row of matrices that read the same input, counted through all of them. */
+void multiply_tiles(const struct level *level, const struct product *products, size_t count, size_t begin, size_t end,
+                    const struct activations *x, size_t rows);
+
+static inline size_t product_tiles(const struct product *products, size_t count)
+{
+    size_t tiles = 0;
+    for (size_t i = 0; i < count; i++)
+        tiles += tile_count(products[i].matrix->rows);
+    return tiles;
+}
+
+#endif

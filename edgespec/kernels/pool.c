@@ -1,0 +1,216 @@
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include "float_mode.h"
+
+/* How long a thread spins before it sleeps. Steps are 1 to 500 us apart and a wake-up takes 5 to 50 us, so within a
+ * forward it pays to wait for about as long as that; between forwards there is Python, for 20 to 100 us. */
+enum { STEP_SPIN_NS = 100 * 1000, IDLE_SPIN_NS = 200 * 1000 };
+enum { LOOKS_PER_CLOCK = 64, CACHE_LINE = 128 };
+
+/* A number that only grows, and threads waiting for it to. */
+struct gate {
+    alignas(CACHE_LINE) atomic_uint value;
+    atomic_uint sleeping;
+    pthread_mutex_t mutex;
+    pthread_cond_t opened;
+};
+
+struct worker {
+    pthread_t thread;
+    struct pool *pool;
+    int number;
+};
+
+struct pool {
+    struct gate started; /* counts functions */
+    struct gate passed;  /* counts barriers */
+    alignas(CACHE_LINE) atomic_int arrived;
+    int threads;
+    bool spins;
+    bool closing; /* written before `started` grows, read after */
+    bool go_on;   /* written by the last to arrive at a barrier, before it lets the others pass */
+    const atomic_int *cancelled;
+    pool_function *function;
+    void *context;
+    int workers;
+    struct worker worker[];
+};
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* as long as x86's pause, where yield is over at once */
+#endif
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void gate_init(struct gate *gate)
+{
+    atomic_init(&gate->value, 0);
+    atomic_init(&gate->sleeping, 0);
+    pthread_mutex_init(&gate->mutex, NULL);
+    pthread_cond_init(&gate->opened, NULL);
+}
+
+static void gate_destroy(struct gate *gate)
+{
+    pthread_mutex_destroy(&gate->mutex);
+    pthread_cond_destroy(&gate->opened);
+}
+
+static void gate_open(struct gate *gate)
+{
+    atomic_fetch_add(&gate->value, 1);
+    /* A thread counts itself as sleeping before it looks at the value for the last time, and both sides are
+     * sequentially consistent: either it sees the new value, or it is seen here. */
+    if (atomic_load(&gate->sleeping)) {
+        pthread_mutex_lock(&gate->mutex);
+        pthread_cond_broadcast(&gate->opened);
+        pthread_mutex_unlock(&gate->mutex);
+    }
+}
+
+static void gate_wait(struct gate *gate, unsigned old, int64_t spin_ns)
+{
+    int64_t end = 0;
+    for (unsigned looks = 1;; looks++) {
+        if (atomic_load_explicit(&gate->value, memory_order_acquire) != old)
+            return;
+        if (looks % LOOKS_PER_CLOCK == 0) {
+            int64_t now = now_ns();
+            end = end ? end : now + spin_ns;
+            if (now >= end)
+                break;
+        }
+        relax();
+    }
+    pthread_mutex_lock(&gate->mutex);
+    atomic_fetch_add(&gate->sleeping, 1);
+    while (atomic_load(&gate->value) == old)
+        pthread_cond_wait(&gate->opened, &gate->mutex);
+    atomic_fetch_sub(&gate->sleeping, 1);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+bool pool_barrier(struct pool *pool)
+{
+    if (pool->threads == 1)
+        return !atomic_load_explicit(pool->cancelled, memory_order_relaxed);
+    unsigned passed = atomic_load_explicit(&pool->passed.value, memory_order_relaxed);
+    if (atomic_fetch_add(&pool->arrived, 1) + 1 == pool->threads) {
+        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+        pool->go_on = !atomic_load_explicit(pool->cancelled, memory_order_relaxed);
+        gate_open(&pool->passed);
+    } else {
+        gate_wait(&pool->passed, passed, pool->spins ? STEP_SPIN_NS : 0);
+    }
+    return pool->go_on;
+}
+
+static void *work(void *argument)
+{
+    struct worker *own = argument;
+    struct pool *pool = own->pool;
+    float_mode_set();
+    for (unsigned seen = 0;; seen++) {
+        gate_wait(&pool->started, seen, pool->spins ? IDLE_SPIN_NS : 0);
+        if (pool->closing)
+            return NULL;
+        pool->function(pool->context, own->number);
+        (void)pool_barrier(pool); /* the last one: pool_run waits in it */
+    }
+}
+
+void pool_run(struct pool *pool, pool_function *function, void *context)
+{
+    pool->function = function;
+    pool->context = context;
+    if (pool->threads > 1)
+        gate_open(&pool->started);
+    unsigned mode = float_mode_set();
+    function(context, 0);
+    (void)pool_barrier(pool);
+    float_mode_restore(mode);
+}
+
+/* Whether each thread can have a processor of its own: if not, whoever spins keeps the others from working. */
+static bool enough_processors(int threads)
+{
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+        return threads <= CPU_COUNT(&allowed);
+#endif
+    return threads <= sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+struct pool *pool_open(int threads, const atomic_int *cancelled)
+{
+    size_t bytes = sizeof(struct pool) + (size_t)(threads - 1) * sizeof(struct worker);
+    bytes = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    struct pool *pool = aligned_alloc(CACHE_LINE, bytes);
+    if (!pool)
+        return NULL;
+    gate_init(&pool->started);
+    gate_init(&pool->passed);
+    atomic_init(&pool->arrived, 0);
+    pool->threads = threads;
+    pool->spins = enough_processors(threads);
+    pool->closing = false;
+    pool->go_on = true;
+    pool->cancelled = cancelled;
+    pool->workers = 0;
+
+    /* Signals are for the application's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool failed = false;
+    for (int i = 0; i < threads - 1 && !failed; i++) {
+        pool->worker[i] = (struct worker){.pool = pool, .number = i + 1};
+        failed = pthread_create(&pool->worker[i].thread, NULL, work, &pool->worker[i]) != 0;
+        pool->workers += !failed;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        pool_close(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+void pool_close(struct pool *pool)
+{
+    pool->closing = true;
+    gate_open(&pool->started);
+    for (int i = 0; i < pool->workers; i++)
+        pthread_join(pool->worker[i].thread, NULL);
+    gate_destroy(&pool->started);
+    gate_destroy(&pool->passed);
+    free(pool);
+}
+
+int pool_threads(const struct pool *pool)
+{
+    return pool->threads;
+}

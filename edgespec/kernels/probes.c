@@ -1,0 +1,65 @@
+/* Single kernels for the tests, which hold them against numpy and against each other. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "float_mode.h"
+#include "half.h"
+#include "level.h"
+
+#define ON_LEVEL(call)                                 \
+    const struct level *level = level_of(number);      \
+    if (!level || length < 1 || length % BLOCK)        \
+        return ES_BAD_REQUEST;                         \
+    unsigned mode = float_mode_set();                  \
+    level->call;                                       \
+    float_mode_restore(mode);                          \
+    return ES_OK
+
+int32_t es_normalise(const float *x, const float *weight, double epsilon, int64_t length, float *y, int32_t number)
+{
+    ON_LEVEL(normalise(x, weight, (float)epsilon, (size_t)length, y));
+}
+
+int32_t es_exponential(const float *x, int64_t length, float *y, int32_t number)
+{
+    ON_LEVEL(exponential(x, (size_t)length, y));
+}
+
+int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t number)
+{
+    ON_LEVEL(swiglu(gate, up, (size_t)length, y));
+}
+
+int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t number)
+{
+    ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks));
+}
+
+int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,
+                  const int64_t *visible, int64_t count, float *out, int32_t number)
+{
+    const struct level *level = level_of(number);
+    if (!level || head_length < TILE_ROWS || head_length % TILE_ROWS || count < 1 || count > MOST_QUERIES)
+        return ES_BAD_REQUEST;
+    size_t length = (size_t)head_length, padded = ((size_t)positions + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    uint16_t *cache = calloc(2 * padded * length, sizeof *cache);
+    if (!cache)
+        return ES_BAD_REQUEST;
+    struct attention_cache view = {.keys = cache, .values = cache + padded * length, .head_length = length};
+    for (size_t p = 0; p < (size_t)positions; p++)
+        for (size_t d = 0; d < length; d++) {
+            cache[(p / TILE_ROWS * length + d) * TILE_ROWS + p % TILE_ROWS] = float_to_half(keys[p * length + d]);
+            cache[(padded + p) * length + d] = float_to_half(values[p * length + d]);
+        }
+    const float *query[MOST_QUERIES];
+    float *to[MOST_QUERIES];
+    for (size_t q = 0; q < (size_t)count; q++) {
+        query[q] = queries + q * length;
+        to[q] = out + q * length;
+    }
+    unsigned mode = float_mode_set();
+    level->attend(&view, 1.0f / sqrtf((float)length), (size_t)count, query, visible, to);
+    float_mode_restore(mode);
+    free(cache);
+    return ES_OK;
+}

@@ -1,0 +1,114 @@
+#include "sequence.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Hands out parts of one allocation, each on a cache line of its own; first to count, then to take. */
+struct carver {
+    uint8_t *base; /* null while counting */
+    size_t used;
+};
+
+static void *carve(struct carver *carver, size_t bytes)
+{
+    void *part = carver->base ? carver->base + carver->used : NULL;
+    carver->used += (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    return part;
+}
+
+static struct activations carve_activations(struct carver *carver, int64_t columns)
+{
+    struct activations made = {.columns = (size_t)columns};
+    made.floats = carve(carver, ES_MOST_TOKENS * made.columns * sizeof(float));
+    made.blocks = carve(carver, ES_MOST_TOKENS * (made.columns / BLOCK) * sizeof(struct activation_block));
+    return made;
+}
+
+static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
+{
+    const struct es_model *model = sequence->model;
+    size_t row = ES_MOST_TOKENS * sizeof(float);
+    sequence->hidden = carve(carver, row * (size_t)model->embedding);
+    sequence->rotation = carve(carver, row * (size_t)model->rope_length);
+    sequence->projected = carve(carver, row * projected_length(model));
+    sequence->normed = carve_activations(carver, model->embedding);
+    sequence->mixed = carve_activations(carver, (int64_t)query_length(model));
+    sequence->fed = carve_activations(carver, model->feed_forward);
+    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->vocabulary * sizeof(float));
+}
+
+struct es_sequence *es_open(const struct es_model *model, int64_t context_length, int32_t threads, int32_t level)
+{
+    if (context_length < 1 || threads < 1 || !level_of(level))
+        return NULL;
+    struct es_sequence *sequence = calloc(1, sizeof *sequence);
+    if (!sequence)
+        return NULL;
+    sequence->model = model;
+    sequence->level = level_of(level);
+    sequence->process = getpid();
+    atomic_init(&sequence->cancelled, 0);
+    sequence->context_length = (size_t)context_length;
+    sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    sequence->cache_bytes =
+        2 * (size_t)(model->layers * model->kv_heads) * head_cache_length(sequence) * sizeof(uint16_t);
+    sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, 0);
+
+    struct carver carver = {0};
+    carve_buffers(sequence, &carver);
+    sequence->buffer_bytes = carver.used;
+    sequence->buffers = es_memory_take((int64_t)carver.used, 0);
+    carver = (struct carver){.base = sequence->buffers};
+    carve_buffers(sequence, &carver);
+
+    if (sequence->cache && sequence->buffers)
+        sequence->pool = pool_open(threads, &sequence->cancelled);
+    if (!sequence->pool) {
+        es_close(sequence);
+        return NULL;
+    }
+    return sequence;
+}
+
+void es_close(struct es_sequence *sequence)
+{
+    /* In a forked child the threads are not there to be waited for. */
+    if (sequence->pool && sequence->process == getpid())
+        pool_close(sequence->pool);
+    es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
+    es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);
+    free(sequence);
+}
+
+void es_cancel(struct es_sequence *sequence, int32_t cancelled)
+{
+    atomic_store(&sequence->cancelled, cancelled);
+}
+
+int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length)
+{
+    const struct es_model *model = to->model;
+    if (from->model != model || length < 0 || (size_t)length > to->context_length ||
+        (size_t)length > from->context_length)
+        return ES_BAD_REQUEST;
+    size_t tiles = ((size_t)length + TILE_ROWS - 1) / TILE_ROWS;
+    size_t bytes = tiles * TILE_ROWS * (size_t)model->head_length * sizeof(uint16_t);
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        for (int64_t head = 0; head < model->kv_heads; head++) {
+            memcpy(keys_of(to, layer, head), keys_of(from, layer, head), bytes);
+            memcpy(values_of(to, layer, head), values_of(from, layer, head), bytes);
+        }
+    return ES_OK;
+}
+
+const float *es_scores(const struct es_sequence *sequence)
+{
+    return sequence->scores;
+}
+
+int64_t es_argmax(const struct es_sequence *sequence, int32_t row)
+{
+    size_t count = (size_t)sequence->model->vocabulary;
+    return sequence->level->argmax(sequence->scores + (size_t)row * count, count);
+}

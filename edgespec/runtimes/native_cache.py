@@ -1,0 +1,128 @@
+"""One native cache: the handle, what it computes, and the rows of scores it leaves."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
+from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
+from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
+from edgespec.runtimes.native_weights import NativeWeights
+
+__all__ = ["NativeCache", "NativeRows"]
+
+_MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow on its way down
+
+
+class NativeCache:
+    """Keys, values and buffers of one Sequence, and its threads.
+
+    ``decode``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any thread.
+    """
+
+    def __init__(self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: int, level: str) -> None:
+        self._api = weights.library.api
+        self._weights = weights
+        self._vocabulary_size = int(weights.struct.vocabulary)
+        self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
+        self._pointer: int | None = None
+        if cache_bytes <= _MOST_CACHE_BYTES:
+            self._pointer = self._api.es_open(ctypes.byref(weights.struct), context_length, threads, LEVELS[level])
+        if not self._pointer:
+            raise MemoryLimitError(
+                f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",
+                needed_bytes=cache_bytes,
+                available_bytes=None,
+                hint="use a smaller --context",
+            )
+
+    def _open(self) -> int:
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        return self._pointer
+
+    def decode(self, ids: IdArray, position: int, rows: int) -> None:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; earlier positions stay whatever happens.
+
+        At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
+        """
+        tokens = np.ascontiguousarray(ids, dtype=np.int32)
+        code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows, None)
+        if code == CANCELLED:
+            raise CancelledError("the forward was cancelled")
+        if code == OTHER_PROCESS:
+            raise ForwardError(
+                "this sequence belongs to the process that opened it",
+                code=code,
+                hint="load the model after forking",
+            )
+        if code:
+            raise ForwardError(f"the forward of {len(tokens)} tokens at {position} was refused", code=code)
+
+    def copy_from(self, other: NativeCache, length: int) -> None:
+        """Take the first ``length`` positions from a cache of the same weights. Raises ForwardError, ClosedError."""
+        code = self._api.es_copy(self._open(), other._open(), length)
+        if code:
+            raise ForwardError(f"{length} positions cannot be copied", code=code)
+
+    def cancel(self, cancelled: bool) -> None:
+        with self._lock:
+            if self._pointer is not None:
+                self._api.es_cancel(self._pointer, int(cancelled))
+
+    def row(self, index: int) -> LogitsArray:
+        """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
+        with self._lock:
+            start = ctypes.addressof(self._api.es_scores(self._open()).contents) + index * self._vocabulary_size * 4
+            view = (ctypes.c_float * self._vocabulary_size).from_address(start)
+            return np.array(view, dtype=np.float32)
+
+    def argmax(self, index: int) -> int:
+        """The best id of a row; -1 - id if its score is not finite."""
+        with self._lock:
+            return int(self._api.es_argmax(self._open(), index))
+
+    def top_k(self, index: int, ids: IdArray, scores: LogitsArray) -> None:
+        """Fill ``ids`` and ``scores``, both contiguous and of one length, with the best of a row."""
+        with self._lock:
+            code = self._api.es_top_k(self._open(), index, len(ids), ids.ctypes.data, scores.ctypes.data)
+        if code:
+            raise ValueError(f"a row of {self._vocabulary_size} scores has no best {len(ids)}")
+
+    def free(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._api.es_close(pointer)
+
+
+class NativeRows(Rows):
+    """Rows reduced where they are, with the interpreter lock held: a search takes microseconds."""
+
+    def __init__(self, cache: NativeCache, count: int, is_current: Callable[[], bool]) -> None:
+        super().__init__(count, cache.row, is_current)
+        self._cache = cache
+
+    def argmax_row(self, index: int) -> int:
+        self._check(index)
+        best = self._cache.argmax(index)
+        if best < 0:
+            value = self._cache.row(index)[-1 - best]
+            raise NonFiniteLogitsError(f"the target's logits hold {value} at token id {-1 - best}")
+        return best
+
+    def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
+        ids = np.empty((self.count, k), dtype=np.int64)
+        scores = np.empty((self.count, k), dtype=np.float32)
+        for index in range(self.count):
+            self._check(index)
+            self._cache.top_k(index, ids[index], scores[index])
+        return ids, scores
+
+    def logits(self, index: int) -> LogitsArray:
+        return self._row(index)  # a copy already

@@ -1,0 +1,181 @@
+"""Weights for the native runtime: the file's matrices laid out anew, one by one, and the rest read where it is."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
+from edgespec.files.gguf import GgufHeader, TensorInfo
+from edgespec.runtimes.native_layout import ModelLayout, WeightTensor
+from edgespec.runtimes.native_library import Layer, Matrix, NativeLibrary, NativeModelStruct
+from edgespec.runtimes.worker_thread import WorkerThread
+
+__all__ = ["NativeWeights", "load_weights"]
+
+_LINE_BYTES = 64  # matrices start on cache lines of their own
+
+_MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+class NativeWeights:
+    """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go."""
+
+    def __init__(self, library: NativeLibrary, layout: ModelLayout, file: mmap.mmap) -> None:
+        self.library = library
+        self._file = file  # the embedding's rows stay in it
+        self._base = np.frombuffer(file, dtype=np.uint8).ctypes.data
+        self._kept: list[Any] = []  # arrays whose addresses the struct holds
+        sizes = {weight.tensor.name: _relaid_bytes(library, weight) for weight in _weights(layout)}
+        total = sum(sizes.values())
+        address = library.api.es_memory_take(total, 1)
+        if not address:
+            raise MemoryLimitError(
+                f"no memory for {total / 2**30:.2f} GiB of weights",
+                needed_bytes=total,
+                available_bytes=None,
+                hint="try a smaller model, or close what else runs here",
+            )
+        finalizer = weakref.finalize(self, library.api.es_memory_give, address, total)
+        finalizer.atexit = False  # the process is going: its memory goes with it
+        self._addresses: dict[str, int] = {}
+        for name, size in sizes.items():
+            self._addresses[name] = address
+            address += size
+        self.struct = self._describe(layout)
+
+    def _describe(self, layout: ModelLayout) -> NativeModelStruct:
+        layers = (Layer * len(layout.layers))()
+        for layer, tensors in zip(layers, layout.layers, strict=True):
+            layer.attention_norm = self._floats(tensors.attention_norm)
+            layer.feed_forward_norm = self._floats(tensors.feed_forward_norm)
+            for name in _MATRICES:
+                setattr(layer, name, self._matrix(getattr(tensors, name)))
+        return NativeModelStruct(
+            layers=len(layout.layers),
+            embedding=layout.embedding,
+            heads=layout.heads,
+            kv_heads=layout.kv_heads,
+            head_length=layout.head_length,
+            feed_forward=layout.feed_forward,
+            vocabulary=layout.vocabulary,
+            rope_length=layout.rope_length,
+            rope=layout.rope_pairs,
+            norm_epsilon=layout.norm_epsilon,
+            rope_frequencies=self._keep(self._frequencies(layout)),
+            layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
+            output_norm=self._floats(layout.output_norm),
+            head=self._matrix(layout.head),
+            embedding_rows=self._base + layout.embedding_rows.tensor.offset,
+            embedding_type=layout.embedding_rows.type_number,
+        )
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
+
+    def _floats(self, tensor: TensorInfo) -> int:
+        return self._keep(_read_floats(self._file, tensor))
+
+    def _matrix(self, weight: WeightTensor) -> Matrix:
+        return Matrix(
+            tiles=self._addresses[weight.tensor.name],
+            bias=None if weight.bias is None else self._floats(weight.bias),
+            rows=weight.rows,
+            columns=weight.columns,
+            type=weight.type_number,
+        )
+
+    def _frequencies(self, layout: ModelLayout) -> NDArray[np.float64]:
+        """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
+        exponents = np.arange(0, layout.rope_length, 2, dtype=np.float64) / layout.rope_length
+        frequencies = np.array([layout.rope_base**-exponent for exponent in exponents.tolist()]) / layout.rope_scale
+        if layout.rope_factors is not None:
+            factors = _read_floats(self._file, layout.rope_factors).astype(np.float64)
+            if not (np.isfinite(factors).all() and (factors > 0).all()):
+                raise ValueError("rope factors must be finite and positive")
+            frequencies /= factors
+        return frequencies
+
+    def relay(self, weight: WeightTensor) -> int:
+        """Lay one matrix out; returns the first row that is not finite, or -1. The file's pages are let go."""
+        tensor = weight.tensor
+        bad = self.library.api.es_relay(
+            weight.type_number,
+            self._base + tensor.offset,
+            weight.rows,
+            weight.columns,
+            self._addresses[tensor.name],
+        )
+        first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (tensor.offset + tensor.byte_count - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED, first, length)
+        return int(bad)
+
+
+def load_weights(library: NativeLibrary, header: GgufHeader, layout: ModelLayout, threads: int) -> NativeWeights:
+    """Lay the file's matrices out in memory of our own, on so many threads.
+
+    Raises ModelFileError (the file changed, or holds scales that are not finite), MemoryLimitError, CancelledError if
+    the wait is interrupted.
+    """
+    interrupted = threading.Event()
+    loader = WorkerThread("edgespec-load", interrupted.set)
+    try:
+        return loader.run(lambda: _load(library, header, layout, threads, interrupted))
+    finally:
+        loader.close()
+
+
+def _load(
+    library: NativeLibrary, header: GgufHeader, layout: ModelLayout, threads: int, interrupted: threading.Event
+) -> NativeWeights:
+    try:
+        with header.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(header.path, f"the file cannot be read: {error}") from error
+    if len(mapped) != header.file_bytes:
+        raise ModelFileError(header.path, "the file changed after its header was read")
+    try:
+        weights = NativeWeights(library, layout, mapped)
+    except ValueError as error:
+        raise ModelFileError(header.path, str(error)) from error
+
+    def relay(weight: WeightTensor) -> None:
+        if interrupted.is_set():
+            raise CancelledError("loading was cancelled")
+        bad = weights.relay(weight)
+        if bad >= 0:
+            raise ModelFileError(header.path, f"row {bad} of tensor {weight.tensor.name} has a scale that is not finite")
+
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
+        for _ in pool.map(relay, _weights(layout)):
+            pass
+    return weights
+
+
+def _weights(layout: ModelLayout) -> Iterator[WeightTensor]:
+    for layer in layout.layers:
+        for name in _MATRICES:
+            yield getattr(layer, name)
+    yield layout.head
+
+
+def _relaid_bytes(library: NativeLibrary, weight: WeightTensor) -> int:
+    needed = int(library.api.es_relaid_bytes(weight.type_number, weight.rows, weight.columns))
+    assert needed > 0, weight  # the layout let only types and shapes through that have one
+    return -(-needed // _LINE_BYTES) * _LINE_BYTES
+
+
+def _read_floats(file: mmap.mmap, tensor: TensorInfo) -> NDArray[np.float32]:
+    return np.frombuffer(file, dtype="<f4", count=tensor.elements, offset=tensor.offset).astype(np.float32)

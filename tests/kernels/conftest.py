@@ -1,0 +1,34 @@
+"""The library under test, and the instruction sets that run here."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
+
+
+@pytest.fixture(scope="session")
+def library() -> NativeLibrary:
+    try:
+        return load()
+    except RuntimeUnavailableError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest, library: NativeLibrary) -> str:
+    """Each instruction set there is."""
+    return require(library, request.param)
+
+
+@pytest.fixture(params=[name for name in LEVELS if name != "portable"])
+def fast(request: pytest.FixtureRequest, library: NativeLibrary) -> str:
+    """Each that is held against the portable one."""
+    return require(library, request.param)
+
+
+def require(library: NativeLibrary, level: str) -> str:
+    if level not in library.levels:
+        pytest.skip(f"{level} does not run on this processor")
+    return level

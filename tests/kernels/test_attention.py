@@ -1,0 +1,79 @@
+"""Attention: numpy's numbers within a bound, and bits that depend on nothing but the query and what it sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.runtimes.native_library import NativeLibrary
+from tests.support.kernel_calls import Floats, attend, same_bits
+
+LENGTHS = [16, 32, 64, 80, 128]
+SEEN = [1, 15, 16, 17, 255, 256, 257, 511, 512, 513, 700]
+
+
+def cache(head_length: int, positions: int = 700) -> tuple[Floats, Floats]:
+    """Keys and values that halves hold exactly."""
+    random = np.random.default_rng(head_length)
+    keys, values = random.standard_normal((2, positions, head_length), dtype=np.float32)
+    return keys.astype(np.float16).astype(np.float32), values.astype(np.float16).astype(np.float32)
+
+
+def some_queries(count: int, head_length: int) -> Floats:
+    return np.random.default_rng(count).standard_normal((count, head_length), dtype=np.float32) * 3
+
+
+@pytest.mark.parametrize("head_length", LENGTHS)
+def test_it_is_softmax_attention(library: NativeLibrary, level: str, head_length: int) -> None:
+    keys, values = cache(head_length)
+    queries = some_queries(len(SEEN), head_length)
+    found = attend(library, level, keys, values, queries, SEEN)
+    for query, seen, out in zip(queries.astype(np.float64), SEEN, found, strict=True):
+        scores = keys[:seen].astype(np.float64) @ query / np.sqrt(head_length)
+        weights = np.exp(scores - scores.max())
+        expected = weights / weights.sum() @ values[:seen]
+        # A score is off by at most (head_length + 2) roundings of a sum below 32, which shifts its weight by as much;
+        # the sum of up to 700 weighted values adds as many roundings of values below 5.
+        bound = 2 * (head_length + 2) * 32 * 2.0**-24 + 700 * 5 * 2.0**-24
+        assert np.abs(out - expected).max() < bound
+
+
+@pytest.mark.parametrize("head_length", LENGTHS)
+def test_every_level_computes_the_portable_bits(library: NativeLibrary, fast: str, head_length: int) -> None:
+    keys, values = cache(head_length)
+    queries = some_queries(len(SEEN), head_length)
+    expected = attend(library, "portable", keys, values, queries, SEEN)
+    assert same_bits(attend(library, fast, keys, values, queries, SEEN), expected)
+
+
+@pytest.mark.parametrize("head_length", [16, 64])
+def test_a_query_is_the_same_beside_any_others(library: NativeLibrary, level: str, head_length: int) -> None:
+    keys, values = cache(head_length)
+    for count in (1, 2, 3, 4, 5, 8, 64):
+        queries = some_queries(count, head_length)
+        seen = [1 + (97 * index) % 700 for index in range(count)]
+        together = attend(library, level, keys, values, queries, seen)
+        for index in range(count):
+            alone = attend(library, level, keys, values, queries[index : index + 1], [seen[index]])
+            assert same_bits(alone[0], together[index]), (count, index)
+
+
+@pytest.mark.parametrize("seen", [1, 16, 100, 256, 300])
+def test_what_a_query_does_not_see_does_not_touch_it(library: NativeLibrary, level: str, seen: int) -> None:
+    keys, values = cache(32)
+    queries = some_queries(2, 32)
+    expected = attend(library, level, keys, values, queries, [seen, seen])
+    keys[seen:], values[seen:] = np.nan, np.inf
+    assert same_bits(attend(library, level, keys, values, queries, [seen, seen]), expected)
+    beside = attend(library, level, keys, values, queries, [seen, 700])  # one that does see it
+    assert same_bits(beside[0], expected[0])
+    assert np.isnan(beside[1]).all()
+
+
+def test_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> None:
+    """The largest score is met in the second block; what the first gave is scaled away to nothing."""
+    keys, values = cache(32, 600)
+    queries = np.ones((1, 32), np.float32)
+    keys[400] = 1000
+    assert np.array_equal(attend(library, level, keys, values, queries, [600])[0], values[400])
+    assert not np.array_equal(attend(library, level, keys, values, queries, [400])[0], values[400])

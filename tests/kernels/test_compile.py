@@ -1,0 +1,106 @@
+"""The build: a library, or the reason why there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.kernels import compile as compiling
+from edgespec.runtimes import native_library
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place where a build puts its library or its note."""
+    monkeypatch.setattr(native_library, "KERNELS", tmp_path)
+    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # what is cached is the real one
+    return tmp_path
+
+
+def sources_in(folder: Path, *, broken: bool = False) -> None:
+    for source in compiling.FOLDER.iterdir():
+        if source.suffix in {".c", ".h", ".py"}:
+            (folder / source.name).write_bytes(source.read_bytes())
+    if broken:
+        (folder / "memory.c").write_text("#error on purpose\n", encoding="utf-8")
+
+
+def build(folder: Path, **environment: str) -> str:
+    """Build there in a process of its own; returns what it says."""
+    done = subprocess.run(
+        [sys.executable, "-I", str(folder / "compile.py")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr.strip()
+
+
+@pytest.fixture(scope="module")
+def compiler() -> str:
+    try:
+        return " ".join(compiling._find_compiler(None))
+    except compiling.CompileError as error:
+        pytest.skip(str(error))
+
+
+def test_a_build_leaves_a_library_and_nothing_else(folder: Path, compiler: str) -> None:
+    sources_in(folder)
+    before = set(folder.iterdir())
+    (folder / compiling.NOTE_NAME).write_text("an old failure", encoding="utf-8")
+    assert build(folder) == ""
+    assert {path.name for path in set(folder.iterdir()) - before} == {compiling.LIBRARY_NAME}
+    assert "portable" in native_library.load().levels
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", "/nonexistent/cc", "sh -c 'echo no licence >&2; exit 3'"])
+def test_without_a_compiler_there_is_a_note_and_the_runtime_says_why(folder: Path, compiler: str) -> None:
+    sources_in(folder)
+    (folder / compiling.LIBRARY_NAME).write_bytes(b"of older sources")
+    said = build(folder, CC=compiler)
+    assert compiler.split()[0] in said
+    assert not (folder / compiling.LIBRARY_NAME).exists()
+    with pytest.raises(RuntimeUnavailableError, match="native runtime is missing") as caught:
+        native_library.load()
+    assert said in caught.value.message
+    assert caught.value.hint is not None
+
+
+def test_an_error_in_the_sources_is_quoted(folder: Path, compiler: str) -> None:
+    sources_in(folder, broken=True)
+    assert "on purpose" in build(folder)
+
+
+def test_without_library_and_note_the_runtime_is_missing(folder: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="was not built"):
+        native_library.load()
+
+
+def test_a_file_that_is_no_library_is_refused(folder: Path) -> None:
+    (folder / native_library.LIBRARY_NAMES[0]).write_bytes(b"no library")
+    with pytest.raises(RuntimeUnavailableError, match="does not load"):
+        native_library.load()
+
+
+def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) -> None:
+    sources_in(folder)
+    header = folder / "edgespec_kernels.h"
+    header.write_text(header.read_text().replace("#define ES_ABI 1", "#define ES_ABI 77"), encoding="utf-8")
+    assert build(folder) == ""
+    with pytest.raises(RuntimeUnavailableError, match="interface 77"):
+        native_library.load()
+
+
+def test_the_library_takes_what_runtimes_hand_over() -> None:
+    """forward.c's limits are those that requests are cut to."""
+    header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
+    assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
+    assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS} " in header
+    assert f"#define ES_ABI {native_library.ABI}\n" in header

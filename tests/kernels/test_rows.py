@@ -1,0 +1,137 @@
+"""What happens to a row between two products: the same bits from every level, and numpy's numbers within a bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.runtimes.native_library import NativeLibrary
+from tests.support.kernel_calls import Floats, exponential, normalise, quantise, same_bits, swiglu
+
+
+def normal(seed: int, count: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
+
+
+# --------------------------------------------------------------------------------------------- activations
+
+
+@pytest.fixture(params=["normal", "outliers", "tiny and huge", "zeros"])
+def row(request: pytest.FixtureRequest) -> Floats:
+    x = normal(1, 640)
+    if request.param == "outliers":
+        x[::77] *= 3000
+    if request.param == "tiny and huge":
+        x *= np.float32(10.0) ** np.arange(-30, 34, 3.2, dtype=np.float32).repeat(32)
+    if request.param == "zeros":
+        x[:320] = 0
+    return x
+
+
+def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str, row: Floats) -> None:
+    blocks = quantise(library, level, row)
+    for block, x in zip(blocks, row.reshape(-1, 32), strict=True):
+        largest = np.abs(x).max()
+        scale = largest / np.float32(127)
+        if scale < 2.0**-100:
+            scale, codes = np.float32(0), np.zeros(32, np.int8)
+        else:
+            codes = np.rint(x * (np.float32(127) / largest)).astype(np.int8)
+        assert block["scale"] == scale
+        assert np.array_equal(block["q"], codes)
+        total, low = int(codes.sum(dtype=int)), int(codes[:16].sum(dtype=int))
+        assert (block["minus8"], block["minus8_low"]) == (-8 * total, -8 * low)
+        assert block["scaled_sum"] == np.float32(scale) * np.float32(total)
+
+
+def test_activations_are_off_by_half_a_step_at_most(library: NativeLibrary, level: str, row: Floats) -> None:
+    blocks = quantise(library, level, row)
+    back = blocks["q"] * blocks["scale"][:, None].astype(np.float64)
+    steps = blocks["scale"][:, None].astype(np.float64)
+    flushed = 127 * 2.0**-100  # the most that a block without a scale can hold
+    assert (np.abs(back - row.reshape(-1, 32)) <= np.where(steps > 0, 0.5001 * steps, flushed)).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 15, 16, 31])
+def test_what_is_not_finite_spoils_its_block_and_no_other(
+    library: NativeLibrary, level: str, bad: float, position: int
+) -> None:
+    x = normal(2, 96)
+    x[32 + position] = bad
+    blocks = quantise(library, level, x)
+    assert np.isnan(blocks["scale"]).tolist() == [False, True, False]
+    assert not blocks["q"][1].any()
+
+
+def test_ties_go_to_even(library: NativeLibrary, level: str) -> None:
+    x = np.zeros(32, np.float32)
+    x[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]
+    assert quantise(library, level, x)["q"][0][:6].tolist() == [127, 0, 2, 2, 0, -2]
+
+
+# ------------------------------------------------------------------------------------------------ functions
+
+
+def everywhere() -> Floats:
+    """Many floats from -90 to 90, and the borders."""
+    x = np.linspace(-90, 90, 2**17 - 32, dtype=np.float32)
+    edges = [-np.inf, np.inf, -87.0, -87.0001, 88.0, 88.1, 0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30, 0.34657359, -0.34657359]
+    return np.concatenate([x, np.resize(np.array(edges, np.float32), 32)])
+
+
+def test_exp_is_within_two_units_in_the_last_place(library: NativeLibrary, level: str) -> None:
+    x = everywhere()
+    found = exponential(library, level, x)
+    inside = (x >= -87) & (x <= 88)
+    expected = np.exp(x[inside].astype(np.float64))
+    assert (np.abs(found[inside] - expected) <= 2 * np.spacing(expected.astype(np.float32))).all()
+    assert (found[x < -87] == 0).all()
+    assert (found[x > 88] == exponential(library, level, np.full(32, 88, np.float32))[0]).all()
+
+
+def test_exp_passes_nan_on(library: NativeLibrary, level: str) -> None:
+    x = np.zeros(32, np.float32)
+    x[3] = np.nan
+    assert np.flatnonzero(np.isnan(exponential(library, level, x))).tolist() == [3]
+
+
+def test_exp_is_the_same_on_every_level(library: NativeLibrary, fast: str) -> None:
+    x = everywhere()
+    assert same_bits(exponential(library, fast, x), exponential(library, "portable", x))
+
+
+def test_swiglu_is_numpys_up_to_rounding_and_the_same_on_every_level(library: NativeLibrary, level: str) -> None:
+    gate, up = normal(3, 4096) * 8, normal(4, 4096)
+    found = swiglu(library, level, gate, up)
+    g = gate.astype(np.float64)
+    expected = g / (1 + np.exp(-g)) * up
+    # exp is 2 units off, the sum, the quotient and the product half a unit each; all relative to the result.
+    assert (np.abs(found - expected) <= 4 * 2.0**-23 * np.abs(expected) + 1e-37).all()
+    assert same_bits(found, swiglu(library, "portable", gate, up))
+
+
+def test_swiglu_of_large_values(library: NativeLibrary, level: str) -> None:
+    gate = np.resize(np.array([1e4, -1e4, 88, -88, 200, -200], np.float32), 96)
+    found = swiglu(library, level, gate, np.ones(96, np.float32))
+    assert np.allclose(found, np.maximum(gate, 0), atol=1e-30)
+
+
+@pytest.mark.parametrize("length", [32, 576, 1536])
+def test_normalise_is_numpys_up_to_rounding_and_the_same_on_every_level(
+    library: NativeLibrary, level: str, length: int
+) -> None:
+    x, weight = normal(5, length) * 20, normal(6, length)
+    found = normalise(library, level, x, weight, 1e-6)
+    exact = x.astype(np.float64)
+    expected = exact / np.sqrt((exact**2).mean() + 1e-6) * weight
+    # The sum's relative error is that of length / 16 + 4 additions, halved by the root; four more roundings follow.
+    assert (np.abs(found - expected) <= (length / 32 + 6) * 2.0**-24 * np.abs(expected)).all()
+    assert same_bits(found, normalise(library, "portable", x, weight, 1e-6))
+
+
+def test_a_length_that_is_no_multiple_of_32_is_refused(library: NativeLibrary) -> None:
+    x = np.zeros(64, np.float32)
+    for length in (0, 16, 33, -32):
+        assert library.api.es_exponential(x.ctypes.data, length, x.ctypes.data, 0) != 0
+    assert library.api.es_exponential(x.ctypes.data, 32, x.ctypes.data, 99) != 0

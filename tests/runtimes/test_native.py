@@ -1,0 +1,468 @@
+"""The native runtime held to the contract, and what only it promises: the same bits at every width."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from edgespec.decoding.contracts import LogitsArray, ModelFacts
+from edgespec.errors import (
+    CancelledError,
+    ClosedError,
+    EdgespecError,
+    ForwardError,
+    InvalidRequestError,
+    MemoryLimitError,
+    ModelFileError,
+    NonFiniteLogitsError,
+    RuntimeUnavailableError,
+)
+from edgespec.files.gguf import read_header
+from edgespec.planning.widths import WIDEST, probe_widths
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
+from edgespec.runtimes.native_library import load
+from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits
+from tests.support.tiny_gguf import write_tiny_gguf
+
+try:
+    LEVELS = load().levels
+except RuntimeUnavailableError as error:
+    pytest.skip(error.message, allow_module_level=True)
+
+# Kinds of model: architecture, weights, a tied head.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama F32": {"quant": "F32"},
+    "llama Q8_0": {"quant": "Q8_0"},
+    "llama Q4_0": {"quant": "Q4_0"},
+    "qwen2 Q4_0": {"quant": "Q4_0", "architecture": "qwen2", "tied": True},
+    "qwen2 Q8_0": {"quant": "Q8_0", "architecture": "qwen2", "heads": 8, "kv_heads": 2},
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Tiny models, written when first asked for."""
+
+    folder: Path
+
+    def __call__(self, kind: str) -> Path:
+        path = self.folder / f"{kind}.gguf"
+        if not path.exists():
+            write_tiny_gguf(path, **{"width": 128, **KINDS[kind]})
+        return path
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def model(files: Files) -> Iterator[NativeModel]:
+    with load_native(files("llama Q4_0"), NativeSettings()) as model:
+        yield model
+
+
+@pytest.fixture
+def sequence(model: NativeModel) -> Iterator[NativeSequence]:
+    with model.open(600) as sequence:
+        yield sequence
+
+
+# ------------------------------------------------------------------------------------------------ the contract
+
+
+class TestContract(SequenceContract, NativeContract):
+    @pytest.fixture(
+        scope="class",
+        params=[
+            ("llama F32", NativeSettings()),
+            ("llama Q8_0", NativeSettings(threads=2)),
+            ("llama Q4_0", NativeSettings()),
+            ("qwen2 Q4_0", NativeSettings(threads=3)),
+        ],
+        ids=lambda param: f"{param[0]} on {param[1].threads}",
+    )
+    @classmethod
+    def runtime(cls, request: pytest.FixtureRequest, files: Files) -> Runtime:
+        kind, settings = request.param
+        return Runtime(
+            open_model=lambda: load_native(files(kind), settings),
+            # The portable level is for correctness, and takes its time.
+            prefill_tokens=20_000 if LEVELS[-1] != "portable" else 2000,
+            context_overhead_bytes=12 * 2**20,
+        )
+
+
+class TestPortable(SequenceContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runtime(cls, files: Files) -> Runtime:
+        return Runtime(open_model=lambda: load_native(files("llama Q4_0"), NativeSettings(level="portable")))
+
+
+# ----------------------------------------------------------------------------------------- bits at every width
+
+
+def rows_of(path: Path, settings: NativeSettings, tokens: list[int], sizes: list[int], start: int) -> list[LogitsArray]:
+    """Every row after the first ``start`` tokens, fed in forwards of these sizes."""
+    with load_native(path, settings) as model, model.open(len(tokens)) as sequence:
+        sequence.forward(tokens[:start], 0)
+        found: list[LogitsArray] = []
+        for size in sizes:
+            done = sequence.length
+            found += logits(sequence.forward(tokens[done : done + size], size))
+        assert sequence.length == len(tokens)
+        return found
+
+
+def some_tokens(path: Path, count: int) -> list[int]:
+    return random.Random(11).choices(range(read_header(path).vocabulary_size), k=count)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_bit_equal_at_every_width(files: Files, kind: str) -> None:
+    path = files(kind)
+    start, count = 230, 64  # across the border of an attention block
+    tokens = some_tokens(path, start + count)
+    plain = rows_of(path, NativeSettings(), tokens, [1] * count, start)
+    for width in range(2, 33):
+        sizes = [width] * (count // width) + [1] * (count % width)
+        assert equal(rows_of(path, NativeSettings(), tokens, sizes, start), plain), width
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_bit_equal_on_any_number_of_threads_at_any_mixture_of_widths(files: Files, kind: str) -> None:
+    path = files(kind)
+    start, count = 500, 60
+    tokens = some_tokens(path, start + count)
+    plain = rows_of(path, NativeSettings(), tokens, [1] * count, start)
+    random_ = random.Random(3)
+    for threads in (1, 2, 3, 7):
+        sizes = []
+        while sum(sizes) < count:
+            sizes.append(min(random_.randint(1, 32), count - sum(sizes)))
+        assert equal(rows_of(path, NativeSettings(threads=threads), tokens, sizes, start), plain), (threads, sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
+    path = files(kind)
+    tokens = some_tokens(path, 300)
+    expected = rows_of(path, NativeSettings(level="portable"), tokens, [5] * 8, 260)
+    for level in LEVELS[1:]:
+        assert equal(rows_of(path, NativeSettings(level=level), tokens, [5] * 8, 260), expected), level
+
+
+@pytest.mark.parametrize("kind", ["llama Q4_0", "qwen2 Q8_0"])
+def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind: str) -> None:
+    path = files(kind)
+    tokens = some_tokens(path, 600)
+    last = []
+    for sizes in ([599], [1] * 599, [7] * 85 + [4], [64] * 9 + [23]):
+        with load_native(path, NativeSettings(threads=2)) as model, model.open(600) as sequence:
+            for size in sizes:
+                sequence.forward(tokens[sequence.length : sequence.length + size], 0)
+            last.append(sequence.forward(tokens[599:], 1).logits(0))
+    assert all(np.array_equal(row, last[0]) for row in last)
+
+
+def test_the_probe_finds_one_class_of_all_widths(model: NativeModel) -> None:
+    probe = probe_widths(model)
+    assert probe.widths == tuple(range(1, WIDEST + 1))
+    assert probe.max_abs_diff == 0
+
+
+def test_forks_and_rewinds_are_as_good_as_fresh(model: NativeModel) -> None:
+    random_ = random.Random(5)
+    tokens: list[int] = []
+    sequence = model.open(600)
+    with model.open(600) as fresh:
+        for step in range(60):
+            if len(tokens) > 500 or random_.random() < 0.3:
+                tokens = tokens[: random_.randrange(len(tokens) + 1)]
+                sequence.rewind(len(tokens))
+            if random_.random() < 0.3:
+                other = sequence.fork()
+                assert other.length == len(tokens)
+                sequence.close()
+                sequence = other
+            more = random_.choices(range(300), k=random_.randint(1, 40))
+            tokens = tokens + more
+            found = sequence.forward(more, 1).logits(0)
+            fresh.rewind(0)
+            assert np.array_equal(fresh.forward(tokens, 1).logits(0), found), step
+    sequence.close()
+
+
+# ------------------------------------------------------------------------------------ the same model as llama.cpp
+
+
+def softmax(row: LogitsArray) -> np.ndarray:
+    weights = np.exp(row.astype(np.float64) - row.max())
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
+    path = files(kind)
+    tokens = some_tokens(path, 120)
+    with load_native(path, NativeSettings()) as model, model.open(200) as sequence:
+        sequence.forward(tokens[:60], 0)
+        ours = logits(sequence.forward(tokens[60:], 60))
+    reference = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
+    with load_model(path, reference) as other, other.open(200) as theirs_sequence:
+        theirs_sequence.forward(tokens[:60], 0)
+        theirs = logits(theirs_sequence.forward(tokens[60:], 60))
+    divergences, spreads, same = [], [], 0
+    for own, their in zip(ours, theirs, strict=True):
+        p, q = softmax(their), softmax(own)
+        divergences.append(float((p * np.log(p / q)).sum()))
+        spreads.append(float(np.abs(own - their).max()))
+        same += int(np.argmax(own) == np.argmax(their))
+    if kind == "llama F32":  # the same arithmetic but for the order of sums and the cache's halves
+        assert max(spreads) < 0.02
+    # Both round activations to 8 bits, each in its way; logits spread over about 3.
+    assert np.mean(divergences) < 0.01
+    assert same >= 54
+
+
+# --------------------------------------------------------------------------------------------------- facts
+
+
+def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: NativeModel) -> None:
+    header = read_header(files("llama Q4_0"))
+    facts = model.facts
+    assert facts == ModelFacts(
+        name="llama Q4_0",
+        sha256=None,
+        architecture="llama",
+        runtime="native",
+        build=load().build,
+        device="cpu",
+        threads=1,
+        vocabulary_size=header.vocabulary_size,
+        trained_context_length=2048,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
+        kv_bytes_per_token=2 * 2 * 2 * 32 * 2,
+        kv_type="f16",
+        can_rewind=True,
+        can_fork=True,
+        settings={"level": LEVELS[-1]},
+    )
+
+
+def test_other_threads_share_the_weights(model: NativeModel, sequence: NativeSequence) -> None:
+    expected = sequence.forward([1, 2, 3], 1).logits(0)
+    with model.with_caches(threads=2) as other, other.open(600) as beside:
+        assert other.facts == model.facts_with(threads=2)
+        assert (other.facts.threads, other.settings.threads) == (2, 2)
+        assert np.array_equal(beside.forward([1, 2, 3], 1).logits(0), expected)
+    assert sequence.forward([4], 1).count == 1  # closing one leaves the other
+    with model.with_caches() as same:
+        assert same.facts == model.facts
+
+
+def test_a_closed_model_makes_no_others(files: Files) -> None:
+    model = load_native(files("llama Q4_0"), NativeSettings(), name="given", sha256="ab")
+    assert (model.facts.name, model.facts.sha256) == ("given", "ab")
+    sequence = model.open(20)
+    sequence.forward([1], 0)
+    model.close()
+    for use in (lambda: model.open(20), lambda: model.with_caches(threads=2), sequence.fork):
+        with pytest.raises(ClosedError):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (NativeSettings(threads=0), InvalidRequestError),
+        (NativeSettings(level="abacus"), InvalidRequestError),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    files: Files, settings: NativeSettings, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        load_native(files("llama Q4_0"), settings)
+
+
+def test_a_context_without_memory_is_refused(model: NativeModel) -> None:
+    with pytest.raises(InvalidRequestError):
+        model.open(0)
+    for absurd in (2**40, 2**61):
+        with pytest.raises(MemoryLimitError) as caught:
+            model.open(absurd)
+        assert caught.value.needed_bytes == absurd * model.facts.kv_bytes_per_token
+
+
+def test_weights_go_with_their_last_user(files: Files) -> None:
+    model = load_native(files("llama Q4_0"), NativeSettings())
+    sequence = model.open(20)
+    model.close()
+    del model
+    gc.collect()
+    with pytest.raises(ClosedError):
+        sequence.forward([1], 1)
+    del sequence
+    gc.collect()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_forked_process_is_told_instead_of_waiting_for_ever(model: NativeModel) -> None:
+    with model.with_caches(threads=2) as two, two.open(20) as sequence:
+        sequence.forward([1], 1)
+        native = sequence._native
+        child = os.fork()
+        if child == 0:  # no thread but this one lives here, so the runtime's own worker is left out
+            try:
+                native.decode(np.array([1]), 1, 1)
+            except ForwardError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sequence.forward([1], 1).count == 1
+
+
+def test_cancel_works_within_a_forward(model: NativeModel) -> None:
+    with model.open(4000) as sequence:
+        tokens = ids(3000, model)
+        sequence._native.cancel(True)  # as if raised by another thread after Python last looked
+        with pytest.raises(CancelledError):
+            sequence.forward(tokens, 1)
+        assert sequence.length == 0
+        sequence.reset_cancel()
+        assert sequence.forward(tokens[:4], 1).count == 1
+
+
+# ---------------------------------------------------------------------------------------------- rows of scores
+
+
+def test_top_k_of_any_size(model: NativeModel, sequence: NativeSequence) -> None:
+    rows = sequence.forward([5, 6, 7], 3)
+    size = model.facts.vocabulary_size
+    for k in (0, 1, 7, size):
+        found_ids, found_scores = rows.top_k(k)
+        for index, row in enumerate(logits(rows)):
+            expected = np.lexsort((np.arange(size), -row))[:k]
+            assert np.array_equal(found_ids[index], expected)
+            assert np.array_equal(found_scores[index], row[expected])
+    with pytest.raises(ValueError, match="no best"):
+        rows.top_k(size + 1)
+
+
+def with_floats(source: Path, target: Path, tensor: str, change: Callable[[np.ndarray], None]) -> Path:
+    """A copy of a model with one of its F32 tensors changed in place."""
+    shutil.copyfile(source, target)
+    (found,) = (each for each in gguf.GGUFReader(str(source)).tensors if each.name == tensor)
+    values = np.array(found.data, dtype=np.float32)
+    change(values)
+    with target.open("r+b") as file:
+        file.seek(int(found.data_offset))
+        file.write(values.tobytes())
+    return target
+
+
+def test_equal_scores_go_to_the_lowest_id(files: Files, tmp_path: Path) -> None:
+    path = with_floats(files("llama F32"), tmp_path / "flat.gguf", "output_norm.weight", lambda norm: norm.fill(0))
+    with load_native(path, NativeSettings()) as model, model.open(20) as sequence:
+        rows = sequence.forward([7], 1)
+        assert rows.argmax_row(0) == 0
+        assert rows.top_k(5)[0].tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_not_chosen_from(files: Files, tmp_path: Path, bad: float) -> None:
+    def spoil(norm: np.ndarray) -> None:
+        norm[5] = bad
+
+    path = with_floats(files("llama F32"), tmp_path / "bad.gguf", "output_norm.weight", spoil)
+    with load_native(path, NativeSettings()) as model, model.open(20) as sequence:
+        with pytest.raises(NonFiniteLogitsError, match="token id"):
+            sequence.forward([7], 1).argmax()
+
+
+def test_a_token_that_spoils_the_cache_is_forgotten_by_a_rewind(files: Files, tmp_path: Path) -> None:
+    def spoil(embedding: np.ndarray) -> None:
+        embedding[300] = np.nan
+
+    path = with_floats(files("llama F32"), tmp_path / "bad.gguf", "token_embd.weight", spoil)
+    with load_native(path, NativeSettings()) as model, model.open(20) as sequence:
+        sequence.forward([7, 8, 9], 0)
+        expected = sequence.forward([10], 1).logits(0)
+        sequence.rewind(3)
+        assert np.isnan(sequence.forward([300, 11], 1).logits(0)).all()
+        sequence.rewind(3)
+        assert np.array_equal(sequence.forward([10], 1).logits(0), expected)
+
+
+# ----------------------------------------------------------------------------------------------- files refused
+
+
+def test_a_scale_that_is_not_finite_names_its_tensor(files: Files, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    shutil.copyfile(files("llama Q4_0"), path)
+    tensor = next(t for t in read_header(path).tensors if t.name == "blk.1.ffn_up.weight")
+    with path.open("r+b") as file:
+        file.seek(tensor.offset + 3 * tensor.byte_count // tensor.shape[1])
+        file.write(np.array([np.nan], dtype=np.float16).tobytes())
+    with pytest.raises(ModelFileError, match=r"row 3 of tensor blk\.1\.ffn_up\.weight"):
+        load_native(path, NativeSettings(threads=2))
+
+
+def test_a_file_that_changed_is_refused(files: Files, tmp_path: Path) -> None:
+    path = tmp_path / "changing.gguf"
+    shutil.copyfile(files("llama Q4_0"), path)
+    header = read_header(path)
+    with path.open("r+b") as file:
+        file.truncate(header.file_bytes - 4096)
+    with pytest.raises(ModelFileError, match="changed"):
+        load_native(path, NativeSettings(), header=header)
+    path.unlink()
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        load_native(path, NativeSettings(), header=header)
+
+
+def test_what_it_runs_has_no_reason_against_it(files: Files) -> None:
+    for kind in KINDS:
+        assert unsupported_reason(read_header(files(kind))) is None
+
+
+def test_a_damaged_header_is_refused_or_harmless(files: Files, tmp_path: Path) -> None:
+    """Whatever the header says, nothing outside the file and the buffers is touched: else this process ends here."""
+    source = files("llama Q4_0")
+    data, end = source.read_bytes(), read_header(source).data_offset
+    path = tmp_path / "damaged.gguf"
+    # What the numbers and names of the model are in: not the vocabulary, which is most of the header.
+    start = data.index(b"tokenizer.ggml.model")
+    tensors = data.index(b"token_embd.weight")
+    refused = 0
+    for seed in range(400):
+        random_ = random.Random(seed)
+        damaged = bytearray(data)
+        for _ in range(random_.randint(1, 3)):
+            at = random_.choice((random_.randrange(24, start), random_.randrange(tensors, end)))
+            damaged[at] = random_.choice((0, 1, 2, 8, 16, 32, 64, 127, 128, 255, damaged[at] ^ 1))
+        path.write_bytes(damaged)
+        try:
+            with load_native(path, NativeSettings()) as model, model.open(40) as sequence:
+                sequence.forward([1, 2, 3], 3).argmax()
+        except EdgespecError:
+            refused += 1
+    assert 100 < refused < 400

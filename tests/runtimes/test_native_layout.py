@@ -1,0 +1,125 @@
+"""Models that the native runtime does not run, and files that contradict themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.files.gguf import GgufHeader, TensorInfo, read_header
+from edgespec.runtimes.native_layout import read_layout, unsupported_reason
+from tests.support.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory: pytest.TempPathFactory) -> GgufHeader:
+    return read_header(write_tiny_gguf(tmp_path_factory.mktemp("layout") / "tiny.gguf", quant="Q4_0"))
+
+
+def with_metadata(header: GgufHeader, **changes: Any) -> GgufHeader:
+    metadata = dict(header.metadata)
+    for suffix, value in changes.items():
+        key = f"llama.{suffix.replace('__', '.')}"
+        if value is None:
+            metadata.pop(key)
+        else:
+            metadata[key] = value
+    return replace(header, metadata=metadata)
+
+
+def with_tensor(header: GgufHeader, name: str, **changes: Any) -> GgufHeader:
+    tensors = tuple(replace(t, **changes) if t.name == name else t for t in header.tensors)
+    assert tensors != header.tensors
+    return replace(header, tensors=tensors)
+
+
+def test_the_layout_is_the_files(header: GgufHeader) -> None:
+    layout = read_layout(header)
+    assert (layout.embedding, layout.heads, layout.kv_heads, layout.head_length) == (64, 4, 2, 16)
+    assert (layout.feed_forward, layout.vocabulary, len(layout.layers)) == (128, header.vocabulary_size, 2)
+    assert (layout.rope_length, layout.rope_base, layout.rope_scale, layout.rope_pairs) == (16, 10000.0, 1.0, 0)
+    assert layout.norm_epsilon == pytest.approx(1e-5)
+    assert layout.head.tensor.name == "output.weight"
+    assert (layout.layers[1].down.rows, layout.layers[1].down.columns) == (64, 128)
+    assert all(layer.query.bias is None for layer in layout.layers)
+
+
+def test_linear_rope_scaling_and_a_missing_base(header: GgufHeader) -> None:
+    changed = with_metadata(header, rope__scaling__type="linear", rope__scaling__factor=4.0, rope__freq_base=None)
+    layout = read_layout(changed)
+    assert (layout.rope_scale, layout.rope_base) == (4.0, 10000.0)
+
+
+def test_tied_heads_and_biases(header: GgufHeader) -> None:
+    bias = TensorInfo("blk.0.attn_q.bias", (64,), "F32", 0, 256)
+    tensors = (*(t for t in header.tensors if t.name != "output.weight"), bias)
+    layout = read_layout(replace(header, tensors=tensors))
+    assert layout.head is layout.embedding_rows
+    assert layout.layers[0].query.bias == bias
+
+
+UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
+    "mamba": lambda h: replace(h, architecture="mamba"),
+    "mixture": lambda h: with_metadata(h, expert_count=8),
+    "window": lambda h: with_metadata(h, attention__sliding_window=512),
+    "causal": lambda h: with_metadata(h, attention__causal=False),
+    "scaling": lambda h: with_metadata(h, rope__scaling__type="yarn"),
+    "Q3_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q3_K"),
+    "F16": lambda h: with_tensor(h, "blk.0.attn_norm.weight", type_name="F16"),
+    "blk.0.attn_q_norm": lambda h: replace(
+        h, tensors=(*h.tensors, TensorInfo("blk.0.attn_q_norm.weight", (16,), "F32", 0, 64))
+    ),
+    "differ in length": lambda h: with_metadata(h, attention__key_length=16, attention__value_length=32),
+    "layers differ": lambda h: with_metadata(h, attention__head_count_kv=(2, 1)),
+    "share a key": lambda h: with_metadata(h, attention__head_count_kv=4),
+    "feed-forward": lambda h: with_metadata(h, feed_forward_length=100),
+    "not one number": lambda h: with_metadata(h, feed_forward_length=(128, 128)),
+    "missing": lambda h: with_metadata(h, feed_forward_length=None),
+}
+
+
+@pytest.mark.parametrize("word", UNSUPPORTED)
+def test_what_it_does_not_run_is_refused_with_the_reason(header: GgufHeader, word: str) -> None:
+    changed = UNSUPPORTED[word](header)
+    reason = unsupported_reason(changed)
+    assert reason is not None
+    assert word in reason
+    with pytest.raises(RuntimeUnavailableError, match="native runtime does not run") as caught:
+        read_layout(changed)
+    assert reason in caught.value.message
+
+
+CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
+    "head_count": lambda h: with_metadata(h, attention__head_count=5),
+    "no heads": lambda h: with_metadata(h, attention__head_count_kv=0),
+    "query shape": lambda h: with_tensor(h, "blk.0.attn_q.weight", shape=(64, 32)),
+    "transposed": lambda h: with_tensor(h, "blk.1.ffn_up.weight", shape=(128, 64)),
+    "norm shape": lambda h: with_tensor(h, "output_norm.weight", shape=(32,)),
+    "embedding shape": lambda h: with_tensor(h, "token_embd.weight", shape=(64, 5)),
+    "missing tensor": lambda h: replace(h, tensors=h.tensors[:-3]),
+    "missing layer": lambda h: with_metadata(h, block_count=3),
+    "odd rope": lambda h: with_metadata(h, rope__dimension_count=15),
+    "long rope": lambda h: with_metadata(h, rope__dimension_count=32),
+    "no epsilon": lambda h: with_metadata(h, attention__layer_norm_rms_epsilon=None),
+    "bad epsilon": lambda h: with_metadata(h, attention__layer_norm_rms_epsilon=float("nan")),
+    "bad base": lambda h: with_metadata(h, rope__freq_base=-1.0),
+    "no factor": lambda h: with_metadata(h, rope__scaling__type="linear"),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_a_file_that_contradicts_itself_is_refused(header: GgufHeader, what: str) -> None:
+    changed = CONTRADICTIONS[what](header)
+    for read in (read_layout, unsupported_reason):
+        with pytest.raises(ModelFileError):
+            read(changed)
+
+
+def test_the_path_is_in_the_message(header: GgufHeader) -> None:
+    changed = replace(header, path=Path("some-model.gguf"), architecture="mamba")
+    with pytest.raises(RuntimeUnavailableError, match=r"some-model\.gguf"):
+        read_layout(changed)

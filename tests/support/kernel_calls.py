@@ -1,0 +1,140 @@
+"""Single kernels called with numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary
+
+Floats = NDArray[np.float32]
+
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+
+# struct activation_block
+ACTIVATIONS = np.dtype(
+    [("scale", "<f4"), ("scaled_sum", "<f4"), ("minus8", "<i4"), ("minus8_low", "<i4"), ("q", "i1", 32)]
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A matrix as a GGUF file holds it: uint8 of shape (rows, bytes of a row)."""
+
+    kind: str
+    rows: int
+    columns: int
+    raw: NDArray[np.uint8]
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """What the file means: (rows, columns)."""
+        kind = gguf.GGMLQuantizationType[self.kind]
+        data = self.raw.view({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
+        return np.asarray(gguf.dequantize(data, kind), dtype=np.float64)
+
+
+def quantised(kind: str, values: Floats) -> Weights:
+    """The matrix in that type."""
+    raw = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    rows, columns = values.shape
+    return Weights(kind, rows, columns, np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1))
+
+
+def relaid(library: NativeLibrary, weights: Weights) -> NDArray[np.uint8]:
+    """The matrix in tiles, as bytes."""
+    size = library.api.es_relaid_bytes(TYPES[weights.kind], weights.rows, weights.columns)
+    tiles = np.zeros(size, dtype=np.uint8)
+    bad = library.api.es_relay(
+        TYPES[weights.kind], weights.raw.ctypes.data, weights.rows, weights.columns, tiles.ctypes.data
+    )
+    assert bad == -1
+    return tiles
+
+
+def multiply(library: NativeLibrary, level: str, weights: Weights, x: Floats, bias: Floats | None = None) -> Floats:
+    """x (inputs, columns) -> (inputs, rows)."""
+    tiles = relaid(library, weights)
+    matrix = Matrix(
+        tiles=tiles.ctypes.data,
+        bias=None if bias is None else bias.ctypes.data,
+        rows=weights.rows,
+        columns=weights.columns,
+        type=TYPES[weights.kind],
+    )
+    y = np.full((len(x), weights.rows), np.nan, dtype=np.float32)
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    checked(
+        library.api.es_multiply(ctypes.byref(matrix), x.ctypes.data, len(x), y.ctypes.data, LEVELS[level]),
+    )
+    return y
+
+
+def quantise(library: NativeLibrary, level: str, x: Floats) -> NDArray[Any]:
+    """Activation blocks of one row: ACTIVATIONS of shape (len(x) / 32,)."""
+    blocks = np.zeros(len(x) // 32, dtype=ACTIVATIONS)
+    checked(library.api.es_quantise(x.ctypes.data, len(x), blocks.ctypes.data, LEVELS[level]))
+    return blocks
+
+
+def normalise(library: NativeLibrary, level: str, x: Floats, weight: Floats, epsilon: float) -> Floats:
+    y = np.empty_like(x)
+    checked(
+        library.api.es_normalise(x.ctypes.data, weight.ctypes.data, epsilon, len(x), y.ctypes.data, LEVELS[level])
+    )
+    return y
+
+
+def exponential(library: NativeLibrary, level: str, x: Floats) -> Floats:
+    y = np.empty_like(x)
+    checked(library.api.es_exponential(x.ctypes.data, len(x), y.ctypes.data, LEVELS[level]))
+    return y
+
+
+def swiglu(library: NativeLibrary, level: str, gate: Floats, up: Floats) -> Floats:
+    y = np.empty_like(gate)
+    checked(library.api.es_swiglu(gate.ctypes.data, up.ctypes.data, len(gate), y.ctypes.data, LEVELS[level]))
+    return y
+
+
+def dequantise(library: NativeLibrary, weights: Weights, row: int) -> Floats:
+    y = np.empty(weights.columns, dtype=np.float32)
+    source = np.ascontiguousarray(weights.raw[row])
+    checked(library.api.es_dequantise(TYPES[weights.kind], source.ctypes.data, weights.columns, y.ctypes.data))
+    return y
+
+
+def attend(
+    library: NativeLibrary, level: str, keys: Floats, values: Floats, queries: Floats, visible: list[int]
+) -> Floats:
+    """keys, values (positions, length), queries (n, length) -> (n, length); query i sees ``visible[i]`` positions."""
+    out = np.full_like(queries, np.nan)
+    seen = np.array(visible, dtype=np.int64)
+    keys, values, queries = (np.ascontiguousarray(each) for each in (keys, values, queries))
+    checked(
+        library.api.es_attend(
+            keys.ctypes.data,
+            values.ctypes.data,
+            len(keys),
+            keys.shape[1],
+            queries.ctypes.data,
+            seen.ctypes.data,
+            len(queries),
+            out.ctypes.data,
+            LEVELS[level],
+        )
+    )
+    return out
+
+
+def checked(code: int) -> None:
+    assert code == 0, f"the kernel refused, code {code}"
+
+
+def same_bits(left: Floats, right: Floats) -> bool:
+    return left.shape == right.shape and left.tobytes() == right.tobytes()
