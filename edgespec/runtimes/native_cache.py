@@ -24,7 +24,9 @@ class NativeCache:
     ``decode``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any thread.
     """
 
-    def __init__(self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: int, level: str) -> None:
+    def __init__(
+        self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: int, level: str
+    ) -> None:
         self._api = weights.library.api
         self._weights = weights
         self._vocabulary_size = int(weights.struct.vocabulary)

@@ -156,7 +156,9 @@ def _load(
             raise CancelledError("loading was cancelled")
         bad = weights.relay(weight)
         if bad >= 0:
-            raise ModelFileError(header.path, f"row {bad} of tensor {weight.tensor.name} has a scale that is not finite")
+            raise ModelFileError(
+                header.path, f"row {bad} of tensor {weight.tensor.name} has a scale that is not finite"
+            )
 
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
         for _ in pool.map(relay, _weights(layout)):

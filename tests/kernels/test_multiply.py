@@ -127,7 +127,9 @@ def test_a_scale_that_is_not_finite_is_found(library: NativeLibrary, kind: str, 
     assert library.api.es_relay(TYPES[kind], weights.raw.ctypes.data, 20, 512, tiles.ctypes.data) == 18
 
 
-@pytest.mark.parametrize(("kind", "rows", "columns"), [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 256), (-1, 16, 32)])
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns"), [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 256), (-1, 16, 32)]
+)
 def test_what_has_no_layout_has_no_size(library: NativeLibrary, kind: int, rows: int, columns: int) -> None:
     assert library.api.es_relaid_bytes(kind, rows, columns) == 0
 

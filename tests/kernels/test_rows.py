@@ -76,7 +76,22 @@ def test_ties_go_to_even(library: NativeLibrary, level: str) -> None:
 def everywhere() -> Floats:
     """Many floats from -90 to 90, and the borders."""
     x = np.linspace(-90, 90, 2**17 - 32, dtype=np.float32)
-    edges = [-np.inf, np.inf, -87.0, -87.0001, 88.0, 88.1, 0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30, 0.34657359, -0.34657359]
+    edges = [
+        -np.inf,
+        np.inf,
+        -87.0,
+        -87.0001,
+        88.0,
+        88.1,
+        0.0,
+        -0.0,
+        1e-30,
+        -1e-30,
+        1e30,
+        -1e30,
+        0.34657359,
+        -0.34657359,
+    ]
     return np.concatenate([x, np.resize(np.array(edges, np.float32), 32)])
 
 

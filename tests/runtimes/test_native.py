@@ -8,7 +8,6 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,9 @@ class TestPortable(SequenceContract):
 # ----------------------------------------------------------------------------------------- bits at every width
 
 
-def rows_of(path: Path, settings: NativeSettings, tokens: list[int], sizes: list[int], start: int) -> list[LogitsArray]:
+def rows_of(
+    path: Path, settings: NativeSettings, tokens: list[int], sizes: list[int], start: int
+) -> list[LogitsArray]:
     """Every row after the first ``start`` tokens, fed in forwards of these sizes."""
     with load_native(path, settings) as model, model.open(len(tokens)) as sequence:
         sequence.forward(tokens[:start], 0)
@@ -394,8 +395,9 @@ def test_scores_that_are_not_finite_are_not_chosen_from(files: Files, tmp_path: 
 
     path = with_floats(files("llama F32"), tmp_path / "bad.gguf", "output_norm.weight", spoil)
     with load_native(path, NativeSettings()) as model, model.open(20) as sequence:
+        rows = sequence.forward([7], 1)
         with pytest.raises(NonFiniteLogitsError, match="token id"):
-            sequence.forward([7], 1).argmax()
+            rows.argmax()
 
 
 def test_a_token_that_spoils_the_cache_is_forgotten_by_a_rewind(files: Files, tmp_path: Path) -> None:
