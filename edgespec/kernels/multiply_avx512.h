@@ -8,8 +8,7 @@
 #include <immintrin.h>
 
 #include "level.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#include "unrolled.h"
 
 /* Codes are asked for one group (2 to 4 KiB) before they are needed: past the end of a page, where processors' own
  * prefetching stops, and well before memory's 100 ns are over. */
@@ -40,6 +39,7 @@ ALWAYS_INLINE __m512 load_halves(const uint8_t *from)
 ALWAYS_INLINE void unpack_nibbles(const uint8_t *lines, __m512i codes[8])
 {
     const __m512i low = _mm512_set1_epi8(15);
+    UNROLLED
     for (int j = 0; j < 4; j++) {
         __m512i pairs = _mm512_loadu_si512(lines + j * LINE_BYTES);
         codes[j] = _mm512_and_si512(pairs, low);
@@ -49,6 +49,7 @@ ALWAYS_INLINE void unpack_nibbles(const uint8_t *lines, __m512i codes[8])
 
 ALWAYS_INLINE void unpack_bytes(const uint8_t *lines, __m512i codes[8])
 {
+    UNROLLED
     for (int j = 0; j < 8; j++) /* two's complement with its sign turned is the value plus 128 */
         codes[j] = _mm512_xor_si512(_mm512_loadu_si512(lines + j * LINE_BYTES), _mm512_set1_epi8(-128));
 }
@@ -59,6 +60,7 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
 {
     const int lines = type == ES_Q8_0 ? 8 : 4;
     __m512 sum[PASS_ROWS];
+    UNROLLED
     for (int r = 0; r < rows; r++)
         sum[r] = _mm512_setzero_ps();
     for (size_t start = 0; start < blocks; start += GROUP_BLOCKS) {
@@ -75,12 +77,14 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
             if (type == ES_Q4_1)
                 minimum = load_halves(scales_at + here * HALF_LINE_BYTES);
             const struct activation_block *input = x + start + b;
+            UNROLLED
             for (int r = 0; r < rows; r++, input += blocks) {
                 __m512i dot = _mm512_setzero_si512();
                 if (type == ES_Q4_0)
                     dot = _mm512_set1_epi32(input->minus8);
                 if (type == ES_Q8_0)
                     dot = _mm512_slli_epi32(_mm512_set1_epi32(input->minus8), 4);
+                UNROLLED
                 for (int j = 0; j < 8; j++)
                     dot = dot4(dot, codes[j], input->q + 4 * j);
                 __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(input->scale));
@@ -93,6 +97,7 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
         }
         tile += here * block_bytes(type);
     }
+    UNROLLED
     for (int r = 0; r < rows; r++)
         _mm512_storeu_ps(out[r], sum[r]);
 }
@@ -102,13 +107,16 @@ ALWAYS_INLINE void multiply_floats(const int64_t type, const int rows, const uin
 {
     const size_t line_bytes = type == ES_F32 ? LINE_BYTES : HALF_LINE_BYTES;
     __m512 sum[PASS_ROWS];
+    UNROLLED
     for (int r = 0; r < rows; r++)
         sum[r] = _mm512_setzero_ps();
     for (size_t k = 0; k < columns; k++, tile += line_bytes) {
         __m512 weights = type == ES_F32 ? _mm512_loadu_ps(tile) : load_halves(tile);
+        UNROLLED
         for (int r = 0; r < rows; r++)
             sum[r] = _mm512_fmadd_ps(weights, _mm512_set1_ps(x[r * columns + k]), sum[r]);
     }
+    UNROLLED
     for (int r = 0; r < rows; r++)
         _mm512_storeu_ps(out[r], sum[r]);
 }

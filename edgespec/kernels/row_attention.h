@@ -8,8 +8,7 @@
 
 #include "lanes.h"
 #include "level.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#include "unrolled.h"
 
 /* Queries that share one load of a key or a value: each takes a register for scores, two for values. */
 enum { TOGETHER = 4 };
@@ -19,13 +18,16 @@ ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head
                               float *scores, lanes scale)
 {
     lanes sum[TOGETHER];
+    UNROLLED
     for (int q = 0; q < count; q++)
         sum[q] = lanes_set(0.0f);
     for (size_t d = 0; d < head_length; d++) {
         lanes key = lanes_from_halves(keys + d * LANES);
+        UNROLLED
         for (int q = 0; q < count; q++)
             sum[q] = lanes_fma(key, lanes_set(queries[q][d]), sum[q]);
     }
+    UNROLLED
     for (int q = 0; q < count; q++)
         lanes_store(scores + q * ATTENTION_BLOCK, lanes_mul(sum[q], scale));
 }
@@ -37,6 +39,7 @@ ALWAYS_INLINE void add_values(const int count, const uint16_t *values, size_t he
     for (size_t p = from; p < to; p++) {
         lanes first = lanes_from_halves(values + p * head_length);
         lanes second = lanes_from_halves(values + p * head_length + LANES);
+        UNROLLED
         for (int q = 0; q < count; q++) {
             lanes weight = lanes_set(weights[q][p]);
             sum[q][0] = lanes_fma(first, weight, sum[q][0]);
@@ -51,6 +54,7 @@ ALWAYS_INLINE void add_values_16(const int count, const uint16_t *values, size_t
 {
     for (size_t p = from; p < to; p++) {
         lanes value = lanes_from_halves(values + p * head_length);
+        UNROLLED
         for (int q = 0; q < count; q++)
             sum[q][0] = lanes_fma(value, lanes_set(weights[q][p]), sum[q][0]);
     }
@@ -131,6 +135,7 @@ ALWAYS_INLINE void attend_block(const int count, const struct attention_cache *c
         const uint16_t *values = cache->values + start * head_length + d;
         int both = d + LANES < head_length;
         lanes sum[TOGETHER][2];
+        UNROLLED
         for (int q = 0; q < count; q++)
             sum[q][0] = sum[q][1] = lanes_set(0.0f);
         /* All queries see the first `shared` positions; those beyond may hold anything for whoever does not. */
@@ -138,6 +143,7 @@ ALWAYS_INLINE void attend_block(const int count, const struct attention_cache *c
             add_values(count, values, head_length, 0, shared, weights, sum);
         else
             add_values_16(count, values, head_length, 0, shared, weights, sum);
+        UNROLLED
         for (int q = 0; q < count; q++) {
             if (both)
                 add_values(1, values, head_length, shared, visible[q], weights + q, sum + q);

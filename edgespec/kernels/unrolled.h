@@ -1,0 +1,16 @@
+/* Loops over a handful of vectors that must stay in registers. */
+#ifndef EDGESPEC_UNROLLED_H
+#define EDGESPEC_UNROLLED_H
+
+/* Compiled anew for every set of constant arguments. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Before a loop of a constant number of turns, at most 8. GCC 12 else unrolls it too late to keep an array that it
+ * indexes out of memory. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#endif
+
+#endif
