@@ -7,15 +7,19 @@ from dataclasses import replace
 from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
+from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
 from edgespec.planning.machine import Machine
 from edgespec.planning.memory import MemoryEstimate, estimate_memory
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes import llama, onnx
+from edgespec.runtimes import llama, native, onnx
 from edgespec.runtimes.llama_library import load as load_llama_library
 
-ModelSettings: TypeAlias = llama.LlamaSettings | onnx.OnnxSettings
+ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
+
+# The device by whose name a profile asks for our own processor kernels, for the target.
+NATIVE = "native"
 
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
@@ -66,6 +70,8 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     """The fastest setting the target is known to run in. Raises InvalidRequestError."""
     if target.onnx is not None:
         return _onnx_settings(profile.device, threads)
+    if profile.device == NATIVE:
+        return native.NativeSettings(threads=threads)
     device = choose_device(profile.device, target.weight_bytes)
     settings = llama.LlamaSettings(
         threads=threads,
@@ -92,8 +98,11 @@ def stable_settings(preferred: ModelSettings) -> Sequence[ModelSettings]:
 
     Measured on x86: llama.cpp's repacked weights keep widths 1 to 3, weights as in the file 1 to 7 at 5 to 25 % of
     plain speed. ONNX Runtime's kernels compute all widths from 2 on alike and width 1 otherwise, so that plain
-    decoding belongs to them only if it runs at width 2 (about 20 % of plain speed).
+    decoding belongs to them only if it runs at width 2 (about 20 % of plain speed). Our own kernels compute every
+    width alike.
     """
+    if isinstance(preferred, native.NativeSettings):
+        return (preferred,)
     if isinstance(preferred, onnx.OnnxSettings):
         return (preferred, replace(preferred, pad_to=2)) if preferred.pad_to == 1 else (preferred,)
     return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
@@ -104,6 +113,14 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
     if isinstance(settings, onnx.OnnxSettings):
         assert located.onnx is not None  # these settings are made for such folders only
         return onnx.load_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
+    if isinstance(settings, native.NativeSettings):
+        if located.artefact is not None:
+            raise RuntimeUnavailableError(
+                f"the native runtime does not run {located.name}: its head is trimmed", hint="llama.cpp does"
+            )
+        return native.load_native(
+            located.path, settings, name=located.name, sha256=located.identity, header=located.header
+        )
     return llama.load_model(
         located.path,
         settings,
@@ -119,6 +136,8 @@ def describe(located: LocatedModel, settings: ModelSettings) -> ModelFacts:
     if isinstance(settings, onnx.OnnxSettings):
         assert located.onnx is not None
         return onnx.describe_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
+    if isinstance(settings, native.NativeSettings):
+        return native.describe_native(located.header, settings, name=located.name, sha256=located.identity)
     return llama.describe_model(located.header, settings, name=located.name, sha256=located.identity)
 
 
@@ -126,8 +145,16 @@ def memory_needed(
     header: GgufHeader, weight_bytes: int, context_length: int, settings: ModelSettings
 ) -> MemoryEstimate:
     """What a model takes in those settings: its weights, a cache for ``context_length`` tokens, working buffers."""
-    bits = _ONNX_CACHE_BITS if isinstance(settings, onnx.OnnxSettings) else llama.KV_TYPES[settings.kv_type][1]
-    return replace(estimate_memory(header, context_length, bits), weights_bytes=weight_bytes)
+    estimate = estimate_memory(header, context_length, _cache_bits(settings))
+    return replace(estimate, weights_bytes=weight_bytes)
+
+
+def _cache_bits(settings: ModelSettings) -> float:
+    if isinstance(settings, onnx.OnnxSettings):
+        return _ONNX_CACHE_BITS
+    if isinstance(settings, native.NativeSettings):
+        return native.KV_BITS
+    return llama.KV_TYPES[settings.kv_type][1]
 
 
 def other_settings(target: LoadedModel) -> list[Mapping[str, Any]]:
@@ -145,7 +172,7 @@ def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
     """Caches that plain decoding may be faster with; ONNX Runtime knows one kind, but may be freed of padding."""
     if isinstance(target.settings, onnx.OnnxSettings):
         return [{"pad_to": 1}] if target.settings.pad_to != 1 else []
-    if target.settings.kv_type == "f16":
+    if isinstance(target.settings, native.NativeSettings) or target.settings.kv_type == "f16":
         return []
     return [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
 

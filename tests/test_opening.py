@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec import opening
+from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
@@ -29,7 +30,9 @@ from edgespec.opening import (
 from edgespec.planning.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import LlamaSettings
+from edgespec.runtimes.native import NativeSettings
 from edgespec.runtimes.onnx import OnnxSettings
+from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels
 
 PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
@@ -104,6 +107,7 @@ def test_settings_worth_probing() -> None:
     onnx, padded = OnnxSettings(threads=3), OnnxSettings(threads=3, pad_to=2)
     assert stable_settings(onnx) == (onnx, padded)
     assert stable_settings(padded) == (padded,)
+    assert stable_settings(NativeSettings(threads=3)) == (NativeSettings(threads=3),)
 
 
 def test_settings_that_plain_decoding_may_be_faster_in() -> None:
@@ -118,6 +122,9 @@ def test_settings_that_plain_decoding_may_be_faster_in() -> None:
     assert other_caches(loaded(LlamaSettings(kv_type="f16"))) == []
     assert other_caches(loaded(OnnxSettings(threads=1))) == []
     assert other_caches(loaded(OnnxSettings(threads=1, pad_to=2))) == [{"pad_to": 1}]
+    native = loaded(NativeSettings(threads=2))
+    assert other_caches(native) == []
+    assert other_settings(native) == [{"threads": 1}]
 
 
 def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedModel) -> None:
@@ -127,6 +134,22 @@ def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedMode
     onnx = memory_needed(header, folder.weight_bytes, 512, OnnxSettings())
     assert onnx.weights_bytes == 12345
     assert onnx.cache_bytes == 2 * llama.cache_bytes, "float32 keys and values"
+    assert memory_needed(header, located.weight_bytes, 512, NativeSettings()) == llama
+
+
+def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: LocatedModel) -> None:
+    require_native()
+    settings = target_settings(replace(PROFILE, device="native"), 2, located)
+    assert settings == NativeSettings(threads=2)
+    with open_model(located, settings) as model:
+        assert model.facts == describe(located, settings)
+        assert model.facts.runtime == "native"
+
+
+def test_a_trimmed_head_does_not_run_there(located: LocatedModel) -> None:
+    trimmed: Any = replace(located, artefact=SimpleNamespace())
+    with pytest.raises(RuntimeUnavailableError, match="its head is trimmed"):
+        open_model(trimmed, NativeSettings())
 
 
 def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:

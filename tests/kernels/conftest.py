@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native_library import LEVELS, NativeLibrary
+from tests.support.kernel_calls import require_native
 
 
 @pytest.fixture(scope="session")
 def library() -> NativeLibrary:
-    try:
-        return load()
-    except RuntimeUnavailableError as error:
-        pytest.skip(error.message)
+    return require_native()
 
 
 @pytest.fixture(params=LEVELS)

@@ -8,9 +8,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary, load
 
 Floats = NDArray[np.float32]
 
@@ -138,3 +140,11 @@ def checked(code: int) -> None:
 
 def same_bits(left: Floats, right: Floats) -> bool:
     return left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def require_native() -> NativeLibrary:
+    """The library, or a skipped test where there is none: installing without a compiler is allowed."""
+    try:
+        return load()
+    except RuntimeUnavailableError as error:
+        pytest.skip(error.message)
