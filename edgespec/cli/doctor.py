@@ -14,13 +14,13 @@ import typer
 from edgespec import __version__
 from edgespec.cli.opening import JsonOption
 from edgespec.cli.output import note, print_json
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.locations import Home, home
 from edgespec.files.store import Store
 from edgespec.planning.devices import DeviceReport, list_devices
 from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine
 from edgespec.planning.machine_store import load_bandwidth
-from edgespec.runtimes import onnx_providers
+from edgespec.runtimes import native_library, onnx_providers
 from edgespec.runtimes.llama_library import INSTALL_HINT, load
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
@@ -45,7 +45,7 @@ def doctor(json: JsonOption = False) -> None:
         "python": sys.version.split()[0],
         "machine": machine.as_json(),
         "conditions": conditions.as_json(),
-        "runtimes": {"llama": llama, "onnx": onnx},
+        "runtimes": {"llama": llama, "onnx": onnx, "native": _native()},
         "disk": disk,
         "models": [stored.name for stored in Store(place).list()],
         "bandwidth": _bandwidth(place, machine),
@@ -104,6 +104,21 @@ def _onnx(devices: DeviceReport) -> dict[str, Any]:
         return {**found, "broken_plugins": {}}
     library, broken = onnx_providers.load(), onnx_providers.broken_plugins()
     return {**found, "version": library.version, "build": library.build, "broken_plugins": dict(broken)}
+
+
+def _native() -> dict[str, Any]:
+    """Our own kernels, which an installation without a C compiler lacks: no problem either."""
+    try:
+        library = native_library.load()
+    except RuntimeUnavailableError as error:
+        return {"available": False, "build": None, "levels": [], "reason": error.message, "hint": error.hint}
+    return {
+        "available": True,
+        "build": library.build,
+        "levels": list(library.levels),
+        "reason": None,
+        "hint": None,
+    }
 
 
 def _bandwidth(place: Home, machine: Machine) -> dict[str, Any]:
@@ -179,6 +194,12 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
     else:
         print(f"onnx       missing: {onnx['reason']}; only exported ONNX models need it")
         print(f"           {onnx['hint']}")
+    native = runtimes["native"]
+    if native["available"]:
+        print(f"native     works: build {native['build']} ({native['levels'][-1]})")
+    else:
+        print(f"native     missing: {native['reason']}")
+        print(f"           {native['hint']}")
 
 
 def _print_devices(devices: list[dict[str, Any]]) -> None:

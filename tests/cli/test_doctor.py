@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.cli import doctor as module
+from edgespec.errors import RuntimeUnavailableError
 from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.planning.devices import Device, DeviceReport
 from edgespec.planning.machine import Conditions, Machine
@@ -127,6 +128,34 @@ def test_onnx_missing_is_no_problem(here: InProcess) -> None:
     text = here("doctor").out
     assert "onnx       missing: onnxruntime is not installed; only exported ONNX models need it\n" in text
     assert "pip install edgespec[onnx]" in text
+
+
+def test_the_native_runtime_is_there_or_says_why_not(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(build="1+ab", levels=("portable", "avx512-vnni"))
+    monkeypatch.setattr(module.native_library, "load", lambda: library)
+    assert here("doctor", "--json").json["runtimes"]["native"] == {
+        "available": True,
+        "build": "1+ab",
+        "levels": ["portable", "avx512-vnni"],
+        "reason": None,
+        "hint": None,
+    }
+    assert "native     works: build 1+ab (avx512-vnni)\n" in here("doctor").out
+
+    def missing() -> None:
+        raise RuntimeUnavailableError("it did not compile", hint="install a compiler")
+
+    monkeypatch.setattr(module.native_library, "load", missing)
+    result = here("doctor", "--json")
+    assert result.code == 0
+    assert result.json["runtimes"]["native"] == {
+        "available": False,
+        "build": None,
+        "levels": [],
+        "reason": "it did not compile",
+        "hint": "install a compiler",
+    }
+    assert "native     missing: it did not compile\n           install a compiler\n" in here("doctor").out
 
 
 def with_onnx(monkeypatch: pytest.MonkeyPatch, **broken: str) -> None:
