@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,17 @@ __all__ = ["NativeWeights", "load_weights"]
 _LINE_BYTES = 64  # matrices start on cache lines of their own
 
 _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+
+# Rows laid out at a time, whole tiles of 16: a few megabytes, so that a large head is shared among the threads, and
+# little of the file is in memory beside its copy.
+_STRIP_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    weight: WeightTensor
+    first: int
+    rows: int
 
 
 class NativeWeights:
@@ -105,21 +117,23 @@ class NativeWeights:
             frequencies /= factors
         return frequencies
 
-    def relay(self, weight: WeightTensor) -> int:
-        """Lay one matrix out; returns the first row that is not finite, or -1. The file's pages are let go."""
-        tensor = weight.tensor
+    def relay(self, strip: _Strip) -> int:
+        """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
+        weight, tensor = strip.weight, strip.weight.tensor
+        row_bytes = tensor.byte_count // weight.rows
+        offset, byte_count = tensor.offset + strip.first * row_bytes, strip.rows * row_bytes
         bad = self.library.api.es_relay(
             weight.type_number,
-            self._base + tensor.offset,
-            weight.rows,
+            self._base + offset,
+            strip.rows,
             weight.columns,
-            self._addresses[tensor.name],
+            self._addresses[tensor.name] + _relaid_bytes(self.library, weight, strip.first),
         )
-        first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (tensor.offset + tensor.byte_count - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (offset + byte_count - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED, first, length)
-        return int(bad)
+        return strip.first + int(bad) if bad >= 0 else -1
 
 
 def load_weights(library: NativeLibrary, header: GgufHeader, layout: ModelLayout, threads: int) -> NativeWeights:
@@ -151,19 +165,25 @@ def _load(
     except ValueError as error:
         raise ModelFileError(header.path, str(error)) from error
 
-    def relay(weight: WeightTensor) -> None:
+    def relay(strip: _Strip) -> None:
         if interrupted.is_set():
             raise CancelledError("loading was cancelled")
-        bad = weights.relay(weight)
+        bad = weights.relay(strip)
         if bad >= 0:
             raise ModelFileError(
-                header.path, f"row {bad} of tensor {weight.tensor.name} has a scale that is not finite"
+                header.path, f"row {bad} of tensor {strip.weight.tensor.name} has a scale that is not finite"
             )
 
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
-        for _ in pool.map(relay, _weights(layout)):
+        for _ in pool.map(relay, _strips(layout)):
             pass
     return weights
+
+
+def _strips(layout: ModelLayout) -> Iterator[_Strip]:
+    for weight in _weights(layout):
+        for first in range(0, weight.rows, _STRIP_ROWS):
+            yield _Strip(weight, first, min(_STRIP_ROWS, weight.rows - first))
 
 
 def _weights(layout: ModelLayout) -> Iterator[WeightTensor]:
@@ -173,9 +193,11 @@ def _weights(layout: ModelLayout) -> Iterator[WeightTensor]:
     yield layout.head
 
 
-def _relaid_bytes(library: NativeLibrary, weight: WeightTensor) -> int:
-    needed = int(library.api.es_relaid_bytes(weight.type_number, weight.rows, weight.columns))
-    assert needed > 0, weight  # the layout let only types and shapes through that have one
+def _relaid_bytes(library: NativeLibrary, weight: WeightTensor, rows: int | None = None) -> int:
+    """Bytes of a matrix in tiles, or of its first ``rows``."""
+    count = weight.rows if rows is None else rows
+    needed = int(library.api.es_relaid_bytes(weight.type_number, count, weight.columns))
+    assert needed > 0 or count == 0, weight  # the layout let only types and shapes through that have one
     return -(-needed // _LINE_BYTES) * _LINE_BYTES
 
 

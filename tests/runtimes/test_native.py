@@ -30,6 +30,7 @@ from edgespec.errors import (
 )
 from edgespec.files.gguf import read_header
 from edgespec.planning.widths import WIDEST, probe_widths
+from edgespec.runtimes import native_weights
 from edgespec.runtimes.llama import LlamaSettings, load_model
 from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
 from edgespec.runtimes.native_library import load
@@ -426,6 +427,22 @@ def test_a_scale_that_is_not_finite_names_its_tensor(files: Files, tmp_path: Pat
         file.write(np.array([np.nan], dtype=np.float16).tobytes())
     with pytest.raises(ModelFileError, match=r"row 3 of tensor blk\.1\.ffn_up\.weight"):
         load_native(path, NativeSettings(threads=2))
+
+
+def test_weights_are_laid_out_in_strips(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = files("qwen2 Q4_0")
+    tokens = some_tokens(path, 20)
+    expected = rows_of(path, NativeSettings(), tokens, [5], 15)
+    monkeypatch.setattr(native_weights, "_STRIP_ROWS", 48)
+    assert equal(rows_of(path, NativeSettings(threads=3), tokens, [5], 15), expected)
+    damaged = tmp_path / "bad.gguf"
+    shutil.copyfile(path, damaged)
+    head = next(t for t in read_header(path).tensors if t.name == "token_embd.weight")
+    with damaged.open("r+b") as file:
+        file.seek(head.offset + 100 * head.byte_count // head.shape[1])
+        file.write(np.array([np.inf], dtype=np.float16).tobytes())
+    with pytest.raises(ModelFileError, match=r"row 100 of tensor token_embd"):
+        load_native(damaged, NativeSettings())
 
 
 def test_a_file_that_changed_is_refused(files: Files, tmp_path: Path) -> None:
