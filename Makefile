@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test acceptance lint clean
+.PHONY: help setup chat demo test test-sanitized acceptance lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -7,6 +7,7 @@ help:
 	@echo 'make demo        plain against speculative decoding, side by side'
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
 	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
+	@echo 'make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make lint        ruff and mypy alone'
 	@echo 'make clean       remove .venv, caches and build results; downloaded models stay'
@@ -32,6 +33,17 @@ lint:
 
 test: lint
 	.venv/bin/python -m pytest $(ARGS)
+
+# The library is built anew with the sanitizers in it, and without them afterwards. Tests of memory would measure the
+# sanitizers, those of the build would replace the library.
+SANITIZED = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
+test-sanitized:
+	@sh scripts/setup.sh dev
+	CC=gcc .venv/bin/python edgespec/kernels/compile.py -g -O1 -fno-omit-frame-pointer \
+		-fsanitize=address,undefined -fno-sanitize-recover=undefined
+	LD_PRELOAD="$(SANITIZED)" ASAN_OPTIONS=detect_leaks=0 .venv/bin/python -m pytest tests/kernels \
+		tests/runtimes/test_native.py -k 'not compile and not llama_cpp and not leak and not costs' $(ARGS); \
+		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

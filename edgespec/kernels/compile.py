@@ -1,7 +1,7 @@
 """Compiles the kernels into one shared library without a Python ABI. Standard library only.
 
-The build hook runs it on every installation; ``python edgespec/kernels/compile.py`` does the same by hand. A machine
-without a working C compiler gets a note instead of a library, and edgespec then says why that runtime is missing.
+The build hook runs it on every installation; ``python edgespec/kernels/compile.py [FLAG ...]`` does the same by hand.
+A machine without a working C compiler gets a note instead of a library, and edgespec says why that runtime is missing.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def compile_library(output: Path, *, compiler: str | None = None, extra_flags: S
         library.replace(output)  # a process that has the old one open keeps it
 
 
-def build_in_place() -> str | None:
+def build_in_place(extra_flags: Sequence[str] = ()) -> str | None:
     """Put the library, or a note with the reason why there is none, beside this file; returns the reason."""
     library, note = FOLDER / LIBRARY_NAME, FOLDER / NOTE_NAME
     try:
-        compile_library(library)
+        compile_library(library, extra_flags=extra_flags)
     except (CompileError, OSError) as error:
         reason = str(error)
         library.unlink(missing_ok=True)  # an older one would not fit the newer sources beside it
@@ -134,4 +134,4 @@ def _run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(build_in_place())
+    sys.exit(build_in_place(sys.argv[1:]))
