@@ -1,7 +1,7 @@
 """Compiles the kernels into one shared library without a Python ABI. Standard library only.
 
 The build hook runs it on every installation; ``python edgespec/kernels/compile.py [FLAG ...]`` does the same by hand.
-A machine without a working C compiler gets a note instead of a library, and edgespec says why that runtime is missing.
+A machine without a working C compiler gets a note instead of a library, and edgespec says why it has no such runtime.
 """
 
 from __future__ import annotations

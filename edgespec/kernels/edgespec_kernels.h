@@ -76,7 +76,8 @@ ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
 
 /* Bytes of a matrix in tiles; 0 for a type or a shape that has no layout. */
 ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
-/* Lays rows as in the file out in tiles. Returns the first row with a scale that is not finite, or -1. */
+/* Lays rows as in the file out in tiles, whose bytes are zero before: rows that fill the last tile up stay so. Returns
+ * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
 
 /* A cache for `context_length` tokens and `threads` - 1 threads beside the caller's; null without memory. */

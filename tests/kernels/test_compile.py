@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +98,36 @@ def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) 
     assert build(folder) == ""
     with pytest.raises(RuntimeUnavailableError, match="interface 77"):
         native_library.load()
+
+
+class Broken:
+    """The library with a level that rounds the last score otherwise."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    def es_multiply(self, matrix: Any, x: int, rows: int, y: int, level: int) -> int:
+        code = int(self._api.es_multiply(matrix, x, rows, y, level))
+        if level != 0:
+            last = ctypes.c_int32.from_address(y + 4 * (16 * rows - 1))
+            last.value ^= 1
+        return code
+
+
+def test_a_level_that_computes_other_bits_is_not_offered(
+    folder: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources_in(folder)
+    assert build(folder) == ""
+    levels = native_library.load().levels
+    if len(levels) == 1:
+        pytest.skip("nothing but the portable level runs here")
+    real = native_library._Calls
+    monkeypatch.setattr(native_library, "_Calls", lambda path: Broken(real(path)))
+    assert native_library.load().levels == ("portable",)
 
 
 def test_the_library_takes_what_runtimes_hand_over() -> None:
