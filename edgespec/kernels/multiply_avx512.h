@@ -10,11 +10,13 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* Codes are asked for one group (2 to 4 KiB) before they are needed: past the end of a page, where processors' own
- * prefetching stops, and well before memory's 100 ns are over. */
-#define PREFETCH_LINES(from, count, ahead)                                                   \
-    for (int line = 0; line < (count); line++)                                               \
-    _mm_prefetch((const char *)(from) + (ahead) + line * LINE_BYTES, _MM_HINT_T0)
+/* A block's share of the next group, asked for 1 to 4 KiB before it is needed: past the end of a page, where processors'
+ * own prefetching stops, and well before memory's 100 ns are over. */
+ALWAYS_INLINE void prefetch(const uint8_t *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += LINE_BYTES)
+        _mm_prefetch((const char *)from + at, _MM_HINT_T0);
+}
 
 /* sum += dot product of each row's 4 codes with the 4 activations at `four`. */
 ALWAYS_INLINE __m512i dot4(__m512i sum, __m512i codes, const int8_t *four)
@@ -72,7 +74,7 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
                 unpack_bytes(codes_at, codes);
             else
                 unpack_nibbles(codes_at, codes);
-            PREFETCH_LINES(codes_at, lines + 1, GROUP_BLOCKS * block_bytes(type));
+            prefetch(tile + (here + b) * block_bytes(type), block_bytes(type));
             __m512 scale = load_halves(scales_at), minimum = _mm512_setzero_ps();
             if (type == ES_Q4_1)
                 minimum = load_halves(scales_at + here * HALF_LINE_BYTES);
