@@ -434,7 +434,36 @@ def test_the_drafter_is_told_to_end_when_the_target_is_done(thread: Submit) -> N
     own.take(pipelined(own, state, depth=8, budget=budget, max_tokens=6, submit=thread).steps())
     assert own.tokens == PLAIN["greedy"][:6]
     assert [record.draft_forwards for record in own.records] == [0] * len(own.records)
-    assert all(record.proposed == 1 for record in own.records[:-1])
+    assert [record.proposed for record in own.records] == [1] * 5, "told in each round"
+
+
+@pytest.mark.parametrize("branching", [0, 1])
+def test_what_begins_when_the_target_is_done_is_to_end_at_once(branching: int) -> None:
+    goes_on: list[bool] = []
+
+    class Asking(scripted.Scripted):
+        forks = True
+
+        def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            assert gate is not None
+            goes_on.append(gate.goes_on())
+            return Proposal()
+
+        def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            assert gate is not None
+            goes_on.append(gate.goes_on())
+            return super().propose(context, depth, gate)
+
+    known = KNOWN["greedy"]
+    for submit, expected in ((Late(lambda: 0), False), (at_once, True)):
+        own, state = (
+            start(FakeModel(), PROMPT),
+            Asking(lambda tokens, depth: known[len(tokens) : len(tokens) + depth]),
+        )
+        budget = FixedBudget(most=3, ahead=4, patience=0.0, branching=branching)
+        own.take(pipelined(own, state, budget=budget, submit=submit).steps())
+        assert set(goes_on) == {expected}
+        goes_on.clear()
 
 
 def test_cancelling_the_drafter_ends_the_round(thread: Submit) -> None:
