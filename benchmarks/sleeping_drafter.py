@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ratios = [float(ratio) for ratio in arguments.ratios.split(",")]
     machine = describe_machine()
-    # One thread fewer than there are cores: waking a sleeper takes a core for a moment, and it shall compete for none.
+    # One thread fewer than there are cores, for the sleeper is to compete for nothing: waking takes a core a moment.
     threads = max(1, machine.physical_cores - 1)
     with Engine.load(
         arguments.target, draft="none", lookup=False, context=1024, depth=MOST_DEPTH, threads=threads
