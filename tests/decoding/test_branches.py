@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.decoding.branches import Place, likeliest_corrections
 from edgespec.decoding.budgets import FixedBudget
-from edgespec.decoding.contracts import ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.decoding.contracts import ChainGate, Context, DraftRequest, Proposal
 from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.rounds import LoopLimits
 from edgespec.decoding.sampling import Chooser
@@ -27,6 +27,7 @@ from tests.decoding.test_pipeline import Submit, at_once, check, intact, pipelin
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.held_futures import Held
+from tests.support.sleepy import Sleepy
 
 
 class Unsure(scripted.Scripted):
@@ -386,45 +387,14 @@ def test_what_the_target_raises_ends_the_branches_too(fault: str, at: int) -> No
 # --------------------------------------------------------------------------------------------------- real threads
 
 
-class Sleepy(Unsure):
-    """Sleeps before each token, ends when its gate says so, and gives up when cancelled."""
-
-    def __init__(self, known: list[int], slips: Callable[[int], bool], pace: Callable[[], float]) -> None:
-        super().__init__(known, slips)
-        self._pace = pace
-        self._stop = threading.Event()
-        self.busy = 0
-
-    def _slowly(self, whole: Proposal, gate: ChainGate | None) -> Proposal:
-        self.busy += 1
-        assert self.busy == 1, "two proposals at once"
-        try:
-            for count in range(1, len(whole.tokens) + 1):
-                if self._stop.wait(self._pace()):
-                    raise CancelledError("the drafter was cancelled")
-                if gate is not None and not gate.goes_on():
-                    return whole.cut(count)
-            return whole
-        finally:
-            self.busy -= 1
-
+class SleepyDrafter(Sleepy, Unsure):
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        return self._slowly(super().propose(context, depth, gate), gate)
+        ask = super().propose
+        return self.slowly(lambda: ask(context, depth, gate), gate)
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        return self._slowly(super().branch(context, depth, gate), gate)
-
-    def observe(self, outcome: Outcome) -> None:
-        assert self.busy == 0, "told while at work"
-        super().observe(outcome)
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._stop.set()
-
-    def reset_cancel(self) -> None:
-        super().reset_cancel()
-        self._stop.clear()
+        ask = super().branch
+        return self.slowly(lambda: ask(context, depth, gate), gate)
 
 
 @pytest.fixture
@@ -442,7 +412,7 @@ def test_random_sleeps_on_both_sides_change_nothing(
     plain.take(pipelined(plain, scripted.empty(), sampling=TEXT_RULES[rule], max_tokens=300).steps())
     taken = 0
     for patience in (0.0, 0.0005, 1.0):
-        state = Sleepy(PROMPT + plain.tokens, every(3), lambda: source.random() * 3e-4)
+        state = SleepyDrafter(PROMPT + plain.tokens, every(3), pace=lambda: source.random() * 3e-4)
         own = start(FakeModel(), PROMPT, 2000)
         forward = own.sequence.forward
 

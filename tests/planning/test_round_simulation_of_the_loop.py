@@ -23,7 +23,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.planning.cost import Curve, DraftCost
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.round_simulation import SimulatedPair, simulate_pipelined
-from tests.support.simulated_decoding import FLAT, STEEP, WRONG
+from tests.support.simulated_decoding import FLAT, STEEP, WRONG, Truth
 
 T = TypeVar("T")
 
@@ -35,17 +35,6 @@ class Clock:
 
     def read(self) -> float:
         return self.now_s
-
-
-class Truth(Rows):
-    """Scores whose best id is the place that follows."""
-
-    def __init__(self, first: int, count: int) -> None:
-        super().__init__(count, lambda index: (_ for _ in ()).throw(NotImplementedError))
-        self._first = first
-
-    def argmax_row(self, index: int) -> int:
-        return self._first + index
 
 
 class Target:
