@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-sanitized acceptance lint clean
+.PHONY: help setup chat demo test test-vulkan test-sanitized acceptance lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -7,10 +7,11 @@ help:
 	@echo 'make demo        plain against speculative decoding, side by side'
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
 	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
+	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo 'make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make lint        ruff and mypy alone'
-	@echo 'make clean       remove .venv, caches and build results; downloaded models stay'
+	@echo 'make clean       remove environments, caches and build results; downloaded models stay'
 
 setup:
 	@sh scripts/setup.sh
@@ -34,6 +35,9 @@ lint:
 test: lint
 	.venv/bin/python -m pytest $(ARGS)
 
+test-vulkan:
+	@sh scripts/test_vulkan.sh $(ARGS)
+
 # The library is built anew with the sanitizers in it, and without them afterwards. Tests of memory would measure the
 # sanitizers, those of the build would replace the library.
 SANITIZED = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
@@ -46,5 +50,5 @@ test-sanitized:
 		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vulkan build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from edgespec.generation import Generation as Generation
     from edgespec.loading import Limits as Limits
     from edgespec.planning.plan import Plan as Plan
+    from edgespec.runtimes.restarting import WorkerSettings as WorkerSettings
     from edgespec.session import Session as Session
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ _HOMES = {
     "Sampling": "decoding.sampling",
     "Session": "session",
     "Text": "events",
+    "WorkerSettings": "runtimes.restarting",
 }
 
 __all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import threading
 
+from edgespec.decoding.contracts import Model
 from edgespec.errors import ClosedError
 from edgespec.locate import LocatedModel
-from edgespec.opening import LoadedModel, drafter_settings, memory_needed, open_model
+from edgespec.opening import drafter_memory, drafter_settings, open_drafter
 from edgespec.planning.memory import MemoryEstimate, require_memory
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.restarting import WorkerSettings
 
 
 class DrafterModels:
     """Loads each model once, as long as all of them together leave the target its memory. Thread-safe."""
 
-    def __init__(self, profile: Profile, context_length: int) -> None:
+    def __init__(self, profile: Profile, context_length: int, worker: WorkerSettings) -> None:
         self._profile = profile
         self._context_length = context_length
+        self._worker = worker
         self._lock = threading.Lock()
-        self._loaded: dict[str, tuple[LoadedModel, MemoryEstimate]] = {}  # by identity
+        self._loaded: dict[str, tuple[Model, MemoryEstimate]] = {}  # by identity
         self._closed = False
 
-    def get(self, located: LocatedModel, threads: int, allowed_bytes: int) -> LoadedModel:
-        """The model, loaded for so many threads unless it is already.
+    def get(self, located: LocatedModel, threads: int, allowed_bytes: int) -> Model:
+        """The model, loaded for so many threads unless it is already; one in a process of its own may still load.
 
         ``allowed_bytes`` may be used by all drafters together. Raises ClosedError, MemoryLimitError if it does not
         fit, and what loading raises.
@@ -32,15 +35,16 @@ class DrafterModels:
                 raise ClosedError("this engine is closed")
             if located.identity not in self._loaded:
                 settings = drafter_settings(self._profile, threads, located)
-                estimate = memory_needed(located.header, located.weight_bytes, self._context_length, settings)
+                estimate = drafter_memory(self._profile, located, self._context_length, settings)
                 taken = sum(own.total_bytes for _, own in self._loaded.values())
                 require_memory(located.name, estimate, allowed_bytes - taken)
-                self._loaded[located.identity] = open_model(located, settings), estimate
+                model = open_drafter(self._profile, located, settings, self._worker)
+                self._loaded[located.identity] = model, estimate
             return self._loaded[located.identity][0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models that are loaded now."""
+        """Names of the models that are loaded now, or about to be."""
         with self._lock:
             return tuple(model.facts.name for model, _ in self._loaded.values())
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgespec.decoding.contracts import DepthPolicy, Drafter
+from edgespec.decoding.contracts import DepthPolicy, Drafter, Model
 from edgespec.decoding.contracts import Sequence as CacheSequence
+from edgespec.decoding.pipeline import Budget
 from edgespec.drafter_models import DrafterModels
 from edgespec.drafters.escape import EscapeDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
+from edgespec.elsewhere import Elsewhere
 from edgespec.errors import ClosedError, TemplateError
 from edgespec.events import LoadProgress
 from edgespec.files.locations import Home, home
@@ -22,20 +24,30 @@ from edgespec.files.store import Store
 from edgespec.learning import LEARNING_BUDGET_S, Learning
 from edgespec.loading import Limits, Parts, load_parts
 from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import LoadedModel, drafter_settings, memory_needed, open_model, other_settings, target_settings
+from edgespec.opening import (
+    LoadedModel,
+    drafter_memory,
+    drafter_settings,
+    memory_needed,
+    open_model,
+    other_settings,
+    target_settings,
+)
 from edgespec.planning.calibration import QUICK, Scope
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth, Costs
+from edgespec.planning.depth_pipelined import PipelinedDepth
 from edgespec.planning.machine import power_source
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.memory import MemoryEstimate, require_memory
 from edgespec.planning.options import Ranking
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import CLASS_TOO_DEAR, make_plan
-from edgespec.planning.policies import make_policy
+from edgespec.planning.policies import make_budget, make_policy
 from edgespec.planning.ranking import HEADROOM_BYTES
 from edgespec.planning.widths import WIDEST
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.restarting import WorkerSettings
 from edgespec.selection import class_too_dear, fastest_plain, know, resolve_profile
 from edgespec.session import Session, Speculation
 from edgespec.text.templates import ChatTemplate
@@ -54,6 +66,7 @@ class Engine:
         self._wish = wish
         self._home = parts.home
         self._target = parts.target
+        self.elsewhere = Elsewhere(parts)
         self._located_drafter = located
         self._located_whole_drafter = parts.whole_drafter
         self._memory_allowed_bytes = parts.memory_left_bytes  # beyond the target and one session
@@ -61,7 +74,7 @@ class Engine:
         self._closed = False
         # Not kept alive by the engine: a server opens thousands in its life.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self._drafter_models = DrafterModels(profile, wish.context_length)
+        self._drafter_models = DrafterModels(profile, wish.context_length, parts.worker)
         self._template: ChatTemplate | None = None
         self._learning: Learning | None = None
         self._others: list[LoadedModel] = []  # the target's weights in other settings
@@ -88,6 +101,7 @@ class Engine:
         store_home: Home | None = None,
         calibrate: bool = False,
         keep_class: bool = False,
+        worker: WorkerSettings | None = None,
         **overrides: Any,
     ) -> Engine:
         """Load a target and plan for it.
@@ -98,8 +112,8 @@ class Engine:
         plain, and ``learn`` can measure between answers. A depth given as a number, or near exactness, needs the
         check which widths are bit-equal (about 20 seconds), and makes it. ``keep_class`` stays in the setting whose
         widths are bit-equal also where plain decoding was measured to be so much faster in another that drafting is
-        not expected to win it back: for measuring and checking. ``progress`` is told each step, on the calling
-        thread.
+        not expected to win it back: for measuring and checking. ``worker`` says how processes for drafters are
+        started: a frozen application has to. ``progress`` is told each step, on the calling thread.
 
         Raises EdgespecError and its subclasses only.
         """
@@ -107,7 +121,8 @@ class Engine:
         tell = progress or (lambda _event: None)
         chosen = resolve_profile(profile, {"target": target, **overrides}, place)
         locator = Locator(store=Store(place), download=download, progress=progress, cancelled=cancelled)
-        engine = cls(load_parts(chosen, place, locator, limits or Limits(), tell, calibrate=calibrate))
+        parts = load_parts(chosen, place, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
+        engine = cls(parts)
         try:
             if not keep_class:
                 engine.leave_dear_class()
@@ -194,21 +209,22 @@ class Engine:
         whole = None if self._located_whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
         return EscapeDrafter(drafter, whole, located.kept_ids.tolist())
 
-    def drafter_model(self) -> LoadedModel:
+    def drafter_model(self) -> Model:
         """The drafter, loaded at its first proposal and shared by all sessions.
 
-        Raises ClosedError if there is none, MemoryLimitError if it does not fit beside the target.
+        In a process of its own it is ``Restarting``: it may still be loading. Raises ClosedError if there is none,
+        MemoryLimitError if it does not fit beside the target.
         """
         return self._loaded_drafter(self._located_drafter)
 
-    def whole_drafter_model(self) -> LoadedModel:
+    def whole_drafter_model(self) -> Model:
         """The model that a trimmed drafter was made from, loaded where the text is not what the head was cut for.
 
         Raises ClosedError if there is none, MemoryLimitError if it does not fit beside the others.
         """
         return self._loaded_drafter(self._located_whole_drafter)
 
-    def _loaded_drafter(self, located: LocatedModel | None) -> LoadedModel:
+    def _loaded_drafter(self, located: LocatedModel | None) -> Model:
         if self._closed or located is None:
             raise ClosedError("this engine is closed")
         return self._drafter_models.get(located, self._target.settings.threads, self._memory_allowed_bytes)
@@ -279,9 +295,11 @@ class Engine:
             self.probe = self.knowledge.widths() or self.probe
         costs = self.knowledge.costs()
         self.plan = self._plan_by(costs)
-        if isinstance(self.policy, CostDepth | BanditDepth):
+        pipelined = isinstance(self.policy, PipelinedDepth)
+        if isinstance(self.policy, CostDepth | BanditDepth) and pipelined == (self.plan.mode == "pipelined"):
             self.policy.calibrate(costs, self.plan.depth_cap, self.knowledge.priors)
-        else:
+        else:  # another mode is another policy, which begins with what this one learned
+            self.knowledge.keep(self.policy)
             self.policy = self._policy_by(costs)
 
     def _plan_by(self, costs: Costs) -> Plan:
@@ -289,7 +307,14 @@ class Engine:
 
     def _policy_by(self, costs: Costs) -> DepthPolicy:
         name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
-        return make_policy(name, self.plan.depth_cap, self._wish.sources, costs, self.knowledge.priors)
+        pipelined = self.plan.mode == "pipelined"
+        return make_policy(
+            name, self.plan.depth_cap, self._wish.sources, costs, self.knowledge.priors, pipelined=pipelined
+        )
+
+    def pipeline_budget(self) -> Budget | None:
+        """How much each round of one answer verifies where the plan drafts beside the target; None where not."""
+        return make_budget(self.plan.depth_cap, self.knowledge.costs()) if self.plan.mode == "pipelined" else None
 
     def follow_power(self) -> bool:
         """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
@@ -370,7 +395,7 @@ class Engine:
             drafter = self._located_drafter
             if drafter is not None:
                 own = drafter_settings(self.profile, threads, drafter)
-                left -= memory_needed(drafter.header, drafter.weight_bytes, context_length, own).total_bytes
+                left -= drafter_memory(self.profile, drafter, context_length, own).total_bytes
             taken = 0
             for each, wanted in zip(located, settings, strict=True):
                 once = memory_needed(each.header, each.weight_bytes, context_length, wanted)
@@ -398,7 +423,9 @@ class Engine:
         # What the target takes is taken already: it fits whatever headroom the ranking leaves.
         taken = replace(self._target_estimate(), buffers_bytes=HEADROOM_BYTES)
         allowed = self._memory_allowed_bytes + taken.total_bytes
-        return self.knowledge.ranking(others, self.plan.context_length, allowed, near=near)
+        return self.knowledge.ranking(
+            others, self.plan.context_length, allowed, near=near, places=self.elsewhere.places
+        )
 
     def close(self) -> None:
         """End every session, then free the models. Idempotent."""
@@ -427,7 +454,7 @@ class Engine:
         self.close()
 
 
-def _called(method: weakref.WeakMethod[Callable[[], LoadedModel]]) -> LoadedModel:
+def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:
     alive = method()
     if alive is None:
         raise ClosedError("this engine is gone")

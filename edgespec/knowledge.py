@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgespec.decoding.contracts import DepthPolicy, ModelFacts
+from edgespec.placement import Placement, Placements, same_place
 from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.calibration import ModelTimes
 from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import MARGIN, CostDepth, Costs
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.options import DrafterOption, Ranking, TargetOption
-from edgespec.planning.ranking import rank
+from edgespec.planning.options import HOST, Contention, DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.ranking import HEADROOM_BYTES, rank
+from edgespec.planning.weighing import taken_bytes
 from edgespec.planning.widths import WidthProbe, probe_starts
+from edgespec.runtimes.llama import EVERY_LAYER
 
 # Drafters that need no model cost nothing worth counting.
 _FREE_SOURCES = ("lookup",)
@@ -56,7 +61,9 @@ class Knowledge:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is said of the target before anything else: where it runs, and measurements that were ignored."""
-        where = f"{self.target.name} on {self.target.device}, {self.target.threads} threads"
+        layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
+        some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
+        where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
         lost = () if self.drafter_failure is None else (f"the model drafter is lost: {self.drafter_failure}",)
         return (where, *lost, *self.store.notes)
 
@@ -84,6 +91,7 @@ class Knowledge:
             plain_s=self.store.plain_s(self.target),
             drafts=drafts,
             acceptance={source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()},
+            contention=None if self.drafter is None else self.store.load_contention(self.target, self.drafter),
         )
 
     @property
@@ -102,36 +110,103 @@ class Knowledge:
         return self.drafter_failure is None and "model" not in self.priors and self.may_pay("model")
 
     def ranking(
-        self, others: Sequence[ModelFacts], context_length: int, allowed_bytes: int, *, near: bool
+        self,
+        others: Sequence[ModelFacts],
+        context_length: int,
+        allowed_bytes: int,
+        *,
+        near: bool,
+        places: Placements | None = None,
     ) -> Ranking | None:
         """Every way to run that was measured, ranked by the speed to expect; None before anything was.
 
-        ``others`` are the target's other settings, of which only plain decoding may have been timed. The drafting
-        model is judged by what earlier conversations taught, or by what is usual.
+        ``others`` are the target's other settings, of which only plain decoding may have been timed. Target and
+        drafter are crossed over all of the ``places`` they were timed in; the rest are rejected as not measured. The
+        drafting model is judged by what earlier conversations taught, or by what is usual.
         """
+        places = places or Placements()
         times, widths = self.target_times(), self.widths()
         if times is None:
             return None
         cap = None if widths is None else widths.depth_cap
-        targets = [_target_option(self.target, times.curves.curves[0], context_length, cap)]
+        here = next((place for place in places.targets if _same_setting(place.facts, self.target)), None)
+
+        def option(facts: ModelFacts, curve: Curve, depth_cap: int | None) -> TargetOption:
+            if here is None:
+                return _target_option(facts, curve, context_length, depth_cap)
+            return replace(here, facts=facts).target_option(curve, depth_cap)
+
+        targets = [option(self.target, times.curves.curves[0], cap)]
         for facts in others:
             seconds = self.store.plain_s(facts)
             if seconds is not None:
-                targets.append(_target_option(facts, Curve(widths=(1,), forward_s=(seconds,)), context_length, 0))
-        drafters = []
+                targets.append(option(facts, Curve(widths=(1,), forward_s=(seconds,)), 0))
+        drafters: list[DrafterOption] = []
         costs = self.costs()
         cost = costs.drafts.get("model")
         # Copies of the text are not ranked: they cost nothing to have, and what they bring only the text decides.
         if cost is not None and self.drafter is not None:
             rates = costs.acceptance.get("model", (UNKNOWN,))
-            drafters.append(_drafter_option(self.drafter, cost, rates, context_length))
-        return rank(
-            targets,
-            drafters,
-            {facts.device: allowed_bytes for facts in (self.target, *others, *filter(None, [self.drafter]))},
-            exactness="near" if near else "stable",
-            modes=("plain", "serial"),
-        )
+            at = next((place for place in places.drafters if _same_setting(place.facts, self.drafter)), None)
+            drafters.append(
+                _drafter_option(self.drafter, cost, rates, context_length)
+                if at is None
+                else at.drafter_option(cost, rates)
+            )
+        pairs: dict[tuple[str, str], Contention] = {}
+        if costs.contention is not None and self.drafter is not None:
+            pairs[self.target.device, self.drafter.device] = costs.contention
+        memory = {facts.device: allowed_bytes for facts in (self.target, *others, *filter(None, [self.drafter]))}
+        rejected: list[Rejected] = []
+        if places.targets or places.drafters:
+            memory |= {HOST: allowed_bytes, **places.memory_bytes}
+            for name, needed in taken_bytes(targets[0], None, HEADROOM_BYTES).items():
+                memory[name] = max(memory.get(name, 0), needed)  # it is loaded, so it fits
+            rejected = self._elsewhere(places, targets, drafters, pairs)
+        ranking = rank(targets, drafters, memory, contention=pairs, exactness="near" if near else "stable")
+        return replace(ranking, rejected=(*ranking.rejected, *rejected))
+
+    def _elsewhere(
+        self,
+        places: Placements,
+        targets: list[TargetOption],
+        drafters: list[DrafterOption],
+        pairs: dict[tuple[str, str], Contention],
+    ) -> list[Rejected]:
+        """Add the other places that were timed, and what pairs of them cost each other; says why not the rest."""
+        rejected: list[Rejected] = []
+        rates = self.costs().acceptance.get("model", (UNKNOWN,))
+        for place in places.targets:
+            if _same_setting(place.facts, self.target):
+                continue
+            option = self._option_at(place)
+            if option is not None:
+                targets.append(option)
+            elif not same_place(place.facts, self.target):  # else the target's own setting there speaks for it
+                rejected.append(places.too_small(place) or place.not_measured())
+        for place in places.drafters:
+            if any(place.facts.device == known.device for known in drafters):
+                continue
+            drafting = self.store.load_times(place.facts)
+            if drafting is not None:
+                drafters.append(place.drafter_option(drafting.draft_cost, rates))
+            else:
+                rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
+        for target, drafter in itertools.product(places.targets, places.drafters):
+            both = self.store.load_contention(target.facts, drafter.facts)
+            if both is not None:
+                pair = target.facts.device, drafter.facts.device
+                pairs[pair] = both.worse(pairs.get(pair))
+        return rejected
+
+    def _option_at(self, place: Placement) -> TargetOption | None:
+        """The target as it was timed in another place, for contexts as long as this one; None if it was not."""
+        times, probe = self.store.load_times(place.facts), self.store.load_widths(place.facts)
+        if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
+            stable = None if probe is None or not probe.covers(self._context_length) else probe.depth_cap
+            return place.target_option(times.curves.curves[0], stable)
+        seconds = self.store.load_plain_s(place.facts)
+        return None if seconds is None else place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0)
 
     def expected_gain(self, depth_cap: int) -> float:
         """The speed-up over plain decoding to expect of the drafting model; 1.0 without one, or where it loses.
@@ -164,6 +239,7 @@ class Knowledge:
             return
         for source, prior in policy.priors().items():
             if prior != self.priors.get(source, NO_PRIOR):
+                self.priors[source] = prior
                 self.store.save_acceptance(self.target, self._identity(source), prior)
 
     def _identity(self, source: str) -> str:
@@ -187,6 +263,17 @@ def _drafter_option(
         weights_bytes=facts.weight_bytes,
         cache_bytes=facts.kv_bytes_per_token * context_length,
         bytes_per_forward=facts.bytes_per_forward,
+    )
+
+
+def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
+    """Whether two descriptions of a model are of the same way to run it."""
+    return (one.runtime, one.device, one.threads, one.kv_type, dict(one.settings)) == (
+        other.runtime,
+        other.device,
+        other.threads,
+        other.kv_type,
+        dict(other.settings),
     )
 
 

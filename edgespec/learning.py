@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgespec.decoding.contracts import ModelFacts
-from edgespec.errors import ClosedError, EdgespecError
+from edgespec.decoding.contracts import Model, ModelFacts, Restarting
+from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.events import Loading
 from edgespec.opening import fewer_threads, other_caches
+from edgespec.placement import Placement, same_place
 from edgespec.planning.calibration import (
     Scope,
     measure_agreement,
@@ -32,6 +33,9 @@ LEARNING_BUDGET_S = 8.0
 # Times that fewer threads have to be found faster: on a shared machine two cores were slower than one in one second
 # of twelve.
 _THREADS_CONFIRMED = 3
+
+# How long a step waits for a model that loads in a process of its own.
+_LOOK_AGAIN_S = 0.2
 
 T = TypeVar("T")
 
@@ -105,6 +109,8 @@ class Learning:
         if self._alternatives:
             yield from self._alternative_steps()
         yield from self._drafter_steps()
+        if self._alternatives:
+            yield from self._place_steps()
 
     def _thread_steps(self) -> Steps:
         """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
@@ -178,11 +184,19 @@ class Learning:
             return
         try:
             drafter = engine.drafter_model()
+            yield from _until_loaded(drafter)
         except ClosedError:
             return  # the engine is going: nothing was found out about its drafter
         except EdgespecError as error:  # it does not fit beside the target, for one
             engine.knowledge.drafter_failure = error.message
             return
+        try:
+            yield from self._measure_drafter(drafter, facts, known=known, paired=paired)
+        except WorkerLostError as error:  # nobody waits for an answer of the drafter's: the others go on without it
+            engine.knowledge.drafter_failure = error.message
+
+    def _measure_drafter(self, drafter: Model, facts: ModelFacts, *, known: bool, paired: bool) -> Steps:
+        engine, store, target = self._engine, self._engine.knowledge.store, self._engine.target_model.facts
         label = f"measuring {facts.name}"
         if not known or self._afresh:
             steps = measure_drafter(drafter, engine.plan.context_length, self._scope)
@@ -195,6 +209,57 @@ class Learning:
             agreeing = measure_agreement(engine.target_model, drafter, map(engine.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
             engine.knowledge.learn_prior("model", (yield from _labelled(agreeing, label)))
+
+    def _place_steps(self) -> Steps:
+        """Target and drafter in every other place that has room for them beside what is loaded.
+
+        What does not load or run there stays unmeasured, and the ranking says so.
+        """
+        engine, places = self._engine, self._engine.elsewhere.places
+        for place in places.targets:
+            if places.room(place) and not same_place(place.facts, engine.target_model.facts):
+                with suppress(EdgespecError):
+                    yield from self._target_at(place)
+        for place in places.drafters:
+            drafter = engine.knowledge.drafter
+            if places.room(place) and (drafter is None or not same_place(place.facts, drafter)):
+                with suppress(EdgespecError):
+                    yield from self._drafter_at(place)
+
+    def _target_at(self, place: Placement) -> Steps:
+        engine, store, drafting = self._engine, self._engine.knowledge.store, self._engine.knowledge.drafter
+        apart = drafting is not None and drafting.device != place.facts.device
+        timed = store.load_times(place.facts) is not None
+        paired = drafting is None or not apart or store.load_contention(place.facts, drafting) is not None
+        if timed and paired and not self._afresh:
+            return
+        with engine.elsewhere.open_target(place) as target:
+            steps = measure_target(target, engine.plan.context_length, self._scope)
+            times, probe = yield from _labelled(steps, f"measuring {place.name}")
+            store.save_times(place.facts, times)
+            store.save_widths(place.facts, probe)
+            if drafting is not None and apart:
+                drafter = engine.drafter_model()
+                yield from _until_loaded(drafter)
+                yield from self._contention_of(target, place.facts, drafter, drafting)
+
+    def _drafter_at(self, place: Placement) -> Steps:
+        engine, store, target = self._engine, self._engine.knowledge.store, self._engine.target_model
+        apart = target.facts.device != place.facts.device
+        timed = store.load_times(place.facts) is not None
+        if timed and (not apart or store.load_contention(target.facts, place.facts)) and not self._afresh:
+            return
+        with closing(engine.elsewhere.open_drafter(place)) as drafter:
+            yield from _until_loaded(drafter)
+            steps = measure_drafter(drafter, engine.plan.context_length, self._scope)
+            store.save_times(place.facts, (yield from _labelled(steps, f"measuring {place.name}")))
+            if apart:
+                yield from self._contention_of(target, target.facts, drafter, place.facts)
+
+    def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
+        label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
+        both = yield from _labelled(measure_contention(target, drafter), label)
+        self._engine.knowledge.store.save_contention(target_facts, facts, both)
 
 
 def setting_words(facts: ModelFacts) -> str:
@@ -215,3 +280,9 @@ def _labelled(steps: Generator[float, None, T], label: str) -> Generator[Loading
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
             yield Loading(label, fraction)
+
+
+def _until_loaded(model: Model) -> Steps:
+    """Wait for a model that loads in a process of its own. Raises what loading raises."""
+    while isinstance(model, Restarting) and not model.wait(_LOOK_AGAIN_S):
+        yield Loading(f"loading {model.facts.name}")

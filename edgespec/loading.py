@@ -16,12 +16,13 @@ from edgespec.opening import (
     LoadedModel,
     ModelSettings,
     choose_threads,
+    drafter_memory,
     drafter_settings,
     memory_needed,
     open_model,
     stable_settings,
-    target_settings,
 )
+from edgespec.placement import Placements, default_settings, find_placements, require_room, room_for_drafter
 from edgespec.planning.calibration import QUICK, ModelTimes, measure_target
 from edgespec.planning.machine import Machine, describe_machine
 from edgespec.planning.measurements import Measurements
@@ -30,7 +31,8 @@ from edgespec.planning.planner import Wish, find_stable_model
 from edgespec.planning.widths import WidthProbe, probe_widths
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama_library import load as load_library
-from edgespec.selection import find_drafter, know, source_names
+from edgespec.runtimes.restarting import WorkerSettings
+from edgespec.selection import choose_places, find_drafter, know, source_names
 from edgespec.text.tokenizer import LlamaVocabulary
 
 
@@ -46,12 +48,15 @@ class Limits:
 class Parts:
     """What an Engine is made of. ``memory_left_bytes`` may be used beyond the target and one session.
 
-    ``whole_drafter`` is what a ``drafter`` with a trimmed head was made from, where the store holds it.
+    ``whole_drafter`` is what a ``drafter`` with a trimmed head was made from, where the store holds it. ``located``
+    is the target's file, ``places`` are those that it and the drafter could be in.
     """
 
     profile: Profile
     machine: Machine
     target: LoadedModel
+    located: LocatedModel
+    places: Placements
     tokenizer: LlamaVocabulary
     drafter: LocatedModel | None
     whole_drafter: LocatedModel | None
@@ -60,10 +65,18 @@ class Parts:
     knowledge: Knowledge
     home: Home
     memory_left_bytes: int
+    worker: WorkerSettings
 
 
 def load_parts(
-    profile: Profile, place: Home, locator: Locator, limits: Limits, tell: LoadProgress, *, calibrate: bool
+    profile: Profile,
+    place: Home,
+    locator: Locator,
+    limits: Limits,
+    tell: LoadProgress,
+    *,
+    calibrate: bool,
+    worker: WorkerSettings | None = None,
 ) -> Parts:
     """Find and load what the profile asks for. Raises EdgespecError and its subclasses only."""
     load_library()  # before anything is fetched for it
@@ -78,12 +91,32 @@ def load_parts(
             hint="give it with `--draft`, and an untrimmed model as the target",
         )
     header = located.header
-    settings = target_settings(profile, choose_threads(profile, machine, limits.max_threads), located)
+    threads = choose_threads(profile, machine, limits.max_threads)
     context_length = min(profile.context, header.context_length or profile.context)
-    estimate = memory_needed(header, located.weight_bytes, context_length, settings)
-    require_memory(located.name, estimate, allowed)
-    left = allowed - estimate.total_bytes
-    drafter, drafter_off = _fitting_drafter(profile, located, locator, settings, context_length, left)
+    store = Measurements(place.measurements, machine.fingerprint, machine.power_source)
+
+    def places_with(drafter: LocatedModel | None) -> Placements:
+        return find_placements(
+            profile, threads, located, drafter, context_length, lambda facts: store.load_times(facts) is not None
+        )
+
+    def require_place(wanted: ModelSettings, places: Placements) -> int:
+        """Bytes that are left of those allowed."""
+        require_room(wanted, places)
+        estimate = memory_needed(header, located.weight_bytes, context_length, wanted)
+        require_memory(located.name, estimate, allowed)
+        return allowed - estimate.total_bytes
+
+    alone = places_with(None)
+    settings = default_settings(profile, threads, located, alone, allowed)
+    require_place(settings, alone)  # before a drafter is fetched for it
+    drafter, drafter_off = find_drafter(profile, located, locator)
+    places = places_with(drafter)
+    settings, profile = choose_places(store, profile, settings, drafter, places, context_length, allowed)
+    left = require_place(settings, places)
+    if drafter is not None:
+        too_large = _too_large(profile, drafter, settings, places, context_length, left)
+        drafter, drafter_off = (drafter, drafter_off) if too_large is None else (None, too_large)
     wish = Wish(
         depth=profile.depth,
         exactness=profile.exactness,
@@ -93,8 +126,8 @@ def load_parts(
         drafter_runtime="llama" if drafter is None else drafter.runtime,
         drafter_device="cpu" if drafter is None else drafter_settings(profile, settings.threads, drafter).device,
         drafter_off=drafter_off,
+        mode=profile.mode,
     )
-    store = Measurements(place.measurements, machine.fingerprint, machine.power_source)
 
     def open_target(wanted: ModelSettings) -> LoadedModel:
         tell(Loading(f"loading {located.name}"))
@@ -121,6 +154,8 @@ def load_parts(
         profile=profile,
         machine=machine,
         target=model,
+        located=located,
+        places=places,
         tokenizer=tokenizer,
         drafter=drafter,
         whole_drafter=None if drafter is None or not drafter.drafts_only else locator.find_source(drafter),
@@ -129,26 +164,27 @@ def load_parts(
         knowledge=knowledge,
         home=place,
         memory_left_bytes=left,
+        worker=worker or WorkerSettings(),
     )
 
 
-def _fitting_drafter(
+def _too_large(
     profile: Profile,
-    target: LocatedModel,
-    locator: Locator,
-    settings: ModelSettings,
+    drafter: LocatedModel,
+    target_settings: ModelSettings,
+    places: Placements,
     context_length: int,
     left_bytes: int,
-) -> tuple[LocatedModel | None, str | None]:
-    """The drafter's file, or why there is none. It never pushes the target out of their memory."""
-    drafter, off = find_drafter(profile, target, locator)
-    if drafter is None:
-        return drafter, off
-    own = drafter_settings(profile, settings.threads, drafter)
-    if own.device != settings.device:
-        return drafter, off
-    needed = memory_needed(drafter.header, drafter.weight_bytes, context_length, own).total_bytes
-    return (drafter, off) if needed <= left_bytes else (None, too_large_words(drafter.name, needed, left_bytes))
+) -> str | None:
+    """Why the drafter cannot be beside the target, None if it can: it never pushes the target out of their memory."""
+    own = drafter_settings(profile, target_settings.threads, drafter)
+    room = room_for_drafter(target_settings, own.device, places)
+    if room is not None and room[0] > room[1]:
+        return too_large_words(drafter.name, *room)
+    if drafter.onnx is not None and own.device != target_settings.device:
+        return None  # what a provider keeps where is not known
+    needed = drafter_memory(profile, drafter, context_length, own).total_bytes
+    return None if needed <= left_bytes else too_large_words(drafter.name, needed, left_bytes)
 
 
 def _measure(

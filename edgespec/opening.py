@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
+from edgespec.planning.devices import llama_devices, llama_gpus
 from edgespec.planning.machine import Machine
 from edgespec.planning.memory import MemoryEstimate, estimate_memory
+from edgespec.planning.offload import layer_bytes
+from edgespec.planning.options import HOST
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes import llama, native, onnx
-from edgespec.runtimes.llama_library import load as load_llama_library
+from edgespec.runtimes.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.worker_frames import LoadRequest
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
@@ -23,6 +27,10 @@ NATIVE = "native"
 
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
+
+# What a worker process holds beside its model (the interpreter, numpy, a runtime): 51 MiB resident with llama.cpp,
+# 68 MiB with ONNX Runtime, on Linux with a tiny model. What a driver adds for its device is not in it.
+PROCESS_BYTES = 68 * 2**20
 
 
 class LoadedModel(Model, Protocol):
@@ -52,12 +60,19 @@ class LoadedModel(Model, Protocol):
     def __exit__(self, *_exception: object) -> None: ...
 
 
-def choose_device(wanted: str, weight_bytes: int) -> str:
-    """The named device; ``auto`` is the build's first GPU with room for the weights, else the CPU."""
-    if wanted != "auto":
-        return wanted
-    devices = load_llama_library().devices()
-    return next((d.name for d in devices if d.kind == "gpu" and d.free_bytes > weight_bytes), "cpu")
+def choose_device(wanted: str, needed_bytes: int) -> str:
+    """The named device, as llama.cpp writes it; ``auto`` is the first GPU with so many bytes free, else the CPU.
+
+    One in the processor is not taken unasked: both read the same memory, so only measuring tells which is faster. A
+    name that is not here is left as it is, for loading to refuse.
+    """
+    if wanted.lower() == "cpu":
+        return "cpu"
+    if wanted == "auto":
+        gpus = (gpu for gpu in llama_gpus() if gpu.kind == "gpu")
+        return next((gpu.name for gpu in gpus if (gpu.free_bytes or 0) > needed_bytes), "cpu")
+    names = (device.name for device in llama_devices(with_memory=False))
+    return next((name for name in names if name.lower() == wanted.lower()), wanted)
 
 
 def choose_threads(profile: Profile, machine: Machine, max_threads: int | None) -> int:
@@ -72,12 +87,12 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
         return _onnx_settings(profile.device, threads)
     if profile.device == NATIVE:
         return native.NativeSettings(threads=threads)
-    device = choose_device(profile.device, target.weight_bytes)
+    device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
     settings = llama.LlamaSettings(
         threads=threads,
         device=device,
         gpu_layers=None if profile.gpu_layers == "auto" else profile.gpu_layers,
-        kv_type=_cache_type(device),
+        kv_type=cache_type(device),
     )
     return llama.usable_settings(settings, target.header)
 
@@ -90,7 +105,17 @@ def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> M
     if drafter.onnx is not None:
         return _onnx_settings(profile.draft_device, threads)
     device = choose_device(profile.draft_device, drafter.weight_bytes)
-    return llama.LlamaSettings(threads=threads, device=device, kv_type=_cache_type(device))
+    return llama.LlamaSettings(threads=threads, device=device, kv_type=cache_type(device))
+
+
+def drafts_in_process(profile: Profile, settings: ModelSettings) -> bool:
+    """Whether a drafter in those settings has a process of its own: on a GPU or an NPU, unless the profile says more.
+
+    Their drivers fail and hang, and take the process along that uses them.
+    """
+    if profile.draft_isolation == "auto":
+        return settings.device.lower() != "cpu"
+    return profile.draft_isolation == "process"
 
 
 def stable_settings(preferred: ModelSettings) -> Sequence[ModelSettings]:
@@ -131,6 +156,32 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
     )
 
 
+def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings, worker: WorkerSettings) -> Model:
+    """The drafter, loaded here, or on its way in a process of its own, which is not waited for (see ``Restarting``).
+
+    Raises what ``open_model`` raises.
+    """
+    if not drafts_in_process(profile, settings):
+        return open_model(drafter, settings)
+    folder = drafter.artefact or drafter.onnx
+    request = LoadRequest(
+        runtime=drafter.runtime,
+        path=drafter.path if folder is None else folder.folder,
+        settings=asdict(settings),
+        name=drafter.name,
+        sha256=drafter.identity,
+    )
+    return run_in_process(describe_drafter(profile, drafter, settings), request, worker)
+
+
+def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> ModelFacts:
+    """The facts the drafter would have if it were loaded; a process of its own is one of its settings."""
+    facts = describe(drafter, settings)
+    if not drafts_in_process(profile, settings):
+        return facts
+    return replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
+
+
 def describe(located: LocatedModel, settings: ModelSettings) -> ModelFacts:
     """The facts the model would have if it were loaded."""
     if isinstance(settings, onnx.OnnxSettings):
@@ -144,9 +195,16 @@ def describe(located: LocatedModel, settings: ModelSettings) -> ModelFacts:
 def memory_needed(
     header: GgufHeader, weight_bytes: int, context_length: int, settings: ModelSettings
 ) -> MemoryEstimate:
-    """What a model takes in those settings: its weights, a cache for ``context_length`` tokens, working buffers."""
-    estimate = estimate_memory(header, context_length, _cache_bits(settings))
-    return replace(estimate, weights_bytes=weight_bytes)
+    """What a model takes of the machine's own memory: weights, cache for ``context_length`` tokens, working buffers.
+
+    What lies in a GPU's memory is not in it, what llama.cpp keeps beside a GPU is.
+    """
+    bits = _cache_bits(settings)
+    whole = replace(estimate_memory(header, context_length, bits), weights_bytes=weight_bytes)
+    if not isinstance(settings, llama.LlamaSettings) or not has_own_memory(settings.device):
+        return whole
+    split = layer_bytes(header, bits).split(settings.gpu_layers, context_length)
+    return replace(whole, weights_bytes=split.host_weights, cache_bytes=split.host_cache)
 
 
 def _cache_bits(settings: ModelSettings) -> float:
@@ -155,6 +213,23 @@ def _cache_bits(settings: ModelSettings) -> float:
     if isinstance(settings, native.NativeSettings):
         return native.KV_BITS
     return llama.KV_TYPES[settings.kv_type][1]
+
+
+def has_own_memory(device: str) -> bool:
+    """Whether a device of llama.cpp's keeps what it holds outside the machine's own memory."""
+    if device == "cpu":
+        return False
+    found = (one for one in llama_devices(with_memory=False) if one.name.lower() == device.lower())
+    return any(one.memory != HOST for one in found)
+
+
+def drafter_memory(
+    profile: Profile, drafter: LocatedModel, context_length: int, settings: ModelSettings
+) -> MemoryEstimate:
+    """What the drafter takes, in this process or in one of its own."""
+    estimate = memory_needed(drafter.header, drafter.weight_bytes, context_length, settings)
+    more = PROCESS_BYTES if drafts_in_process(profile, settings) else 0
+    return replace(estimate, buffers_bytes=estimate.buffers_bytes + more)
 
 
 def other_settings(target: LoadedModel) -> list[Mapping[str, Any]]:
@@ -177,8 +252,8 @@ def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
     return [{"kv_type": "f16"}, {"kv_type": "f16", "flash_attention": False}]
 
 
-def _cache_type(device: str) -> str:
-    """The cache whose widths are bit-equal. GPU kernels are built for keys and values of one type only."""
+def cache_type(device: str) -> str:
+    """The cache whose widths are bit-equal on the CPU. GPU kernels are built for keys and values of one type only."""
     return llama.LlamaSettings().kv_type if device == "cpu" else "q8_0"
 
 

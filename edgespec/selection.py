@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from edgespec.files.gguf import compare_vocabularies
 from edgespec.files.locations import Home
 from edgespec.knowledge import Knowledge
 from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import LoadedModel, describe, drafter_settings, other_settings
+from edgespec.opening import LoadedModel, ModelSettings, describe_drafter, drafter_settings, other_settings
+from edgespec.placement import Placements, room_for_drafter
 from edgespec.planning.measurements import Measurements
+from edgespec.planning.options import HOST
 from edgespec.planning.planner import SLOWER_ALLOWED, Wish
 from edgespec.profiles.profile import Profile, load_profile
 
@@ -68,8 +71,48 @@ def know(
     """What is stored of a loaded target and the drafter found for it."""
     facts: ModelFacts | None = None
     if drafter is not None:
-        facts = describe(drafter, drafter_settings(profile, target.settings.threads, drafter))
+        facts = describe_drafter(profile, drafter, drafter_settings(profile, target.settings.threads, drafter))
     return Knowledge(store, target.facts, facts, wish.sources, wish.context_length)
+
+
+# -------------------------------------------------------------------------------------- where the two are put
+
+
+def choose_places(
+    store: Measurements,
+    profile: Profile,
+    settings: ModelSettings,
+    drafter: LocatedModel | None,
+    places: Placements,
+    context_length: int,
+    allowed_bytes: int,
+) -> tuple[ModelSettings, Profile]:
+    """Where the target runs, and the profile with its drafter's device decided: the fastest that was measured.
+
+    ``settings`` are the target's before anybody measured, and stay where they were not timed themselves: what is in
+    use is measured, and then compared with the rest. ``allowed_bytes`` are of the machine's memory.
+    """
+    facts: ModelFacts | None = None
+    if drafter is not None and places.drafters:
+        own = drafter_settings(profile, settings.threads, drafter)
+        room = room_for_drafter(settings, own.device, places)
+        crowded = profile.draft_device == "auto" and room is not None and room[0] > room[1]
+        profile = replace(profile, draft_device=HOST if crowded else own.device)
+        facts = describe_drafter(profile, drafter, drafter_settings(profile, settings.threads, drafter))
+    here = next((place for place in places.targets if place.is_of(settings)), None)
+    if here is None:
+        return settings, profile
+    known = Knowledge(store, here.facts, facts, source_names(profile, drafter), context_length)
+    ranking = known.ranking((), context_length, allowed_bytes, near=profile.exactness == "near", places=places)
+    if ranking is None:
+        return settings, profile
+    best = ranking.best
+    for place in places.targets:
+        if (place.facts.device, place.layers) == (best.target.device, best.target.layers):
+            settings = replace(settings, **place.placing)
+    if best.drafter is not None and best.drafter.device is not None:
+        profile = replace(profile, draft_device=best.drafter.device)
+    return settings, profile
 
 
 # ------------------------------------------------------------------------------ where plain decoding may be faster

@@ -36,14 +36,14 @@ class Speculation:
 
     A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
     of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
-    verifying go on at once, in turns without.
+    verifying go on at once; without one, or where it gives none, in turns.
     """
 
     drafters: tuple[Drafter, ...]
     policy: DepthPolicy
     depth_cap: int
     target: Model | None = None
-    budget: Callable[[], Budget] | None = None
+    budget: Callable[[], Budget | None] | None = None
 
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -96,7 +96,12 @@ class Session:
         if self._speculation is not None:
             return self._speculation
         engine = self._engine
-        return Speculation(drafters=engine.drafters, policy=engine.policy, depth_cap=engine.plan.depth_cap)
+        return Speculation(
+            drafters=engine.drafters,
+            policy=engine.policy,
+            depth_cap=engine.plan.depth_cap,
+            budget=engine.pipeline_budget,
+        )
 
     def clear(self, *, keep_cache: bool = True) -> None:
         """Forget the conversation, not the system message.
@@ -158,15 +163,18 @@ class Session:
         history = list(tokens)
         speculating = self._speculating
         plan = engine.plan
-        policy = speculating.policy if depth is None else FixedDepth(min(depth, speculating.depth_cap))
+        budget = None if depth == 0 or speculating.budget is None else speculating.budget()
+        cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
+        # Beside the target a chain has one token more: a window's forward scores the first token of the next one too.
+        policy = speculating.policy if depth is None else FixedDepth(cap + (budget is not None))
         drafts = self._draft_state()
         limits = LoopLimits(
             max_tokens=max_tokens,
-            depth_cap=speculating.depth_cap,
+            depth_cap=cap,
             vocabulary_size=engine.vocabulary_size,
             stop_ids=engine.tokenizer.stop_ids,
         )
-        loop = self._loop(drafts, policy, history, limits, speculating.budget)
+        loop = self._loop(drafts, policy, history, limits, budget)
         stats = DecodeStats(prompt_tokens=len(tokens))
         task = AnswerTask(
             loop=loop,
@@ -210,7 +218,7 @@ class Session:
         policy: DepthPolicy,
         history: list[int],
         limits: LoopLimits,
-        budget: Callable[[], Budget] | None,
+        budget: Budget | None,
     ) -> Rounds:
         if budget is None:
             return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits)
@@ -224,7 +232,7 @@ class Session:
             history,
             limits,
             submit=self._draft_thread.submit,
-            budget=budget(),
+            budget=budget,
         )
 
     def _reopen_if_broken(self) -> None:

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from acceptance_bench import BENCH_STEPS
+from acceptance_equality import PROMPTS, row_of, verification_prompts
 from acceptance_export import EXPORT_STEPS
 from acceptance_optimum import OPTIMUM_STEPS
+from acceptance_pipelined import PIPELINED_STEPS
 from acceptance_quality import QUALITY_STEPS
 from acceptance_static import STATIC_STEPS
 from acceptance_trim import TRIM_STEPS
@@ -35,7 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "acceptance"
 RESULTS = OUT / "results.json"
 
-EQUALITY_PROMPTS = 40
 EQUALITY_TOKENS = 96
 LONG_PROMPT_TOKENS = 700
 LEAST_LONG_PROMPTS = 8
@@ -90,29 +91,15 @@ def run(*command: str, cwd: Path = ROOT, **more: Any) -> subprocess.CompletedPro
 def equality(results: Results, name: str) -> bool:
     """`edgespec verify` on the default pair: 40 prompts, every stable depth, greedy and sampled, under load."""
     from edgespec.bench.equality import PromptResult, check_equality
-    from edgespec.bench.suite import builtin_suite, load_humaneval
     from edgespec.engine import Engine
-    from edgespec.files.locations import home
-    from edgespec.files.store import Store
-    from edgespec.profiles.catalogue import lookup
 
-    humaneval = Store(home()).fetch(lookup("humaneval"))
-    prompts = [*load_humaneval(humaneval.path, n=20), *builtin_suite("verify")]
-    assert len(prompts) == EQUALITY_PROMPTS
+    prompts = verification_prompts()
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
     with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True, keep_class=True) as engine:
         plan = engine.plan.as_json()
 
         def keep(result: PromptResult) -> None:
-            rows[result.prompt_id] = {
-                "category": result.category,
-                "prompt_tokens": result.prompt_tokens,
-                "emitted_tokens": result.emitted_tokens,
-                "comparisons": result.comparisons,
-                "proposed": result.proposed,
-                "accepted": result.accepted,
-                "identical": not result.divergences,
-            }
+            rows[result.prompt_id] = row_of(result)
             results.save(name, prompts=rows, plan=plan)
             print(f"  {len(rows)}/{len(prompts)} {result.prompt_id}: {not result.divergences}", flush=True)
 
@@ -128,7 +115,7 @@ def equality(results: Results, name: str) -> bool:
         prompts_past_700_tokens=long_prompts,
         accepted_per_proposed=sum(r["accepted"] for r in rows.values()) / sum(r["proposed"] for r in rows.values()),
     )
-    return identical == len(rows) == EQUALITY_PROMPTS and long_prompts >= LEAST_LONG_PROMPTS
+    return identical == len(rows) == PROMPTS and long_prompts >= LEAST_LONG_PROMPTS
 
 
 def near(results: Results, name: str) -> bool:
@@ -221,6 +208,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     **OPTIMUM_STEPS,
     **STATIC_STEPS,
     **TRIM_STEPS,
+    **PIPELINED_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }

@@ -15,10 +15,14 @@ from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
 from edgespec.opening import (
+    PROCESS_BYTES,
     choose_device,
     choose_threads,
     describe,
+    describe_drafter,
+    drafter_memory,
     drafter_settings,
+    drafts_in_process,
     fewer_threads,
     memory_needed,
     open_model,
@@ -27,12 +31,14 @@ from edgespec.opening import (
     stable_settings,
     target_settings,
 )
-from edgespec.planning.memory import estimate_memory
+from edgespec.planning.memory import MemoryEstimate, estimate_memory
 from edgespec.profiles.profile import load_profile
+from edgespec.runtimes import llama_library
 from edgespec.runtimes.llama import LlamaSettings
 from edgespec.runtimes.native import NativeSettings
 from edgespec.runtimes.onnx import OnnxSettings
 from tests.support.kernel_calls import require_native
+from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels
 
 PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
@@ -53,17 +59,28 @@ def folder(located: LocatedModel) -> LocatedModel:
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [
-        SimpleNamespace(name="CPU", kind="cpu", free_bytes=1 << 40),
-        SimpleNamespace(name="Vulkan0", kind="gpu", free_bytes=SMALL + 1),
-    ]
-    monkeypatch.setattr(opening, "load_llama_library", lambda: SimpleNamespace(devices=lambda: devices))
+    """A card and a GPU in the processor, which has far more memory."""
+    devices = (
+        gpu("cpu", kind="cpu", free=1 << 40),
+        gpu("Vulkan1", kind="igpu", free=1 << 40, total=1 << 40),
+        gpu("Vulkan0", free=SMALL + 1),
+        gpu("CUDA0", free=None, total=None),
+    )
+    library = SimpleNamespace(devices=lambda *, with_memory=True: devices)
+    monkeypatch.setattr(llama_library, "load", lambda: library)
 
 
 def test_the_first_gpu_with_room_is_chosen(two_devices: None) -> None:
     assert choose_device("auto", SMALL) == "Vulkan0"
+    assert choose_device("auto", SMALL + 1) == "cpu"
     assert choose_device("auto", BIG) == "cpu"
-    assert choose_device("CUDA7", BIG) == "CUDA7"
+
+
+def test_a_device_asked_for_by_name(two_devices: None) -> None:
+    assert choose_device("vulkan0", BIG) == "Vulkan0"
+    assert choose_device("Vulkan1", BIG) == "Vulkan1"
+    assert choose_device("CUDA7", BIG) == "CUDA7", "for loading to refuse"
+    assert choose_device("CPU", BIG) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +96,12 @@ def test_a_gguf_target_runs_in_llama_cpp(two_devices: None, located: LocatedMode
     settings = target_settings(profile, 3, located)
     assert isinstance(settings, LlamaSettings)
     assert (settings.threads, settings.device, settings.gpu_layers) == (3, "cpu", None)
-    on_gpu = target_settings(replace(profile, device="Vulkan0", gpu_layers=7), 3, located)
+    on_gpu = target_settings(replace(profile, device="Vulkan0", gpu_layers=2), 3, located)
     assert isinstance(on_gpu, LlamaSettings)
-    assert (on_gpu.device, on_gpu.gpu_layers) == ("Vulkan0", 7)
+    assert (on_gpu.device, on_gpu.gpu_layers) == ("Vulkan0", 2)
     assert on_gpu.kv_type in ("q8_0", "f16"), "keys and values of one type"
+    assert target_settings(replace(profile, device="Vulkan0", gpu_layers=0), 3, located) == settings
+    assert target_settings(replace(profile, device="auto", gpu_layers=0), 3, located) == settings
 
 
 def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel) -> None:
@@ -152,6 +171,20 @@ def test_a_trimmed_head_does_not_run_there(located: LocatedModel) -> None:
         open_model(trimmed, NativeSettings())
 
 
+def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, located: LocatedModel) -> None:
+    def needed(**settings: Any) -> MemoryEstimate:
+        wanted = LlamaSettings(kv_type="f16", **settings)
+        return memory_needed(located.header, located.weight_bytes, 512, wanted)
+
+    here, whole, some = needed(), needed(device="Vulkan0"), needed(device="vulkan0", gpu_layers=2)
+    assert whole.cache_bytes == 0
+    assert 0 < whole.weights_bytes < some.weights_bytes < here.weights_bytes
+    assert some.cache_bytes == here.cache_bytes / 2, "one block of two"
+    assert whole.buffers_bytes == here.buffers_bytes
+    assert needed(device="Vulkan1") == here, "a GPU in the processor has none of its own"
+    assert needed(device="CUDA7") == here
+
+
 def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
     settings = target_settings(replace(PROFILE, device="cpu"), 1, located)
     with open_model(located, settings) as model:
@@ -159,3 +192,34 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
         assert model.facts == replace(
             said, trained_context_length=model.facts.trained_context_length, can_rewind=model.facts.can_rewind
         )
+
+
+# --------------------------------------------------------------------------------- a process for the drafter
+
+
+@pytest.mark.parametrize(
+    ("isolation", "device", "expected"),
+    [
+        ("auto", "cpu", False),
+        ("auto", "CPU", False),
+        ("auto", "Vulkan0", True),
+        ("thread", "Vulkan0", False),
+        ("process", "cpu", True),
+    ],
+)
+def test_a_drafter_on_a_gpu_or_npu_has_a_process_of_its_own(isolation: Any, device: str, expected: bool) -> None:
+    profile = replace(PROFILE, draft_isolation=isolation)
+    assert drafts_in_process(profile, LlamaSettings(device=device)) is expected
+    assert drafts_in_process(profile, OnnxSettings(provider=device)) is expected
+
+
+def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel) -> None:
+    settings = LlamaSettings()
+    profiles = [replace(PROFILE, draft_isolation=kind) for kind in ("thread", "process")]
+    here, apart = (drafter_memory(profile, located, 512, settings) for profile in profiles)
+    assert here == memory_needed(located.header, located.weight_bytes, 512, settings)
+    assert apart.total_bytes - here.total_bytes == PROCESS_BYTES
+    own, other = (describe_drafter(profile, located, settings) for profile in profiles)
+    assert own == describe(located, settings)
+    forkless = replace(own, can_fork=False, can_branch=False)
+    assert other == replace(forkless, settings={**own.settings, "process": True})

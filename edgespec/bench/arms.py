@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
-from edgespec.decoding.contracts import Drafter, Model
+from edgespec.decoding.contracts import Drafter, Model, Restarting
 from edgespec.engine import Engine
 from edgespec.errors import InvalidRequestError
 from edgespec.planning.cost import FREE
@@ -84,7 +84,9 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         return None
     if name in (PLAIN, AGAIN, "loaded"):
         if name == "loaded" and engine.knowledge.drafter is not None:
-            engine.drafter_model()
+            drafter = engine.drafter_model()
+            if isinstance(drafter, Restarting):
+                drafter.wait()
         return _plain()
     if name == FASTEST:
         faster = engine.fastest_plain()

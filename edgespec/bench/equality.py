@@ -15,6 +15,7 @@ from edgespec.engine import Engine
 from edgespec.events import Done
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.plan import Exactness, Plan
+from edgespec.planning.policies import make_budget
 from edgespec.planning.widths import WidthProbe, width_classes
 from edgespec.session import Session, Speculation
 
@@ -155,14 +156,16 @@ def check_equality(
     *,
     max_tokens: int = 96,
     samplings: Iterable[Sampling] | None = None,
+    depths: Sequence[int] | None = None,
     on_result: Callable[[PromptResult], None] | None = None,
 ) -> EqualityReport:
     """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises.
 
     ``samplings`` are greedy and ``SAMPLED`` by default; greedy alone under near exactness, where the gap between the
-    two best scores, which the bound is about, decides nothing else.
+    two best scores, which the bound is about, decides nothing else. ``depths`` are those of ``depths_to_check`` by
+    default.
     """
-    depths = depths_to_check(engine)
+    depths = depths_to_check(engine) if depths is None else tuple(depths)
     near = any(depth > _stable_cap(engine) for depth in depths)
     if samplings is None:
         samplings = (Sampling(),) if near else (Sampling(), SAMPLED)
@@ -170,7 +173,14 @@ def check_equality(
     bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and near else 0.0
     # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
     cap = max(depths, default=0)
-    every = Speculation(drafters=engine.drafters, policy=FixedDepth(cap), depth_cap=cap)
+    costs = engine.knowledge.costs()
+    every = Speculation(
+        drafters=engine.drafters,
+        policy=FixedDepth(cap),
+        depth_cap=cap,
+        # As the plan runs, or as the profile wants it: at once or in turns.
+        budget=(lambda: make_budget(cap, costs)) if "pipelined" in (engine.profile.mode, engine.plan.mode) else None,
+    )
     results = []
     with engine.session(speculation=every) as session:
         for prompt in prompts:

@@ -10,7 +10,7 @@ from edgespec.bench import predictions
 from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
 from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
-from edgespec.decoding.contracts import ModelFacts
+from edgespec.decoding.contracts import ModelFacts, RoundRecord
 from edgespec.engine import Engine
 
 
@@ -164,6 +164,8 @@ def _work(
         "share_draft": None,
         "share_verify": None,
         "share_idle": None,
+        "share_target_idle": None,
+        "share_drafter_idle": None,
     }
     if not rounds or not tokens or not seconds:
         return work
@@ -179,9 +181,18 @@ def _work(
         "bandwidth_used": None if not read_bytes_per_s else per_token * tokens / seconds / read_bytes_per_s,
         "share_draft": drafted_s / seconds,
         "share_verify": verified_s / seconds,
-        "share_idle": max(0.0, 1.0 - (drafted_s + verified_s) / seconds),
+        "share_idle": max(0.0, 1.0 - (sum(map(_busy_s, rounds))) / seconds),
+        "share_target_idle": max(0.0, 1.0 - verified_s / seconds),
+        "share_drafter_idle": max(0.0, 1.0 - drafted_s / seconds),
     }
     return work
+
+
+def _busy_s(record: RoundRecord) -> float:
+    """Seconds of a round in which either side was at work; both at once count once."""
+    if not record.overlapped:
+        return record.draft_s + record.verify_s
+    return record.verify_s + min(record.draft_s, record.target_idle_s)
 
 
 def _requests(answers: Sequence[Answer], name: str) -> dict[str, Any]:

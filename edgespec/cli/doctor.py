@@ -25,7 +25,7 @@ from edgespec.runtimes.llama_library import INSTALL_HINT, load
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
 _PROBES = {
-    "llama": "from edgespec.runtimes.llama_library import load; load()",
+    "llama": "from edgespec.runtimes.llama_library import load; load().devices()",
     "onnx": "from edgespec.runtimes.onnx_providers import list_devices; list_devices()",
 }
 _PROBE_TIMEOUT_S = 60.0
@@ -205,9 +205,12 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
 def _print_devices(devices: list[dict[str, Any]]) -> None:
     for device in devices:
         free, total = device["free_bytes"], device["total_bytes"]
-        # A processor's memory is the machine's, which has a line of its own.
-        told = device["kind"] != "cpu" and free is not None and total is not None
-        memory = f", {free / _GIB:.1f} of {total / _GIB:.1f} GiB free" if told else ""
+        # The machine's memory has a line of its own.
+        memory = ""
+        if device["kind"] in ("gpu", "igpu") and device["memory"] == "cpu":
+            memory = ", in the machine's memory"
+        elif device["kind"] == "gpu" and free is not None and total is not None:
+            memory = f", {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
         print(f"  device   {device['name']}: {device['description']} ({device['kind']}{memory})")
 
 

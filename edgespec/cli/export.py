@@ -14,7 +14,7 @@ from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.opening import JsonOption, TargetOption, resolve_profile, state_of
 from edgespec.cli.output import ProgressPrinter, State, print_json
 from edgespec.cli.written import Written
-from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.locations import home
 from edgespec.files.progress import ProgressCallback
@@ -276,15 +276,6 @@ def _write_onnx(
 ) -> Mapping[str, Any]:
     kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
     more: dict[str, Any] = {"quant": wish.quant, "static_cache": wish.static_cache, "kept": kept, "notes": notes}
-    try:
-        from edgespec.export.onnx_export import export_onnx
+    from edgespec.export.onnx_export import export_onnx
 
-        manifest: Mapping[str, Any] = export_onnx(source.path, folder, **more, progress=progress, **provenance)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "onnx":
-            raise
-        raise RuntimeUnavailableError(
-            "writing ONNX models needs the package onnx, which is not installed",
-            hint='pip install "edgespec[onnx]"',
-        ) from error
-    return manifest
+    return export_onnx(source.path, folder, **more, progress=progress, **provenance)

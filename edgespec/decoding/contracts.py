@@ -13,85 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgespec.errors import NonFiniteLogitsError, StaleRowsError
-
-FloatArray = NDArray[np.float64]
-LogitsArray = NDArray[np.float32]
-IdArray = NDArray[np.int64]
+from edgespec.decoding.distributions import Distribution as Distribution
+from edgespec.decoding.rows import FloatArray as FloatArray
+from edgespec.decoding.rows import IdArray as IdArray
+from edgespec.decoding.rows import LogitsArray as LogitsArray
+from edgespec.decoding.rows import Rows as Rows
 
 T = TypeVar("T")
-
-
-# --------------------------------------------------------------------------------------------- rows
-
-
-class Rows:
-    """The scores of the last ``count`` positions of one forward.
-
-    ``read_row(i)`` returns row i as float32 of shape (vocabulary,); it may be a view of native memory that the
-    Sequence's next forward overwrites, so every access first asks ``is_current``. A runtime with native
-    reductions overrides ``argmax`` and ``top_k``; everything else inherits these.
-    """
-
-    def __init__(
-        self, count: int, read_row: Callable[[int], LogitsArray], is_current: Callable[[], bool] = lambda: True
-    ) -> None:
-        self.count = count
-        self._read_row = read_row
-        self._is_current = is_current
-
-    def _check(self, index: int) -> None:
-        if not self._is_current():
-            raise StaleRowsError("these rows were overwritten by a later forward, rewind or close")
-        if not 0 <= index < self.count:
-            raise IndexError(f"row {index} of {self.count}")
-
-    def _row(self, index: int) -> LogitsArray:
-        self._check(index)
-        return self._read_row(index)
-
-    def argmax_row(self, index: int) -> int:
-        """The id with the highest score of row ``index``; ties go to the lowest id.
-
-        Raises NonFiniteLogitsError if the row holds a NaN or +infinity.
-        """
-        row = self._row(index)
-        best = int(np.argmax(row))  # numpy counts NaN as the maximum, so one look at the winner finds both
-        if not np.isfinite(row[best]):
-            raise NonFiniteLogitsError(f"the target's logits hold {row[best]} at token id {best}")
-        return best
-
-    def argmax(self) -> IdArray:
-        """``argmax_row`` of every row: int64 of shape (count,)."""
-        return np.array([self.argmax_row(i) for i in range(self.count)], dtype=np.int64)
-
-    def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
-        """The k best (ids, scores) of every row, best first, ties by lowest id; both of shape (count, k)."""
-        ids = np.empty((self.count, k), dtype=np.int64)
-        scores = np.empty((self.count, k), dtype=np.float32)
-        for i in range(self.count):
-            row = self._row(i)
-            # Everything at or above the k-th score, so that a tie at the border is decided by id, not by chance.
-            border = np.partition(row, len(row) - k)[len(row) - k]
-            candidates = np.flatnonzero(row >= border)
-            order = candidates[np.argsort(-row[candidates], kind="stable")][:k]
-            ids[i], scores[i] = order, row[order]
-        return ids, scores
-
-    def logits(self, index: int) -> LogitsArray:
-        """Row ``index``: float32 of shape (vocabulary,), the caller's to keep.
-
-        Raises StaleRowsError after the Sequence's next forward, rewind or close.
-        """
-        return np.array(self._row(index), dtype=np.float32)
-
-    def copy(self) -> Rows:
-        """The same rows, detached from the Sequence: valid for ever."""
-        kept = [self.logits(i) for i in range(self.count)]
-        return Rows(self.count, kept.__getitem__)
 
 
 # ------------------------------------------------------------------------------- models and sequences
@@ -99,7 +27,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class."""
+    """What is known about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
+
+    ``can_branch``: its Sequences are TreeSequences, and a tree's rows are those of its paths as chains, bit for bit.
+    """
 
     name: str
     sha256: str | None
@@ -116,6 +47,7 @@ class ModelFacts:
     kv_type: str
     can_rewind: bool = True
     can_fork: bool = False
+    can_branch: bool = False
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
@@ -161,6 +93,28 @@ class Sequence(Protocol):
 
 
 @runtime_checkable
+class TreeSequence(Sequence, Protocol):
+    """A Sequence that scores several continuations at once, as a tree of tokens.
+
+    The tree is no part of the cache: ``length`` does not count it, and ``forward``, ``rewind`` and ``fork`` drop it.
+    """
+
+    def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
+        """Add ``tokens`` to the tree and score every one of them.
+
+        Token i follows the token of the tree with index ``parents[i]``, counted from the tree's first token on and
+        smaller than its own, or what the cache ends with where that is -1. Its row is the one that ``forward`` gives
+        at the end of its path. On any exception the tree is gone. Raises what ``forward`` raises.
+        """
+
+    def keep(self, path: abc.Sequence[int]) -> None:
+        """Append the tokens with these indices, a path down from the cache's end, and drop the rest of the tree.
+
+        Raises InvalidRequestError for what is no such path.
+        """
+
+
+@runtime_checkable
 class Model(Protocol):
     """Weights on one device. Owned by the Engine; opens any number of Sequences."""
 
@@ -174,49 +128,51 @@ class Model(Protocol):
         """Free the weights, after closing every Sequence still open. Idempotent."""
 
 
+@runtime_checkable
+class Restarting(Protocol):
+    """A Model in a process of its own: loaded while others go on, and perhaps lost and started again."""
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why ``open`` would raise WorkerLostError now, though not later; None if there is nothing to wait for."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until there is nothing to wait for, for so many seconds at most; whether there is not.
+
+        Raises what loading raised, if the model is given up.
+        """
+
+
 # ------------------------------------------------------------------------------------------- drafting
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """Probabilities over a support: ``ids`` int64 ascending, ``probs`` float64 > 0 summing to 1, same shape."""
-
-    ids: IdArray
-    probs: FloatArray
-
-    def dense(self, vocabulary_size: int) -> FloatArray:
-        """Float64 of shape (vocabulary_size,), zero off the support."""
-        full = np.zeros(vocabulary_size, dtype=np.float64)
-        full[self.ids] = self.probs
-        return full
-
-    def normalised(self) -> Distribution:
-        """The same distribution, summing to one to the last bit that float64 allows."""
-        return Distribution(self.ids, self.probs / self.probs.sum())
-
-    @property
-    def peak(self) -> float:
-        """The highest probability."""
-        return float(self.probs.max())
-
-    @property
-    def entropy(self) -> float:
-        """In nats."""
-        return float(-np.dot(self.probs, np.log(self.probs)))
+# (chains, length) that a proposal is best spread over, given the odds that the target's next token is the drafter's
+# best id, its second best, and so on.
+Spread = Callable[[abc.Sequence[float]], tuple[int, int]]
 
 
 class Context:
     """What a drafter sees: ``committed_length`` tokens that stand, then possibly assumed ones.
 
     A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
-    ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``.
+    ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
+    asks has a use for ``Proposal.runners_up``. With ``spread`` trees are welcome.
     """
 
-    __slots__ = ("committed_length", "tokens")
+    __slots__ = ("committed_length", "spread", "tokens", "wants_runners_up")
 
-    def __init__(self, tokens: list[int], committed_length: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens: list[int],
+        committed_length: int | None = None,
+        *,
+        wants_runners_up: bool = False,
+        spread: Spread | None = None,
+    ) -> None:
+        self.spread = spread
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
+        self.wants_runners_up = wants_runners_up
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -251,6 +207,15 @@ class Proposal:
     part of that time spent catching up with tokens the drafter had not seen, ``forwards`` how often the drafter's
     weights were read. ``confidences[i]`` is how sure it was of token i before choosing it, from 0 to 1 (empty: it
     cannot tell); what that is worth as a probability of acceptance is found out by whoever uses it.
+
+    ``runners_up[i]`` is what the drafter would have said in place of token i: the best id of the same scores that is
+    not token i (None: there is none; empty: nobody asked). It is never put forward, so nobody asks whether it stands.
+    It only names a text, prefix and runner-up, from which drafting may go on before the verdict: a branch. By the
+    keyed rule the text is the target's own, whatever is put forward. By the rejection rule it keeps its law as well.
+    A branch is put forward when the correction has made its text the history; that, and whether there is one at all,
+    may depend on anything drawn so far, but its own tokens are a function of the text they follow and are verified as
+    such, as not drawn at random. And what is drafted anew where no branch fits draws from noise that decided nothing
+    before.
     """
 
     tokens: tuple[int, ...] = ()
@@ -261,6 +226,7 @@ class Proposal:
     sync_s: float = 0.0
     forwards: int = 0
     confidences: tuple[float, ...] = ()
+    runners_up: tuple[int | None, ...] = ()
 
     def cut(self, length: int) -> Proposal:
         """The first ``length`` tokens."""
@@ -275,6 +241,7 @@ class Proposal:
             sync_s=self.sync_s,
             forwards=self.forwards,
             confidences=self.confidences[:length],
+            runners_up=self.runners_up[:length],
         )
 
 
@@ -295,12 +262,14 @@ class Outcome:
 class Draft:
     """One drafted token and, under the rejection rule, the distribution it was drawn from.
 
-    ``confidence`` is the highest probability there was, None if nobody asked for it.
+    ``confidence`` is the highest probability there was, None if nobody asked for it; ``runner_up`` what would have
+    been the token if this one did not exist, None if nobody asked or there is no other.
     """
 
     token: int
     distribution: Distribution | None = None
     confidence: float | None = None
+    runner_up: int | None = None
 
 
 class ChainGate(Protocol):
@@ -324,8 +293,18 @@ class ChainGate(Protocol):
 class TokenChooser(Protocol):
     """How this session turns scores into a token; the target and its drafters share it."""
 
-    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None) -> Draft | None:
-        """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain."""
+    def draft(
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, runner_up: bool = False
+    ) -> Draft | None:
+        """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
+
+        With ``runner_up`` the draft says what it would have been otherwise.
+        """
+
+    def candidates(
+        self, rows: Rows, index: int, context: abc.Sequence[int], count: int
+    ) -> abc.Sequence[tuple[int, float]]:
+        """At most ``count`` ids, the likeliest choices of a target with these scores first, and the odds of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +352,18 @@ class ExplainsSilence(Protocol):
         """Why it proposed nothing when last asked; None if it may."""
 
 
+@runtime_checkable
+class DraftsBranches(Protocol):
+    """A DraftState that can draft beside its latest proposal: what follows where a token of that is another one."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether the latest proposal stays in its cache meanwhile, so that a branch costs its own forwards only."""
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """As ``propose``, but a function of the context alone: the rejection rule draws nothing at random here."""
+
+
 class Drafter(Protocol):
     """Something that proposes tokens; shared by sessions. Loads what it needs at its first proposal."""
 
@@ -392,7 +383,9 @@ class Drafter(Protocol):
 class RoundRecord:
     """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
 
-    ``draft_forwards``: how often the drafter's weights were read.
+    ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
+    comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
+    target's forward; ``draft_s`` is then what it took for the proposal that this round took in.
     """
 
     width: int
@@ -408,6 +401,12 @@ class RoundRecord:
     verify_s: float
     round_s: float
     draft_forwards: int = 0
+    overlapped: bool = False
+
+    @property
+    def target_idle_s(self) -> float:
+        """Seconds of the round in which the target computed nothing."""
+        return max(0.0, self.round_s - self.verify_s)
 
 
 @dataclass(frozen=True, slots=True)

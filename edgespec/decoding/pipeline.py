@@ -4,7 +4,8 @@ A round feeds the target the last committed token and a window of the tokens put
 continue all of them meanwhile, assuming that they stand (PEARL's post-verify: Liu et al., 2024). A forward over w
 draft tokens scores w + 1 places, so the first of the new tokens is compared as well: nothing is gained by a bonus
 token that the drafter has already said. With nothing put forward, or a window of none, the target scores one place
-while the first tokens are being drafted, so that a drafter that was just wrong costs no time (pre-verify).
+while the first tokens are being drafted, so that a drafter that was just wrong costs no time (pre-verify). A drafter
+that has time left goes on from what the target may say instead (branches.py).
 
 How far the drafter gets is not planned in advance: it is told to end when the target is done, so that a chunk
 takes the time of a forward (DuoDecoding: Lv et al., 2025), whatever the machine does. It is told before it chooses a
@@ -18,14 +19,14 @@ import contextlib
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from threading import Event
-from typing import Protocol
+from typing import Any
 
+from edgespec.decoding.branches import Branches, Growth
+from edgespec.decoding.budgets import Budget, FixedBudget
 from edgespec.decoding.contracts import (
     Context,
     DepthPolicy,
-    Distribution,
     DraftState,
     Outcome,
     Proposal,
@@ -33,131 +34,18 @@ from edgespec.decoding.contracts import (
     Rows,
     Sequence,
 )
+from edgespec.decoding.flights import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
 from edgespec.decoding.proposals import valid_length
 from edgespec.decoding.rounds import LoopLimits, Rounds, Step
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
 
-__all__ = ["Budget", "FixedBudget", "PipelinedLoop", "Submit"]
+__all__ = ["Budget", "Drafted", "FixedBudget", "PipelinedLoop", "Submit"]
 
 # How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
 # words every tenth place or so has any given one.
 _WORDS_TOO_MANY = 2
-
-# Hands a job to the drafter's thread, which runs one after another.
-Submit = Callable[[Callable[[], "Drafted"]], "Future[Drafted]"]
-
-
-class Budget(Protocol):
-    """How much a round verifies and drafts, and how long it waits for a drafter that is late."""
-
-    def window(self, confidences: tuple[float | None, ...]) -> int:
-        """How many of the tokens put forward to verify now, given how sure the drafter was of each."""
-
-    def draft_tokens(self, pending: int) -> int:
-        """How many tokens the drafter may add to those ``pending`` while the target verifies."""
-
-    def patience_s(self) -> float:
-        """Seconds to wait for the drafter once the target is done."""
-
-    def reuses(self) -> bool:
-        """Whether what was drafted behind a rejected token is put forward again where it continues the right one."""
-
-    def reused(self, stood: bool) -> None:
-        """Whether the first token that was put forward again stood."""
-
-    def record(self, record: RoundRecord) -> None:
-        """Learn from a round."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedBudget:
-    """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not."""
-
-    most: int
-    ahead: int
-    patience: float = 1e9
-    reuse: bool = False
-
-    def window(self, confidences: tuple[float | None, ...]) -> int:
-        return self.most
-
-    def draft_tokens(self, pending: int) -> int:
-        return self.ahead
-
-    def patience_s(self) -> float:
-        return self.patience
-
-    def reuses(self) -> bool:
-        return self.reuse
-
-    def reused(self, stood: bool) -> None:
-        """Nothing to learn."""
-
-    def record(self, record: RoundRecord) -> None:
-        """Nothing to learn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """What the drafter's thread made of one request, and the seconds it took."""
-
-    proposal: Proposal
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Piece:
-    """One proposal and how far its tokens were verified."""
-
-    proposal: Proposal
-    evaluated: int = 0
-    accepted: int = 0
-    again: bool = False  # put forward before, at another place
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """A token put forward: where it is in which proposal."""
-
-    token: int
-    piece: _Piece
-    place: int
-
-    @property
-    def probs(self) -> Distribution | None:
-        own = self.piece.proposal.draft_probs
-        return own[self.place] if own is not None and self.place < len(own) else None
-
-    @property
-    def confidence(self) -> float | None:
-        own = self.piece.proposal.confidences
-        return own[self.place] if self.place < len(own) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A proposal being made to follow ``tokens``; ``done`` tells its drafter that enough is drafted."""
-
-    tokens: list[int]
-    future: Future[Drafted]
-    target_done: Event
-
-
-class _UntilDone:
-    """The gate of a flight: lets everything pass until the target is done."""
-
-    needs_entropy = False
-
-    def __init__(self, done: Event) -> None:
-        self._done = done
-
-    def admits(self, confidence: float, entropy: float | None) -> bool:
-        return True
-
-    def goes_on(self) -> bool:
-        return not self._done.is_set()
 
 
 class PipelinedLoop(Rounds):
@@ -181,8 +69,9 @@ class PipelinedLoop(Rounds):
         self._policy = policy
         self._submit = submit
         self._budget = budget
-        self._pending: list[_Token] = []
-        self._flight: _Flight | None = None
+        self._pending: list[PutForward] = []
+        self._flight: Flight | None = None
+        self._branches = Branches(drafter, submit, clock)
         self._untold: list[Outcome] = []
 
     def steps(self) -> Generator[Step, None, None]:
@@ -191,6 +80,15 @@ class PipelinedLoop(Rounds):
             yield from super().steps()
         finally:
             self._abandon()
+            self._chooser.draft_stream = 0
+
+    def _prefill(self) -> Step:
+        """As of every loop. What the drafter makes of the prompt meanwhile is taken in by whichever round it is ready
+        for: the first token waits for nobody.
+        """
+        if self._budget.drafts_beside_prefill():
+            self._take_off(0)
+        return super()._prefill()
 
     # ------------------------------------------------------------------------------------------- a round
 
@@ -202,13 +100,17 @@ class PipelinedLoop(Rounds):
             window = self._window()
             self._take_off(window)
             chunk = [each.token for each in self._pending[:window]]
+            overlapped = self._flight is not None or self._branches.at_work
             rows = target.forward([history[-1], *chunk], window + 1)
+            scored = clock()
             drafted_s, drafted, invalid = self._land()
+            waited_s = clock() - scored
             chain = self._pending[: window + 1]
             verdict = self._compare(chain, rows, bonus=len(chain) == window)
             stands = [each.token for each in chain[: verdict.accepted]]
             committed = self._until_stop([*stands, *verdict.following])
             target.rewind(base + len(committed) - 1)
+            rest = self._going_on(verdict, window, committed)
         except BaseException:
             self._abandon()
             self._roll_back()
@@ -217,6 +119,7 @@ class PipelinedLoop(Rounds):
         # An accepted end-of-sequence ends the comparison: it is a stop, not a rejection.
         accepted = min(verdict.accepted, len(committed))
         evaluated = min(verdict.evaluated, len(committed))
+        branching = self._branches.take_work()
         record = RoundRecord(
             width=window + 1,
             context_length=base,
@@ -226,21 +129,20 @@ class PipelinedLoop(Rounds):
             invalid=invalid,
             emitted=len(committed),
             source=chain[0].piece.proposal.drafted_by if chain else None,
-            draft_s=drafted_s,
-            sync_s=0.0 if drafted is None else drafted.sync_s,
-            verify_s=verified - started,
+            draft_s=drafted_s + branching.draft_s,
+            sync_s=branching.sync_s + (0.0 if drafted is None else drafted.sync_s),
+            verify_s=verified - started - waited_s - branching.waited_s,
             round_s=verified - started,
-            draft_forwards=0 if drafted is None else drafted.forwards,
+            draft_forwards=branching.forwards + (0 if drafted is None else drafted.forwards),
+            overlapped=overlapped,
         )
-        rest = self._pending[window + 1 :] if verdict.kind == "open" else []
-        if verdict.kind == "correction" and self._budget.reuses():
-            rest = self._continuing(committed[-1], self._pending[verdict.accepted + 1 :])
         step = self._commit(committed, record)
         self._policy.record(record)
         self._budget.record(record)
         self._settle(chain[:evaluated], accepted, rest, tuple(committed))
         if step.finish is not None:
             self._abandon()
+            self._tell()
         return step
 
     def _window(self) -> int:
@@ -251,35 +153,56 @@ class PipelinedLoop(Rounds):
             return 0
         return max(0, min(most, self._budget.window(tuple(each.confidence for each in pending))))
 
-    def _compare(self, chain: list[_Token], rows: Rows, *, bonus: bool) -> Verdict:
+    def _compare(self, chain: list[PutForward], rows: Rows, *, bonus: bool) -> Verdict:
         return self._verify([each.token for each in chain], [each.probs for each in chain], rows, bonus=bonus)
 
     # ----------------------------------------------------------------------------------------- drafting
 
     def _take_off(self, window: int) -> None:
-        """Let the drafter continue everything put forward, unless it is at work or there is no place for more."""
+        """Unless it is at work let the drafter continue what is put forward, and then what may be said instead."""
         if self._flight is not None:
             return
-        self._tell()
-        pending = [each.token for each in self._pending]
-        if pending and pending[-1] in self._limits.stop_ids:
-            return  # nothing can follow a stop
-        # One more than the tokens beside which another fits: the last one may be the answer's last.
-        room = self._depth_room() + 1 - len(pending)
-        # What this round compares, and beyond that what the next one can verify.
-        useful = window + 1 + self._limits.depth_cap - len(pending)
-        wanted = min(room, useful, self._budget.draft_tokens(len(pending))) if self._limits.depth_cap else 0
-        if wanted < 1:
+        if not self._branches.at_work:
+            self._tell()
+        limits, branches, done = self._limits, self._branches, Event()
+        if not limits.depth_cap:
             return
-        tokens, done = [*self._history, *pending], Event()
-        context, gate = Context(tokens, len(self._history)), _UntilDone(done)
+        pending = [each.token for each in self._pending]
+        # One more than the tokens beside which another fits: the last one may be the answer's last.
+        room = self._depth_room() + 1
+        # What this round compares, and beyond that what the next one can verify.
+        useful = window + 1 + limits.depth_cap - len(pending)
+        wanted = min(room - len(pending), useful, self._budget.draft_tokens(len(pending), window))
+        if pending and pending[-1] in limits.stop_ids:
+            wanted = 0  # nothing can follow a stop
+        growth = Growth(
+            most=self._budget.branches(branches.forks) if branches.possible else 0,
+            depth=min(limits.depth_cap + 1, self._budget.draft_tokens(0, limits.depth_cap)),
+            end=len(self._history) + room,
+            vocabulary_size=limits.vocabulary_size,
+            stop_ids=limits.stop_ids,
+        )
+        if wanted > 0:
+            self._flight = self._continue(pending, wanted, done, runners_up=growth.most > 0)
+        if growth.most > 0 and (pending or self._flight is not None):
+            main = None if self._flight is None else self._flight.future
+            branches.grow(self._history, self._pending, main, done, growth)
+
+    def _continue(self, pending: list[int], wanted: int, done: Event, *, runners_up: bool) -> Flight:
+        tokens, stream = [*self._history, *pending], len(self._history)
+        context = Context(tokens, stream, wants_runners_up=runners_up)
 
         def draft() -> Drafted:
             started = self._clock()
-            proposal = self._drafter.propose(context, wanted, gate)
-            return Drafted(proposal.cut(wanted), self._clock() - started)
+            # A place may be drafted anew because of what was drafted for it before.
+            self._chooser.draft_stream = stream
+            proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
+            usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
+            chain = self._until_stop([int(token) for token in proposal.tokens[:usable]])
+            invalid = len(proposal.tokens) - usable
+            return Drafted(proposal.cut(len(chain)), invalid, self._clock() - started)
 
-        self._flight = _Flight(tokens, self._submit(draft), done)
+        return Flight(tokens, self._submit(draft), done)
 
     def _land(self) -> tuple[float, Proposal | None, int]:
         """Take in what the drafter has; returns its seconds, its proposal and how much of it was malformed.
@@ -287,32 +210,51 @@ class PipelinedLoop(Rounds):
         Raises CancelledError and what else the drafter raised.
         """
         flight = self._flight
-        if flight is None:
-            return 0.0, None, 0
-        flight.target_done.set()
-        if not flight.future.done():
-            wait([flight.future], self._budget.patience_s())
+        self._branches.end()
+        if flight is not None:
+            flight.target_done.set()
             if not flight.future.done():
-                return 0.0, None, 0  # late: it goes on, and so do we
+                wait([flight.future], self._budget.patience_s())
+        self._branches.gather()
+        if flight is None or not flight.future.done():
+            return 0.0, None, 0  # if it is late, it goes on, and so do we
         self._flight = None
         drafted = flight.future.result()
         proposal = drafted.proposal
-        usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
-        chain = self._until_stop([int(token) for token in proposal.tokens[:usable]])
-        invalid = len(proposal.tokens) - usable
+        chain = list(proposal.tokens)
         known = [*self._history, *(each.token for each in self._pending)]
         start = len(flight.tokens)
         said = known[start:]
         if known[:start] == flight.tokens and chain[: len(said)] == said:
-            piece = _Piece(proposal.cut(len(chain)))
-            self._pending += [_Token(token, piece, place) for place, token in enumerate(chain) if place >= len(said)]
-        return drafted.seconds, proposal, invalid
+            self._pending += put_forward(proposal, after=len(said))
+        return drafted.seconds, proposal, drafted.invalid
 
-    def _settle(self, compared: list[_Token], accepted: int, rest: list[_Token], committed: tuple[int, ...]) -> None:
+    def _going_on(self, verdict: Verdict, window: int, committed: list[int]) -> list[PutForward]:
+        """What is put forward once ``committed`` stands."""
+        history, pending, branches = self._history, self._pending, self._branches
+        hoped_for = branches.present
+        taken = branches.follow(history, committed)
+        if verdict.kind == "correction" and committed[-1] not in self._limits.stop_ids:
+            rejected, correction = pending[verdict.accepted], committed[-1]
+            if taken is None and rejected.runner_up == correction and branches.coming:
+                branches.wait(self._budget.patience_s())
+                taken = branches.follow(history, committed)
+            if hoped_for:
+                self._budget.branched(taken is not None)
+            if taken is None and self._budget.reuses():
+                return self._continuing(correction, pending[verdict.accepted + 1 :])
+        rest = pending[window + 1 :] if verdict.kind == "open" else []
+        return put_forward(taken, origin="branch") if taken is not None and not rest else rest
+
+    def _settle(
+        self, compared: list[PutForward], accepted: int, rest: list[PutForward], committed: tuple[int, ...]
+    ) -> None:
         """Keep ``rest``, and note the outcome of each proposal that will not be compared any further."""
         for index, each in enumerate(compared):
-            if each.piece.again and not each.piece.evaluated:
+            if each.piece.origin == "again" and not each.piece.evaluated:
                 self._budget.reused(index < accepted)
+            if each.piece.origin == "branch" and not each.piece.evaluated:
+                self._budget.branch_stood(index < accepted)
             each.piece.evaluated += 1
             each.piece.accepted += index < accepted
         going_on = {id(each.piece) for each in rest}
@@ -331,10 +273,10 @@ class PipelinedLoop(Rounds):
                     committed=committed,
                 )
             )
-        if self._flight is None:
+        if self._flight is None and not self._branches.at_work:
             self._tell()
 
-    def _continuing(self, correction: int, behind: list[_Token]) -> list[_Token]:
+    def _continuing(self, correction: int, behind: list[PutForward]) -> list[PutForward]:
         """What was drafted to follow ``correction``, if it is among the next tokens ``behind`` a rejected one.
 
         So it is where the drafter said a word too many. Another place has other odds, so these tokens no longer
@@ -343,8 +285,7 @@ class PipelinedLoop(Rounds):
         for index, each in enumerate(behind[:_WORDS_TOO_MANY]):
             if each.token == correction:
                 tokens = tuple(own.token for own in behind[index + 1 :])
-                piece = _Piece(Proposal(tokens=tokens, drafted_by=each.piece.proposal.drafted_by), again=True)
-                return [_Token(token, piece, place) for place, token in enumerate(tokens)]
+                return put_forward(Proposal(tokens=tokens, drafted_by=each.piece.proposal.drafted_by), origin="again")
         return []
 
     def _tell(self) -> None:
@@ -356,14 +297,15 @@ class PipelinedLoop(Rounds):
     def _abandon(self) -> None:
         """End the drafting in flight and forget what was put forward."""
         flight, self._flight, self._pending = self._flight, None, []
-        if flight is None:
-            return
-        flight.target_done.set()
-        if flight.future.cancel():
-            return
-        if not flight.future.done():
+        jobs: list[Future[Any]] = [*self._branches.drop()]
+        if flight is not None:
+            flight.target_done.set()
+            jobs.append(flight.future)
+        jobs = [job for job in jobs if not job.cancel()]
+        if any(not job.done() for job in jobs):
             self._drafter.cancel()
-            wait([flight.future])
+            wait(jobs)
             self._drafter.reset_cancel()
-        with contextlib.suppress(EdgespecError, CancelledError):
-            flight.future.result()
+        for job in jobs:
+            with contextlib.suppress(EdgespecError, CancelledError):
+                job.result()

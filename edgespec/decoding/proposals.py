@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from edgespec.decoding.contracts import Distribution, Proposal
@@ -11,21 +13,26 @@ from edgespec.decoding.contracts import Distribution, Proposal
 SUM_TOLERANCE = 1e-4
 
 
-def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool) -> int:
+def valid_length(proposal: Proposal, vocabulary_size: int, *, needs_probs: bool, trees: bool = False) -> int:
     """Number of leading tokens that are well-formed.
 
     A token must be an id of the target's vocabulary, its distribution (where given) must be finite, within
     (0, 1], sum to one, lie inside the vocabulary and contain the token. Without ``needs_probs`` distributions are
-    not looked at.
+    not looked at, nor are those of a tree. A tree is well-formed only where ``trees`` can be verified, and its tokens
+    follow earlier ones.
     """
-    if proposal.parents is not None:
-        return 0  # the serial loop verifies chains: a tree read as one would be nonsense
-    draft_probs = proposal.draft_probs
+    draft_probs, parents = proposal.draft_probs, proposal.parents
+    if parents is not None:
+        if not trees or len(parents) != len(proposal.tokens):
+            return 0  # a tree read as a chain would be nonsense
+        needs_probs = False
     if needs_probs and draft_probs is not None and len(draft_probs) != len(proposal.tokens):
         return 0
     for index, token in enumerate(proposal.tokens):
         is_id = isinstance(token, int | np.integer) and not isinstance(token, bool)
         if not is_id or not 0 <= token < vocabulary_size:
+            return index
+        if parents is not None and not (type(parents[index]) is int and -1 <= parents[index] < index):
             return index
         if needs_probs and draft_probs is not None:
             own = draft_probs[index]
@@ -46,3 +53,21 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
         return False
     place = int(np.searchsorted(ids, token))
     return place < len(ids) and int(ids[place]) == token
+
+
+def runner_up(proposal: Proposal, place: int, vocabulary_size: int) -> int | None:
+    """The runner-up at ``place``, if there is one that is an id of the vocabulary and not the token itself."""
+    other = proposal.runners_up[place] if place < len(proposal.runners_up) else None
+    is_id = isinstance(other, int | np.integer) and not isinstance(other, bool)
+    if not is_id or not 0 <= other < vocabulary_size or other == proposal.tokens[place]:  # type: ignore[operator]
+        return None
+    return int(other)  # type: ignore[arg-type]
+
+
+def first_chain(proposal: Proposal) -> Proposal:
+    """The leading tokens of a tree of which each follows the one before, as a chain."""
+    parents = proposal.parents
+    if parents is None:
+        return proposal
+    length = next((index for index, parent in enumerate(parents) if parent != index - 1), len(parents))
+    return replace(proposal.cut(length), parents=None)

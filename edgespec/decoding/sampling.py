@@ -205,6 +205,9 @@ class Chooser:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
+        # Which noise drafts are drawn from under the rejection rule. Whoever may draft a place anew because of what
+        # came of an earlier draft for it changes this in between: the old noise would be a biased one by then.
+        self.draft_stream = 0
 
     @property
     def uses_rejection(self) -> bool:
@@ -226,20 +229,48 @@ class Chooser:
         purpose = Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
         return draw(self.distribution(rows, index, context), self.sampling.seed, len(context), purpose)
 
-    def draft(self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None) -> Draft | None:
+    def draft(
+        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, runner_up: bool = False
+    ) -> Draft | None:
         if self._argmax_decides:
             sure: float | None = None
             if gate is not None:
                 sure, entropy = confidence_and_entropy(rows.logits(index), entropy=gate.needs_entropy)
                 if not gate.admits(sure, entropy):
                     return None
-            return Draft(rows.argmax_row(index), confidence=sure)
+            best = rows.argmax_row(index)
+            return Draft(best, confidence=sure, runner_up=_best_but(rows.logits(index), best) if runner_up else None)
         own = self.distribution(rows, index, context)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
-        purpose = Purpose.DRAFT if self.uses_rejection else Purpose.TOKEN
-        token = draw(own, self.sampling.seed, len(context), purpose)
-        return Draft(token, own if self.uses_rejection else None, own.peak)
+        if not self.uses_rejection:
+            token = draw(own, self.sampling.seed, len(context), Purpose.TOKEN)
+            # The target shares the noise, so its other choice is the one that comes next with the same noise.
+            rest = own.without(token) if runner_up else None
+            other = None if rest is None else draw(rest, self.sampling.seed, len(context), Purpose.TOKEN)
+            return Draft(token, None, own.peak, other)
+        seed = (self.sampling.seed + self.draft_stream * int(_INCREMENT)) % 2**64
+        token = draw(own, seed, len(context), Purpose.DRAFT)
+        rest = own.without(token) if runner_up else None
+        return Draft(token, own, own.peak, None if rest is None else rest.likeliest)
+
+    def candidates(self, rows: Rows, index: int, context: abc.Sequence[int], count: int) -> list[tuple[int, float]]:
+        """Ids and odds, best first.
+
+        The odds are the softmax of the scores that decide, with the noise where it is shared: a target whose scores
+        are off by about one chooses otherwise that often. Under the rejection rule they are the probabilities.
+        """
+        if self._argmax_decides:
+            scores = rows.logits(index).astype(np.float64)
+            ids = np.arange(len(scores), dtype=np.int64)
+        else:
+            own = self.distribution(rows, index, context)
+            ids, scores = own.ids, np.log(own.probs)
+            if not self.uses_rejection:
+                scores = scores + gumbel(self.sampling.seed, len(context), Purpose.TOKEN, ids)
+        weights = np.exp(scores - scores.max())
+        best = np.argsort(-weights, kind="stable")[:count]
+        return [(int(ids[place]), float(weights[place] / weights.sum())) for place in best]
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""
@@ -249,3 +280,11 @@ class Chooser:
         """A token from full-vocabulary ``probs``, from the noise kept for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
         return draw(Distribution(ids, probs[ids]), self.sampling.seed, position, Purpose.CORRECTION)
+
+
+def _best_but(logits: LogitsArray, best: int) -> int | None:
+    """The id with the highest score but ``best``; None if there is no other."""
+    others = logits.copy()
+    others[best] = -np.inf
+    other = int(np.argmax(others))
+    return other if np.isfinite(others[other]) else None

@@ -59,6 +59,16 @@ class DecodeStats:
     def decode_tokens_per_s(self) -> float | None:
         return (self.emitted_tokens - 1) / self.decode_s if self.decode_s and self.emitted_tokens > 1 else None
 
+    @property
+    def target_idle_s(self) -> float | None:
+        """Seconds of decoding in which the target computed nothing."""
+        return None if self.decode_s is None else max(0.0, self.decode_s - self.verify_s)
+
+    @property
+    def drafter_idle_s(self) -> float | None:
+        """Seconds of decoding in which no drafter was at work: beside the target, or in turns with it."""
+        return None if self.decode_s is None else max(0.0, self.decode_s - self.draft_s)
+
     def as_json(self) -> dict[str, Any]:
         """The shape of CLI.md's ``stats`` object."""
         longest = max(self.accepted_lengths, default=-1)
@@ -79,5 +89,7 @@ class DecodeStats:
             "decode_s": self.decode_s,
             "draft_s": self.draft_s,
             "verify_s": self.verify_s,
+            "target_idle_s": self.target_idle_s,
+            "drafter_idle_s": self.drafter_idle_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
         }

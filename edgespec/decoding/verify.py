@@ -106,3 +106,43 @@ def verify_rejection(
     if not bonus:
         return Verdict(last, None, "open")
     return Verdict(last, draw(target_probs(last), last), "bonus")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeVerdict:
+    """The draft tokens with the indices of ``path`` stand, each below the one before; ``next_token`` follows them.
+
+    ``kind`` is ``bonus`` if the path ends where the tree does, else ``correction``: others were put forward there.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    kind: Literal["correction", "bonus"]
+
+
+def verify_tree(
+    draft_tokens: Sequence[int], parents: Sequence[int], target_token: Callable[[int], int]
+) -> TreeVerdict:
+    """Walk down a tree of draft tokens, to whichever child is the target's own choice, until none is.
+
+    ``parents[i]`` is the index of the token above token i, smaller than i, or -1. ``target_token(i)`` is what the
+    target emits after the path to token i (-1: before the tree); it is called once for each token of the path, in
+    order. Of children that are the same token the first one counts.
+
+    The text is what ``target_token`` says along the path, whatever the tree is. With choices that depend only on the
+    position, the seed and the target's distribution it is plain decoding's text. For the rejection rule the target
+    draws from its own distribution, with noise that nothing of the tree depends on: then it is its law. For tokens
+    that were not drawn at random, to draw and compare is to accept each with the target's probability of it and to
+    correct from what is left, for any number of children (SpecInfer: Miao et al., 2024).
+    """
+    below: dict[int, dict[int, int]] = {}
+    for index, (token, parent) in enumerate(zip(draft_tokens, parents, strict=True)):
+        below.setdefault(parent, {}).setdefault(int(token), index)
+    path: list[int] = []
+    while True:
+        here = path[-1] if path else -1
+        children = below.get(here, {})
+        token = target_token(here)
+        if token not in children:
+            return TreeVerdict(tuple(path), token, "correction" if children else "bonus")
+        path.append(children[token])

@@ -16,6 +16,7 @@ from edgespec.decoding.contracts import (
     DepthPolicy,
     Drafter,
     DraftRequest,
+    DraftsBranches,
     DraftState,
     ExplainsSilence,
     Outcome,
@@ -116,6 +117,29 @@ class CombinationState:
         if allowance.gate is not None:
             kept = admitted(allowance.gate, _confidences(idea)[:kept])
         return idea.cut(kept) if kept > 0 else NOTHING
+
+    @property
+    def forks(self) -> bool:
+        brancher = self._brancher()
+        return brancher is not None and brancher[1].forks
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """From the first drafter that can. The policy has no say: whoever asks has measured whether branches pay."""
+        brancher = self._brancher()
+        if brancher is None:
+            return NOTHING
+        kind, state = brancher
+        try:
+            return state.branch(context, depth, gate)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            self.failures[kind] = error.message
+            return NOTHING
+
+    def _brancher(self) -> tuple[str, DraftsBranches] | None:
+        parts = ((kind, state) for kind, state in self._parts if kind not in self.failures)
+        return next(((kind, state) for kind, state in parts if isinstance(state, DraftsBranches)), None)
 
     def _judge_watched(self, context: Context) -> None:
         """Tell the policy about watched proposals that the text has caught up with."""

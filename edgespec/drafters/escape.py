@@ -16,7 +16,9 @@ from edgespec.decoding.contracts import (
     Context,
     Drafter,
     DraftRequest,
+    DraftsBranches,
     DraftState,
+    ExplainsSilence,
     Outcome,
     Proposal,
 )
@@ -97,13 +99,12 @@ class EscapeState:
     @property
     def silent_because(self) -> str | None:
         """Why nobody drafts the latest text; None while somebody can."""
-        if not self.escaped:
-            return None
-        if self.failure is not None:
+        if self.escaped and self.failure is not None:
             return f"{_NOT_ITS_TEXT}, and the untrimmed drafter failed: {self.failure}"
-        if self._start_whole is None:
+        if self.escaped and self._start_whole is None:
             return f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store"
-        return None
+        speaking = self._whole if self.escaped else self._trimmed
+        return speaking.silent_because if isinstance(speaking, ExplainsSilence) else None
 
     def lag(self, context: Context) -> int:
         speaking = self._speaking(context)
@@ -123,6 +124,28 @@ class EscapeState:
         except CancelledError:
             raise
         except EdgespecError as error:
+            self._give_up(error)
+            return NOTHING
+
+    @property
+    def forks(self) -> bool:
+        latest = self._latest
+        return isinstance(latest, DraftsBranches) and latest.forks
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """From whichever drafter made the latest proposal: another one would have to read the text first."""
+        if self._closed:
+            raise ClosedError("this drafter's state is closed")
+        latest = self._latest
+        if not isinstance(latest, DraftsBranches):
+            return NOTHING
+        try:
+            return latest.branch(context, depth, gate)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            if latest is self._trimmed:
+                raise
             self._give_up(error)
             return NOTHING
 

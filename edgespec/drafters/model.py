@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgespec.decoding.contracts import (
     NOTHING,
@@ -14,10 +15,13 @@ from edgespec.decoding.contracts import (
     Model,
     Outcome,
     Proposal,
+    Restarting,
     Rows,
     Sequence,
+    TreeSequence,
 )
-from edgespec.errors import ClosedError
+from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
+from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 
 KIND = "model"
 
@@ -42,7 +46,14 @@ class ModelDrafter:
 
 
 class ModelDraftState:
-    """One session's cache of the drafter."""
+    """One session's cache of the drafter.
+
+    While its model is loaded in a process of its own, and between the loss of that process and its restart, it
+    proposes nothing, and ``silent_because`` says why. Once the process is given up, proposing raises WorkerLostError.
+
+    Branches are drafted on forks of the cache where the model can fork; when the text takes one, its cache is gone on
+    with. Elsewhere the one cache goes back and forth. ``forks`` says which, once the model is open.
+    """
 
     free = False
 
@@ -51,36 +62,130 @@ class ModelDraftState:
         self._request = request
         self._sequence: Sequence | None = None
         self._known: list[int] = []  # the tokens in the cache, one for one
+        self._beside: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
+        self._padded = False  # whether the model has more ids than the target
+        self._branches = False  # whether it writes several chains with one forward a token
+        self._writer = ChainWriter(request)
         self._cancelled = False
         self._closed = False
+        self.silent_because: str | None = None
+        self.forks = False
 
     def lag(self, context: Context) -> int:
-        return max(0, len(context) - 1 - context.common_prefix(self._known))
+        shared = (context.common_prefix(known) for known in (self._known, *(known for _, known in self._beside)))
+        return max(0, len(context) - 1 - max(shared))
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:
             raise ClosedError("this drafter's state is closed")
         if depth < 1 or not len(context):
             return NOTHING
-        if self._sequence is None:
-            model = self._open_model()
-            # A drafter with a shorter context is of use for as long as the text fits it.
-            self._sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
-            if self._cancelled:
-                self._sequence.cancel()
-        sequence = self._sequence
-        # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
-        return sequence.run(lambda: self._chain(sequence, context, depth, gate))
+        sequence = self._take_up(context) or self._open()
+        return NOTHING if sequence is None else self._run(sequence, context, depth, gate, drawing=True)
 
-    def _chain(self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """As ``propose``, with the likeliest token wherever that draws one; nothing before the first chain."""
+        if self._closed:
+            raise ClosedError("this drafter's state is closed")
+        sequence, known = self._sequence, self._known
+        if depth < 1 or sequence is None:
+            return NOTHING
+        if not self.forks:
+            return self._run(sequence, context, depth, gate, drawing=False)
+        try:
+            fork = sequence.fork()
+        except EdgespecError:
+            self.forks = False  # there is no room for another cache, say: branches have to do without
+            return NOTHING
+        self._sequence, self._known = fork, list(known)
+        if self._cancelled:
+            fork.cancel()
+        proposal = NOTHING
+        try:
+            proposal = self._run(fork, context, depth, gate, drawing=False)
+            return proposal
+        finally:
+            if proposal.tokens:
+                self._beside.append((fork, self._known))
+            else:
+                fork.close()
+            self._sequence, self._known = sequence, known
+            if self._cancelled:
+                sequence.cancel()
+
+    def _take_up(self, context: Context) -> Sequence | None:
+        """The cache that agrees longest with the text; closes those of branches that the text has not taken."""
+        if self._sequence is None or not self._beside:
+            return self._sequence
+        caches = [(self._sequence, self._known), *self._beside]
+        shared = [context.common_prefix(known) for _, known in caches]
+        best = max(range(len(caches)), key=shared.__getitem__)
+        self._sequence, self._known = caches[best]
+        self._beside = []
+        for index, (sequence, known) in enumerate(caches):
+            if index != best and shared[index] >= min(len(known), context.committed_length):
+                self._beside.append((sequence, known))
+            elif index != best:
+                sequence.close()
+        return self._sequence
+
+    def _run(
+        self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None, *, drawing: bool
+    ) -> Proposal:
+        try:
+            # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
+            return sequence.run(lambda: self._chain(sequence, context, depth, gate, drawing))
+        except WorkerLostError as error:
+            self._sequence, self._known = None, []
+            sequence.close()
+            self.silent_because = error.message
+            return NOTHING
+
+    def _open(self) -> Sequence | None:
+        """An empty cache; None while there is a reason to wait for the model. Raises what opening raises."""
+        model = self._open_model()
+        self.silent_because = _waits_because(model)
+        if self.silent_because is not None:
+            return None
+        try:
+            # A drafter with a shorter context is of use for as long as the text fits it.
+            sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
+        except WorkerLostError:
+            self.silent_because = _waits_because(model)
+            if self.silent_because is None:
+                raise
+            return None
+        self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
+        self.forks = model.facts.can_fork
+        self._branches = model.facts.can_branch
+        self._sequence = sequence
+        if self._cancelled:
+            sequence.cancel()
+        return sequence
+
+    def _chain(
+        self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None, drawing: bool
+    ) -> Proposal:
         depth = min(depth, sequence.context_length - len(context) + 1)
         if depth < 1:
             return NOTHING
         try:
             rows, sync_s = self._sync(sequence, context)
-            return self._draft(sequence, context, rows, depth, sync_s, gate)
+            firsts, length = self._writer.firsts(rows, context, depth)
+            if len(firsts) > 1:
+                # Whether it is worth verifying was weighed where they were spread: a gate stops whoever is unsure.
+                chains = self._write(sequence, context, firsts, length)
+                proposal = tree_proposal(chains, KIND, forwards=1)
+            else:
+                proposal = self._draft(sequence, context, rows, depth, gate, drawing)
+            return replace(proposal, sync_s=sync_s)
         finally:
             del self._known[sequence.length :]
+
+    def _write(self, sequence: Sequence, context: Context, firsts: list[tuple[int, float]], length: int) -> Chains:
+        if self._branches and isinstance(sequence, TreeSequence):
+            return self._writer.side_by_side(sequence, self._known, context, firsts, length, self._known_ids)
+        return self._writer.in_turns(sequence, self._known, context, firsts, length, self._known_ids)
 
     def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
         """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
@@ -95,21 +200,25 @@ class ModelDraftState:
         return rows, sync_s
 
     def _draft(
-        self, sequence: Sequence, context: Context, rows: Rows, depth: int, sync_s: float, gate: ChainGate | None
+        self, sequence: Sequence, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool
     ) -> Proposal:
         tokens: list[int] = []
         probs: list[Distribution | None] = []
         confidences: list[float] = []
+        others: list[int | None] = []
         so_far = list(context.tokens)
         forwards = 1
         while True:
-            draft = self._request.chooser.draft(rows, 0, so_far, gate)
+            draft = self._request.chooser.draft(rows, 0, so_far, gate, runner_up=context.wants_runners_up)
             if draft is None:
                 break
+            if not drawing:
+                draft = undrawn(draft)
             tokens.append(draft.token)
             probs.append(draft.distribution)
             if draft.confidence is not None:
                 confidences.append(draft.confidence)
+            others.append(draft.runner_up)
             so_far.append(draft.token)
             if len(tokens) == depth or draft.token in self._request.stop_ids:
                 break
@@ -124,16 +233,16 @@ class ModelDraftState:
             sources=(KIND,) * len(tokens),
             draft_probs=tuple(probs) if drawn else None,
             drafted_by=KIND,
-            sync_s=sync_s,
             forwards=forwards,
             confidences=tuple(confidences),
+            runners_up=tuple(others) if context.wants_runners_up else (),
         )
 
     def _known_ids(self, rows: Rows) -> Rows:
         """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""
-        size = self._request.vocabulary_size
-        if rows.count and len(rows.logits(0)) <= size:
+        if not self._padded:
             return rows
+        size = self._request.vocabulary_size
         return Rows(rows.count, lambda index: rows.logits(index)[:size])
 
     def observe(self, outcome: Outcome) -> None:
@@ -141,15 +250,23 @@ class ModelDraftState:
 
     def cancel(self) -> None:
         self._cancelled = True
-        if self._sequence is not None:
-            self._sequence.cancel()
+        for sequence in self._open_sequences():
+            sequence.cancel()
 
     def reset_cancel(self) -> None:
         self._cancelled = False
-        if self._sequence is not None:
-            self._sequence.reset_cancel()
+        for sequence in self._open_sequences():
+            sequence.reset_cancel()
 
     def close(self) -> None:
         self._closed = True
-        if self._sequence is not None:
-            self._sequence.close()
+        for sequence in self._open_sequences():
+            sequence.close()
+
+    def _open_sequences(self) -> list[Sequence]:
+        sequence = self._sequence  # looked at once: a proposal that loses its process drops it meanwhile
+        return [*(() if sequence is None else (sequence,)), *(beside for beside, _ in tuple(self._beside))]
+
+
+def _waits_because(model: Model) -> str | None:
+    return model.waits_because if isinstance(model, Restarting) else None

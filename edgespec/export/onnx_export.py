@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export.gguf_parts import Part, Rows, Span, check_kept, read_part, tokenizer_parts
 from edgespec.export.onnx_architectures import ModelShape, describe_model, rope_tables
+from edgespec.export.onnx_package import require_onnx
 from edgespec.export.onnx_tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx_weights import float_rows, pack_rows
 from edgespec.export.staging import staged_folder, trim_notes
@@ -154,14 +155,10 @@ def _window(shape: ModelShape) -> int | None:
 
 
 def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan], Any]:
-    try:
-        from edgespec.export.onnx_graph import build_graph
-        from edgespec.export.onnx_static_graph import build_static_graph
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"exporting to ONNX needs the package onnx, which cannot be imported: {error}",
-            hint="pip install 'edgespec[onnx]'",
-        ) from error
+    require_onnx()
+    from edgespec.export.onnx_graph import build_graph
+    from edgespec.export.onnx_static_graph import build_static_graph
+
     return build_graph if static_cache is None else partial(build_static_graph, capacity=static_cache)
 
 

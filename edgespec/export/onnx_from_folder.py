@@ -15,12 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgespec.errors import CancelledError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.export.gguf_files import KEEP, check_destination
 from edgespec.export.hf_config import CONFIG
 from edgespec.export.hf_description import FolderModel, describe_folder
 from edgespec.export.hf_gguf import write_weightless
 from edgespec.export.hf_tokenizer import read_vocabulary
+from edgespec.export.onnx_package import require_onnx
 from edgespec.export.optimum_environment import prepare_environment
 from edgespec.export.optimum_process import check_interpreter, run_worker, versions_in
 from edgespec.export.staging import staged_folder
@@ -72,7 +73,7 @@ def export_folder_to_onnx(
         raise InvalidRequestError("a model needs a name")
     if quant not in QUANTS:
         raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
-    _check_packages()
+    require_onnx()
     check_destination(source / CONFIG, folder)
     model = describe_folder(source)
     vocabulary = read_vocabulary(source, model.vocabulary_size)
@@ -127,16 +128,6 @@ def export_folder_to_onnx(
         write_json(stage / MANIFEST_NAME, manifest)
         read_onnx_folder(stage)  # what our own reader would refuse never gets its name
     return manifest
-
-
-def _check_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"exporting to ONNX needs the package onnx, which cannot be imported: {error}",
-            hint="pip install 'edgespec[onnx]'",
-        ) from error
 
 
 def _write_graph(

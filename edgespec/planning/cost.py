@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+# Sums of floats differ in their last digits: a token that is ready this share of its time late is ready in time.
+_SAME_MOMENT = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,73 @@ def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float]
         tokens += offered * survives
         best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, draft, depth)))
     return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowChoice:
+    """The best window of a pipeline and what it is expected to bring.
+
+    ``tokens_per_round`` counts the rounds after a rejection as well, which verify nothing but the token in flight.
+    """
+
+    window: int
+    tokens_per_round: float
+    tokens_per_s: float
+
+
+def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> WindowChoice:
+    """The window, from 0 to ``depth_cap`` draft tokens, with which drafting beside the target earns most.
+
+    ``curve`` and ``draft`` are the times while both are at work. ``acceptance`` is as in ``expected_tokens``; a pipe
+    that is not emptied goes on from chunk to chunk, so one probability stands for all positions: the geometric mean,
+    which keeps that of a whole chunk. The model is that of decoding/pipeline.py: the drafter writes as much as there
+    is time for (``tokens_beside``); a window of w tokens compares w + 1; after a rejection a round verifies nothing
+    but the first token that is drafted meanwhile. Raises ValueError without an acceptance.
+    """
+    if not acceptance:
+        raise ValueError("what is accepted of nothing is not known")
+    known = [*acceptance[:depth_cap], *[acceptance[-1]] * (depth_cap - len(acceptance))]
+    steady = math.prod(known) ** (1 / len(known)) if known else acceptance[0]
+    empty_s, _ = _beside(curve.seconds(1), draft, steady, depth_cap + 1)
+    best: WindowChoice | None = None
+    for window in range(depth_cap + 1):
+        full_s, drafted = _beside(curve.seconds(window + 1), draft, steady, depth_cap + 1)
+        if drafted < window + 1 and best is not None:
+            continue  # no drafter fills such a window in time
+        survives = steady ** (window + 1)
+        # Rounds with an empty pipe for each with a full one: entered by a rejection, left by one token that stands.
+        empty = (1 - survives) / steady if steady > 0 else math.inf
+        tokens = sum(steady**place for place in range(window + 1))
+        per_round = (empty + tokens) / (empty + 1) if math.isfinite(empty) else 1.0
+        seconds = (empty * empty_s + full_s) / (empty + 1) if math.isfinite(empty) else empty_s
+        choice = WindowChoice(window=window, tokens_per_round=per_round, tokens_per_s=per_round / seconds)
+        if best is None or choice.tokens_per_s > best.tokens_per_s:
+            best = choice
+    assert best is not None  # a window of 0 is always tried
+    return best
+
+
+def tokens_beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:
+    """How many tokens to draft, from 1 to ``most``, while the target is at work for ``target_s``.
+
+    As many as are ready when it is done; one more where what that brings is worth the wait (DuoDecoding, Lv et al.,
+    2025: draft time about verify time). A pipe that is full compares as many places a round as it drafts tokens,
+    each of which gives a token if those before it stood, with probability ``acceptance``.
+    """
+    if draft.token_s <= 0:
+        return most
+    ready = max(1, math.floor(min(most, (target_s - draft.round_s) / draft.token_s + _SAME_MOMENT)))
+
+    def rate(count: int) -> float:
+        return expected_tokens([acceptance] * (count - 1)) / max(target_s, draft.seconds(count))
+
+    return min(most, ready + 1 if rate(ready + 1) > rate(ready) else ready)
+
+
+def _beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> tuple[float, int]:
+    """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it: at least one."""
+    drafted = tokens_beside(target_s, draft, acceptance, most)
+    return max(target_s, draft.seconds(drafted)), drafted
 
 
 def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:

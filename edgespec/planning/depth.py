@@ -46,6 +46,8 @@ class TimedPolicy:
         """Learns nothing about acceptance."""
 
     def record(self, record: RoundRecord) -> None:
+        if record.overlapped:
+            return  # beside a drafter at work the target is slower, which says nothing about its own pace
         with self._lock:
             self._pace.record(record.width, record.context_length, record.verify_s)
 

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.decoding.contracts import Allowance, RoundRecord
+from edgespec.decoding.contracts import Allowance, ChainGate, RoundRecord
 from edgespec.planning.acceptance import DECAY, NO_PRIOR, PRIOR_STRENGTH, Acceptance, AcceptancePrior
 from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, drafting_speedup
 from edgespec.planning.depth import OFF, TimedPolicy
+from edgespec.planning.options import Contention
 from edgespec.planning.pace import ContextCurves
 
 # A gain smaller than this is within what a measurement of a curve may be off, and is not worth a drafter's work.
@@ -55,17 +56,20 @@ class Costs:
 
     ``plain_s`` is T(1), which may be known where the curves are not.
     A source that is missing was not measured and does not draft. ``acceptance`` holds what earlier conversations
-    taught, by position.
+    taught, by position. ``contention`` is what target and drafting model cost each other (None: not measured).
     """
 
     curves: ContextCurves | None = None
     plain_s: float | None = None
     drafts: Mapping[str, DraftCost] = field(default_factory=dict)
     acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    contention: Contention | None = None
 
 
 @dataclass(slots=True)
-class _Source:
+class SourceState:
+    """What a policy knows of one source of drafts."""
+
     acceptance: Acceptance
     cost: DraftCost | None = None
     slowness: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_DRAFTS))
@@ -166,7 +170,9 @@ class CostDepth(TimedPolicy):
         super().__init__()
         self._depth_cap = depth_cap
         priors = priors or {}
-        self._sources = {source: _Source(acceptance=Acceptance(priors.get(source, NO_PRIOR))) for source in sources}
+        self._sources = {
+            source: SourceState(acceptance=Acceptance(priors.get(source, NO_PRIOR))) for source in sources
+        }
         self._credit_s = 0.0
         self._rate_tokens = self._rate_s = 0.0
         self._rounds_since_plain = 0
@@ -204,12 +210,16 @@ class CostDepth(TimedPolicy):
                 return Allowance(self._depth_cap, gate)
             if self._pays(known, cost, curve, lag):
                 known.on, known.rest_tokens, known.look_rounds, known.look = True, FIRST_REST_TOKENS, 0, None
-                return Allowance(self._depth_cap, gate)
+                return self._granted(gate)
             if known.on:
                 known.on, known.waited_tokens = False, 0
             return self._look_again(known, cost, curve, lag, gate)
 
-    def _pays(self, source: _Source, cost: DraftCost, curve: Curve, lag: int) -> bool:
+    def _granted(self, gate: ChainGate) -> Allowance:
+        """What a source that pays may do."""
+        return Allowance(self._depth_cap, gate)
+
+    def _pays(self, source: SourceState, cost: DraftCost, curve: Curve, lag: int) -> bool:
         rates = source.acceptance.by_position(self._depth_cap)
         source.expected = drafting_speedup(curve, cost, rates, source.offered / source.asked)
         source.possible = drafting_speedup(curve, cost, (1.0,) * self._depth_cap)
@@ -221,7 +231,7 @@ class CostDepth(TimedPolicy):
             return lag_s <= self._credit_s
         return lag_s <= HORIZON_TOKENS * curve.plain_s * (1.0 - 1.0 / source.expected)
 
-    def _look_again(self, source: _Source, cost: DraftCost, curve: Curve, lag: int, gate: CostGate) -> Allowance:
+    def _look_again(self, source: SourceState, cost: DraftCost, curve: Curve, lag: int, gate: CostGate) -> Allowance:
         begins = source.look_rounds == 0
         if begins and source.waited_tokens < source.rest_tokens:
             return OFF
@@ -256,8 +266,14 @@ class CostDepth(TimedPolicy):
 
     def record(self, record: RoundRecord) -> None:
         with self._lock:
-            plausible = self._pace.record(record.width, record.context_length, record.verify_s)
-            self._rounds_since_plain = 0 if record.width == 1 else self._rounds_since_plain + 1
+            # Beside a drafter at work the target is slower, which says nothing about its own pace.
+            alone = not record.overlapped
+            if alone:
+                plausible = self._pace.record(record.width, record.context_length, record.verify_s)
+            else:
+                plausible = True
+                self._pace.move_to(record.context_length)
+            self._rounds_since_plain = 0 if record.width == 1 and alone else self._rounds_since_plain + 1
             for source in self._sources.values():
                 source.waited_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
@@ -267,13 +283,13 @@ class CostDepth(TimedPolicy):
             if curve is None or not plausible:
                 return
             cost = None if drafting is None else drafting.cost_now(self._pace.factor)
-            drafted_s = 0.0 if cost is None else cost.seconds(record.draft_forwards)
+            drafted_s = 0.0 if cost is None or record.overlapped else cost.seconds(record.draft_forwards)
             usual_s = curve.seconds(record.width) + drafted_s
             self._credit_s += PROBE_SHARE * usual_s
             self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
             self._rate_s = _RATE_DECAY * self._rate_s + usual_s
 
-    def _learn_drafting(self, source: _Source, cost: DraftCost, record: RoundRecord) -> None:
+    def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord) -> None:
         """Learn from a round how long drafts take, and whether anything came of this one."""
         look, source.look = source.look, None
         offered = record.proposed > 0 if look is None else look.wanted

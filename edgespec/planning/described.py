@@ -9,7 +9,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from edgespec.errors import ProfileError
@@ -23,6 +23,7 @@ _LONGEST_S = 10.0
 _MOST_ENTRIES = 64
 _LONGEST_TEXT = 400
 _LARGEST_RATIO = 1000.0
+_MOST_LAYERS = 1000
 
 DeviceKind = Literal["cpu", "gpu", "npu"]
 
@@ -49,7 +50,10 @@ class DescribedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedModel:
-    """A model. ``bytes_per_token`` are the weights a forward reads; ``devices`` are where it may run, empty: all."""
+    """A model. ``bytes_per_token`` are the weights a forward reads; ``devices`` are where it may run, empty: all.
+
+    ``layers``, of a target: it may be split between a GPU and the processor. None: it is not split.
+    """
 
     name: str
     weights_bytes: int
@@ -57,6 +61,7 @@ class DescribedModel:
     kv_bytes_per_token: int
     operations_per_token: float
     devices: tuple[str, ...]
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +163,9 @@ def _link(table: _Table, devices: list[str]) -> tuple[frozenset[str], float]:
 
 def _target(table: _Table, devices: list[str]) -> DescribedModel:
     model = _model(table, devices)
+    layers = table.integer("layers", 2, _MOST_LAYERS) if table.has("layers") else None
     table.done()
-    return model
+    return replace(model, layers=layers)
 
 
 def _drafter(table: _Table, devices: list[str]) -> DescribedDrafter:
@@ -177,7 +183,7 @@ def _model(table: _Table, devices: list[str]) -> DescribedModel:
         bytes_per_token=table.integer("bytes_per_token", 1, _MOST_BYTES),
         kv_bytes_per_token=table.integer("kv_bytes_per_token", 0, _MOST_BYTES),
         operations_per_token=table.number("operations_per_token", 1.0, _MOST_PER_S),
-        devices=table.names("devices", devices) if "devices" in table.values else (),
+        devices=table.names("devices", devices) if table.has("devices") else (),
     )
 
 
@@ -205,6 +211,11 @@ class _Table:
             near = difflib.get_close_matches(key, self._asked, n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known keys: {', '.join(sorted(self._asked))}."
             raise ProfileError(f"{self._origin}: {self._place}{_shown(key)} is an unknown key", hint=hint)
+
+    def has(self, key: str) -> bool:
+        """Whether an optional key is there; it is a known one either way."""
+        self._asked.add(key)
+        return key in self.values
 
     def text(self, key: str) -> str:
         value = self._value(key)
@@ -234,8 +245,7 @@ class _Table:
 
     def ratios(self, key: str) -> tuple[tuple[int, float], ...]:
         """[[width, T(w) / T(1)], ...], widths ascending from [1, 1.0]; empty where the key is not there."""
-        if key not in self.values:
-            self._asked.add(key)
+        if not self.has(key):
             return ()
         pairs = []
         for pair in self._list(key, at_least=1):
@@ -268,8 +278,7 @@ class _Table:
         return _Table(self._origin, f"{key}, ", value)
 
     def tables(self, key: str, *, required: bool = False) -> list[_Table]:
-        if key not in self.values and not required:
-            self._asked.add(key)
+        if not self.has(key) and not required:
             return []
         found = []
         for number, value in enumerate(self._list(key, at_least=1), start=1):

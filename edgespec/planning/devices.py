@@ -10,14 +10,20 @@ from typing import Any, Literal
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes import llama_library, onnx_providers
 
-DeviceKind = Literal["cpu", "gpu", "npu", "other"]
+DeviceKind = Literal["cpu", "gpu", "igpu", "npu", "accel", "other"]
+
+# Metal calls its device a GPU; Apple's processors have one memory for both.
+_UNIFIED = ("Metal", "MTL")
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Something a runtime can compute on. ``name`` is the runtime's own; bytes are None where it does not tell."""
+    """Something a runtime can compute on. ``name`` is the runtime's own; bytes are None where it does not tell.
+
+    ``igpu`` is a GPU in the processor, ``accel`` a library beside it (a BLAS, say) that holds no models.
+    """
 
     runtime: str
     name: str
@@ -26,8 +32,19 @@ class Device:
     free_bytes: int | None = None
     total_bytes: int | None = None
 
+    @property
+    def memory(self) -> str:
+        """The device whose memory it uses: its own, or the machine's ("cpu")."""
+        apart = self.kind == "gpu" and not self.name.startswith(_UNIFIED)
+        return self.name if apart else "cpu"
+
+    @property
+    def holds_models(self) -> bool:
+        """Whether a model can be put there by name."""
+        return self.kind in ("gpu", "igpu", "npu")
+
     def as_json(self) -> dict[str, Any]:
-        """Every field as it is."""
+        """Every field as it is, and whose ``memory`` it uses."""
         return {
             "runtime": self.runtime,
             "name": self.name,
@@ -35,6 +52,7 @@ class Device:
             "description": self.description,
             "free_bytes": self.free_bytes,
             "total_bytes": self.total_bytes,
+            "memory": self.memory,
         }
 
 
@@ -69,23 +87,36 @@ def list_devices(known_broken: Mapping[str, str] = _NONE) -> DeviceReport:
     return DeviceReport(devices=tuple(devices), missing=MappingProxyType(missing))
 
 
-# llama.cpp's "accel" is a library beside the CPU, such as a BLAS, and no device that could be named for a model.
-_LLAMA_KINDS: Mapping[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "igpu": "gpu"}
+_LLAMA_KINDS: Mapping[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "igpu": "igpu", "accel": "accel"}
 
 
-def _llama_devices() -> list[Device]:
-    return [
-        Device(
-            runtime="llama",
-            name=device.name,
-            kind=_LLAMA_KINDS.get(device.kind, "other"),
-            description=device.description,
-            # Backends that cannot tell say zero of zero.
-            free_bytes=device.free_bytes if device.total_bytes else None,
-            total_bytes=device.total_bytes or None,
-        )
-        for device in llama_library.load().devices()
-    ]
+def llama_gpus() -> tuple[Device, ...]:
+    """The GPUs llama.cpp can put a model on, in its own order, those in the processor last.
+
+    Raises RuntimeUnavailableError.
+    """
+    found = [device for device in llama_devices() if device.holds_models]
+    return tuple(sorted(found, key=lambda device: device.kind == "igpu"))
+
+
+def llama_devices(*, with_memory: bool = True) -> list[Device]:
+    """What llama.cpp's backends list; without ``with_memory`` no driver is woken up to be asked for bytes.
+
+    Raises RuntimeUnavailableError.
+    """
+    return [_llama_device(device) for device in llama_library.load().devices(with_memory=with_memory)]
+
+
+def _llama_device(native: llama_library.Device) -> Device:
+    told = native.total_bytes is not None and native.total_bytes > 0  # zero of zero is what nobody knows
+    return Device(
+        runtime="llama",
+        name=native.name,
+        kind=_LLAMA_KINDS.get(native.kind, "other"),
+        description=native.description,
+        free_bytes=native.free_bytes if told else None,
+        total_bytes=native.total_bytes if told else None,
+    )
 
 
 def _onnx_devices() -> list[Device]:
@@ -96,4 +127,4 @@ def _onnx_devices() -> list[Device]:
     ]
 
 
-_ASK: Mapping[str, Callable[[], list[Device]]] = {"llama": _llama_devices, "onnx": _onnx_devices}
+_ASK: Mapping[str, Callable[[], list[Device]]] = {"llama": llama_devices, "onnx": _onnx_devices}

@@ -9,13 +9,24 @@ from typing import Any, Literal
 from edgespec.planning.cost import Curve, DraftCost
 from edgespec.planning.plan import Exactness, Mode
 
+# The device whose memory is the machine's own.
+HOST = "cpu"
+
+
+def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:
+    """A model where it runs: "m on Vulkan0", or "m, 12 of 25 layers on Vulkan0"."""
+    some = "" if layers is None else f", {layers[0]} of {layers[1]} layers"
+    return f"{model}{some} on {device}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOption:
     """The target in one configuration. All options of a ranking are the same model, so that they can be compared.
 
     ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this configuration;
-    None means that nobody looked. ``memory`` names the device whose memory holds it, where that is not ``device``.
+    None means that nobody looked. ``memory`` names the device whose memory holds it, where that is not ``device``; of
+    its bytes ``host_bytes`` are in the machine's own memory all the same. ``layers`` is (on the device, of all) where
+    only some are there.
     """
 
     model: str
@@ -28,10 +39,12 @@ class TargetOption:
     threads: int = 1
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
     memory: str | None = None
+    host_bytes: int = 0
+    layers: tuple[int, int] | None = None
 
     @property
     def short_name(self) -> str:
-        return f"{self.model} on {self.device}"
+        return placed_name(self.model, self.device, self.layers)
 
     @property
     def memory_name(self) -> str:
@@ -39,8 +52,8 @@ class TargetOption:
         return self.memory or self.device
 
     def needed_bytes(self, headroom_bytes: int) -> int:
-        """Weights, cache and working buffers."""
-        return self.weights_bytes + self.cache_bytes + headroom_bytes
+        """Weights, cache and working buffers, in the memory it lives in."""
+        return self.weights_bytes + self.cache_bytes - self.host_bytes + headroom_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +108,15 @@ class Contention:
         if not (0.9 <= self.target_factor < float("inf") and 0.9 <= self.drafter_factor < float("inf")):
             raise ValueError("running at once makes nothing faster")
 
+    def worse(self, other: Contention | None) -> Contention:
+        """Of two measurements of one pair of devices the larger factors; this one where there is no other."""
+        if other is None:
+            return self
+        return Contention(
+            target_factor=max(self.target_factor, other.target_factor),
+            drafter_factor=max(self.drafter_factor, other.drafter_factor),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -140,11 +162,12 @@ class Rejected:
 
     ``speedup`` is the predicted one and ``possible_speedup`` the one if every token were accepted, both against the
     fastest plain decoding; ``needed_bytes`` and ``available_bytes`` are of the memory it did not fit in.
+    ``target`` is None for what nobody has measured.
     """
 
     what: str
     reason: str
-    target: TargetOption
+    target: TargetOption | None
     drafter: DrafterOption | None = None
     mode: Mode | None = None
     speedup: float | None = None

@@ -103,6 +103,10 @@ class Pace:
         """Median of the recent plain forwards of this process; None before there were enough."""
         return statistics.median(self._plain) if len(self._plain) >= _PLAIN_ROUNDS else None
 
+    def move_to(self, context_length: int) -> None:
+        """Go on in a context of that many tokens, of which no forward was timed that could be compared."""
+        self._context_length = context_length
+
     def record(self, width: int, context_length: int, seconds: float) -> bool:
         """Learn from one forward; False if the sample was thrown away."""
         if not math.isfinite(seconds) or seconds <= 0:

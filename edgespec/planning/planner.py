@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from edgespec.decoding.contracts import Model, ModelFacts, NumericClass
-from edgespec.planning.cost import FREE, best_possible, choose_depth, drafting_speedup
-from edgespec.planning.depth_cost import MARGIN, Costs
+from edgespec.planning.depth_cost import Costs
 from edgespec.planning.measurements import Measurements
-from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.paying import NOT_CALIBRATED, ModeWish, hopeless_words, weigh_sources
+from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.widths import WIDEST, WidthProbe
 
 __all__ = [
@@ -28,9 +28,6 @@ CLASS_TOO_DEAR = (
     "the setting that keeps drafted text exact slows plain decoding by more than 3 %, and no drafter is expected to "
     "win that back"
 )
-
-NOT_CALIBRATED = "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
-
 
 M = TypeVar("M", bound=Model)
 S = TypeVar("S")  # a runtime's settings
@@ -52,6 +49,7 @@ class Wish:
     drafter_device: str = "cpu"
     drafter_off: str | None = None
     plain_because: str | None = None
+    mode: ModeWish = "auto"
 
 
 def find_stable_model(
@@ -118,13 +116,16 @@ def make_plan(
     else:
         cap, level = 0, "W"
         why.append("plain: the cache of this model cannot drop rejected tokens")
-    sources = wish.sources
+    sources: tuple[str, ...] = wish.sources
+    mode: Mode = "pipelined" if wish.mode == "pipelined" else "serial"
     plain_s = costs.plain_s if costs.curves is None else costs.curves.curves[0].plain_s
     predicted = None if plain_s is None else 1.0 / plain_s
     if cap > 0 and wish.depth != "auto" and sources:
         predicted = None  # what a fixed depth comes to depends on the text, and nobody weighed it
     if cap > 0 and wish.depth == "auto":
-        sources, predicted = _paying_sources(wish, costs, cap, why)
+        paying = weigh_sources(wish.sources, costs, cap, wish.mode)
+        sources, mode, predicted = paying.sources, paying.mode, paying.tokens_per_s
+        why += paying.reasons
     speculative = cap > 0 and bool(sources)
     if not wish.sources and wish.depth != 0:
         why.append("plain: there is no drafter")
@@ -140,7 +141,7 @@ def make_plan(
             device=wish.drafter_device if with_model else None,
         )
     return Plan(
-        mode="serial" if speculative else "plain",
+        mode=mode if speculative else "plain",
         exactness=level if speculative else "W",
         numeric_class=NumericClass(
             runtime=target.runtime,
@@ -159,53 +160,6 @@ def make_plan(
         reasons=tuple(why),
         drafter_off=wish.drafter_off,
     )
-
-
-def _paying_sources(wish: Wish, costs: Costs, cap: int, why: list[str]) -> tuple[tuple[str, ...], float | None]:
-    """The sources that can be faster than plain decoding by the measured times, and the predicted tokens a second.
-
-    What a source will really bring depends on the text, and is followed round by round. So the prediction counts only
-    what its acceptance so far promises, and copies of the text nothing.
-    """
-    if costs.curves is None:
-        if wish.sources:
-            why.append(NOT_CALIBRATED)
-        return (), None
-    curve = costs.curves.curves[0]
-    predicted = 1.0 / curve.plain_s
-    ratios = ", ".join(f"{curve.ratio(depth + 1):.2f} with {depth}" for depth in _telling_depths(cap))
-    why.append(f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}")
-    paying = []
-    for source in wish.sources:
-        cost = costs.drafts.get(source)
-        if cost is None:
-            why.append(f"no {source} drafter: what it costs has not been measured")
-            continue
-        best = best_possible(curve, cost, cap)
-        if best.speedup <= MARGIN:
-            why.append(f"no {source} drafter: {hopeless_words(drafting_speedup(curve, cost, (1.0,) * cap))}")
-            continue
-        paying.append(source)
-        rates = costs.acceptance.get(source)
-        if rates is not None and cost != FREE:
-            predicted = max(predicted, choose_depth(curve, cost, rates, cap).tokens_per_s)
-        why.append(
-            f"{source} drafter: up to {best.speedup:.2f}x plain, at depth {best.depth}, where it is always right"
-        )
-    if not paying:
-        why.append("plain: no drafter can be faster here")
-    else:
-        why.append("each round drafts as far as that is expected to pay, down to nothing")
-    return tuple(paying), predicted
-
-
-def hopeless_words(speedup: float) -> str:
-    return f"even if it were always right it would reach {speedup:.2f}x plain"
-
-
-def _telling_depths(cap: int) -> list[int]:
-    """1, 2, 4, ... and the cap itself."""
-    return sorted({cap, *(2**power for power in range(cap.bit_length()))})
 
 
 def _cap_and_level(wish: Wish, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:

@@ -9,6 +9,9 @@ from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth, Costs
+from edgespec.planning.depth_pipelined import PipelinedDepth
+from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.planning.plan import SLOWER_ALLOWED
 
 
 def make_policy(
@@ -17,8 +20,19 @@ def make_policy(
     sources: Sequence[str],
     costs: Costs | None = None,
     priors: Mapping[str, AcceptancePrior] | None = None,
+    *,
+    pipelined: bool = False,
 ) -> DepthPolicy:
-    """A policy of that name; ``costs`` and ``priors`` are for those that use them."""
+    """A policy of that name; ``costs`` and ``priors`` are for those that use them.
+
+    Where drafting and verifying go on at once (``pipelined``) a chain has one token more than ``depth_cap``: a
+    window's forward scores the first token of the next one as well. The bandit has nothing to choose from there, and
+    is ``cost``.
+    """
+    if pipelined:
+        if name in ("cost", "bandit"):
+            return PipelinedDepth(depth_cap, sources, costs, priors)
+        depth_cap += depth_cap > 0
     if name == "fixed":
         return FixedDepth(depth_cap)
     if name == "entropy":
@@ -36,3 +50,12 @@ def make_policy(
         "fixed": FixedDepth(depth_cap),
     }
     return BanditDepth(others)
+
+
+def make_budget(depth_cap: int, costs: Costs) -> MeasuredBudget:
+    """How much a pipelined round verifies, by the target's times with the drafter at work beside it."""
+    curve = None if costs.curves is None else costs.curves.curves[0]
+    factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
+    if curve is not None and factor is not None:
+        curve = curve.scaled(factor)
+    return MeasuredBudget(depth_cap, curve, beside_prefill=factor is not None and factor <= SLOWER_ALLOWED)

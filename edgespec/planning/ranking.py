@@ -50,8 +50,8 @@ def rank(
 
     ``memory_bytes`` is what may be used of each memory, by the name of the device that owns it. ``contention`` and
     ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). Two devices that are not in
-    ``contention`` are not run at once, because nobody knows what that costs; one device never is. A hand-over that
-    is not listed is free.
+    ``contention`` are not run at once, because nobody knows what that costs; nor is one device beside itself. A
+    hand-over that is not listed is free.
 
     ``exactness``: "stable" keeps to depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
     "any" too, without asking whether widths were probed (described machines). Plain decoding always competes,
@@ -97,7 +97,9 @@ def rank(
             verdicts: list[Candidate | Rejected] = []
             if "serial" in modes:
                 verdicts.append(weighing.serial(hand_over))
-            if "pipelined" in modes and drafter.device not in (None, target.device):
+            # One device is shared at a price that was measured or not at all; two may be known not to touch.
+            known = drafter.device != target.device or pair in (contention or {})
+            if "pipelined" in modes and drafter.device is not None and known:
                 verdicts.append(weighing.pipelined((contention or {}).get(pair), hand_over))
             candidates += [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
             rejected += [verdict for verdict in verdicts if isinstance(verdict, Rejected)]
@@ -137,23 +139,24 @@ def explain(ranking: Ranking) -> tuple[str, ...]:
 def _refused_target(
     target: TargetOption, name: str, memory_bytes: Mapping[str, int], headroom_bytes: int
 ) -> Rejected | None:
-    needed, place = target.needed_bytes(headroom_bytes), target.memory_name
-    if place not in memory_bytes:
-        return Rejected(what=name, reason=f"how much memory {place} has is not known", target=target)
-    if needed <= memory_bytes[place]:
-        return None
-    return Rejected(
-        what=name,
-        reason=f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used",
-        target=target,
-        needed_bytes=needed,
-        available_bytes=memory_bytes[place],
-    )
+    for place, needed in taken_bytes(target, None, headroom_bytes).items():
+        if place not in memory_bytes:
+            return Rejected(what=name, reason=f"how much memory {place} has is not known", target=target)
+        if needed > memory_bytes[place]:
+            return Rejected(
+                what=name,
+                reason=f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used",
+                target=target,
+                needed_bytes=needed,
+                available_bytes=memory_bytes[place],
+            )
+    return None
 
 
 def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
     """The error of a target without a place; the place that comes nearest is named."""
     nearest = min(rejected, key=lambda one: (one.needed_bytes or float("inf")) - (one.available_bytes or 0))
+    assert nearest.target is not None  # it was an option
     return MemoryLimitError(
         f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.reason}"
         if nearest.needed_bytes is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.planning.cost import Curve, DraftCost, expected_tokens, pipelined_tokens_per_round, round_seconds
-from edgespec.planning.options import Candidate, Contention, DrafterOption, Rejected, TargetOption
+from edgespec.planning.cost import Curve, DraftCost, expected_tokens, round_seconds
+from edgespec.planning.options import HOST, Candidate, Contention, DrafterOption, Rejected, TargetOption
 from edgespec.planning.plan import SLOWER_ALLOWED, Exactness, Mode
+from edgespec.planning.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 
 __all__ = ["Weighing", "gib", "rate", "taken_bytes"]
 
@@ -48,12 +48,12 @@ class Weighing:
         """Why the pair cannot draft at all, in whatever mode; None if it can."""
         needed, place = self.drafter.needed_bytes(self.headroom_bytes), self.drafter.memory_name
         if place is not None:
-            beside = place == self.target.memory_name
+            taken = taken_bytes(self.target, None, self.headroom_bytes).get(place, 0)
             if place not in memory_bytes:
                 return self._reject(f"how much memory {place} has is not known")
-            left = memory_bytes[place] - (self.target.needed_bytes(self.headroom_bytes) if beside else 0)
+            left = memory_bytes[place] - taken
             if needed > left:
-                where = "are left beside the target" if beside else "may be used"
+                where = "are left beside the target" if taken else "may be used"
                 reason = f"needs {gib(needed)} on {place} and {gib(left)} {where}"
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
@@ -73,19 +73,21 @@ class Weighing:
         if contention is None:
             both = f"{self.target.device} and {self.drafter.device}"
             return self._reject(f"what {both} cost each other when both run is not known", mode="pipelined")
-        if self._cap < 2:
-            return self._reject("a pipelined chunk has at least 2 tokens, and the depth cap is 1", mode="pipelined")
-        curve = self.target.curve.scaled(max(1.0, contention.target_factor))
-        cost = self.drafter.cost.scaled(max(1.0, contention.drafter_factor))
-        rounds = list(_pipelined_rounds(curve, cost, self._acceptance(), hand_over_s))
-        expected = max(rounds, key=lambda one: one.tokens_per_s)
-        sure_rounds = _pipelined_rounds(curve, cost, (1.0,) * self._cap, hand_over_s)
-        surest = max(sure_rounds, key=lambda one: one.tokens_per_s)
-        said = (
-            f"both run at once, the target {max(1.0, contention.target_factor):.2f}x and the drafter "
-            f"{max(1.0, contention.drafter_factor):.2f}x as slow as alone"
+        pair = SimulatedPair(
+            curve=self.target.curve,
+            draft=self.drafter.cost,
+            acceptance=self.drafter.acceptance,
+            hand_over_s=hand_over_s,
+            contention=contention,
         )
-        return self._judge("pipelined", expected, surest, (said,))
+        depth, simulated = _best_pipeline(pair, self._cap)
+        sure_depth, sure = _best_pipeline(replace(pair, acceptance=(1.0,)), self._cap)
+        both = _contended(contention)
+        busy = 100 * simulated.target_busy, 100 * simulated.drafter_busy
+        shares = f"the target is at work {busy[0]:.0f} % of the time and the drafter {busy[1]:.0f} %"
+        expected = _Round(depth=depth, tokens=simulated.tokens_per_round, seconds=simulated.round_s)
+        surest = _Round(depth=sure_depth, tokens=sure.tokens_per_round, seconds=sure.round_s)
+        return self._judge("pipelined", expected, surest, (both, shares))
 
     @property
     def _cap(self) -> int:
@@ -98,10 +100,11 @@ class Weighing:
 
     def _judge(self, mode: Mode, expected: _Round, surest: _Round, said: tuple[str, ...]) -> Candidate | Rejected:
         plain = 1 / self.fastest.curve.plain_s
-        speedup, possible = expected.tokens_per_s / plain, surest.tokens_per_s / plain
+        speedup = expected.tokens_per_s / plain
+        possible = max(speedup, surest.tokens_per_s / plain)
         slower = self.target.curve.plain_s / self.fastest.curve.plain_s
         if speedup < 1 + self.margin or speedup <= 1:
-            reason = self._too_slow(expected, speedup, possible, slower)
+            reason = "; ".join([self._too_slow(expected, speedup, possible, slower), *said[:1]])
             return self._reject(reason, mode=mode, speedup=speedup, possible_speedup=possible)
         sentences = [
             f"{self.drafter_name} drafts {expected.depth} for {self.name}, {mode}: {expected.tokens:.2f} tokens "
@@ -185,21 +188,19 @@ def _serial_rounds(curve: Curve, cost: DraftCost, acceptance: Sequence[float]) -
         )
 
 
-def _pipelined_rounds(
-    curve: Curve, cost: DraftCost, acceptance: Sequence[float], hand_over_s: float
-) -> Iterator[_Round]:
-    """Chunks of 2 tokens to the length of ``acceptance``.
+def _best_pipeline(pair: SimulatedPair, depth_cap: int) -> tuple[int, SimulatedRounds]:
+    """The depth, from 1 to ``depth_cap``, at which our pipelined loop is simulated to be fastest."""
+    simulated = {depth: expected_pipelined(pair, depth) for depth in range(1, depth_cap + 1)}
+    # Deeper caps that the loop never uses differ from lesser ones in the last digits only.
+    best = max(simulated, key=lambda depth: float(f"{simulated[depth].tokens_per_s:.9g}"))
+    return best, simulated[best]
 
-    A pipe that is not emptied drafts chunk after chunk, so it needs one acceptance for all positions: the geometric
-    mean of the chunk's own, which keeps the probability that a whole chunk is accepted.
-    """
-    for depth in range(2, len(acceptance) + 1):
-        steady = float(min(1.0, math.prod(acceptance[:depth]) ** (1 / depth)))
-        yield _Round(
-            depth=depth,
-            tokens=pipelined_tokens_per_round(steady, depth),
-            seconds=max(cost.seconds(depth), curve.seconds(depth)) + hand_over_s,
-        )
+
+def _contended(contention: Contention) -> str:
+    target, drafter = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
+    if target == drafter == 1.0:
+        return "at once neither side slows the other down"
+    return f"both at once, the target {target:.2f}x and the drafter {drafter:.2f}x as slow as alone"
 
 
 def _level(target: TargetOption, depth: int) -> Exactness:
@@ -214,6 +215,8 @@ def _level(target: TargetOption, depth: int) -> Exactness:
 def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_bytes: int) -> dict[str, int]:
     """What the two take of each memory."""
     taken = {target.memory_name: target.needed_bytes(headroom_bytes)}
+    if target.host_bytes:
+        taken[HOST] = taken.get(HOST, 0) + target.host_bytes
     if drafter is not None and drafter.memory_name is not None:
         place = drafter.memory_name
         taken[place] = taken.get(place, 0) + drafter.needed_bytes(headroom_bytes)

@@ -39,11 +39,13 @@ class Profile:
     context: int
     depth: int | Auto
     depth_policy: Literal["cost", "fixed", "entropy", "confidence", "bandit"]
+    mode: Literal["auto", "serial", "pipelined"]
     rule: Literal["keyed", "rejection"]
     exactness: Literal["stable", "near"]
     threads: int | Auto
     device: str
     draft_device: str
+    draft_isolation: Literal["auto", "process", "thread"]
     gpu_layers: int | Auto
     max_memory_fraction: float
     lookup: bool

@@ -31,15 +31,26 @@ from edgespec.errors import (
 from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
-from edgespec.runtimes.llama_context import KV_TYPES, LlamaSettings, NativeContext
-from edgespec.runtimes.llama_library import Device, LlamaLibrary, load
+from edgespec.runtimes.llama_context import EVERY_LAYER, KV_TYPES, LlamaSettings, NativeContext
+from edgespec.runtimes.llama_devices import Device, place
+from edgespec.runtimes.llama_facts import describe_model, device_of, usable_settings
+from edgespec.runtimes.llama_library import LlamaLibrary, load
 from edgespec.runtimes.llama_rows import LlamaRows
 from edgespec.runtimes.llama_trimmed import TrimmedVocabulary
 from edgespec.runtimes.worker_thread import WorkerThread
 
 T = TypeVar("T")
 
-__all__ = ["KV_TYPES", "LlamaModel", "LlamaSequence", "LlamaSettings", "load_model"]
+__all__ = [
+    "EVERY_LAYER",
+    "KV_TYPES",
+    "LlamaModel",
+    "LlamaSequence",
+    "LlamaSettings",
+    "describe_model",
+    "load_model",
+    "usable_settings",
+]
 
 
 def load_model(
@@ -62,72 +73,21 @@ def load_model(
         raise InvalidRequestError(f"unknown cache type {settings.kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}")
     if settings.threads < 1:
         raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
+    if settings.gpu_layers is not None and settings.gpu_layers < 0:
+        raise InvalidRequestError(f"gpu_layers must be at least 0, not {settings.gpu_layers}")
     header = read_header(path) if header is None else header
     settings = usable_settings(settings, header)
     trimmed = None if artefact is None else TrimmedVocabulary(artefact)
     library = load()
-    device = _find_device(library, settings.device)
+    device = device_of(library, settings)
     pointer = _load_weights(library.api, path, settings, device)
     weights = _Weights(library.api, pointer)
     return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
 
 
-def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
-    """The facts of a model as ``load_model`` would report them, from its header alone.
-
-    Raises RuntimeUnavailableError without llama.cpp.
-    """
-    settings = usable_settings(settings, header)
-    return ModelFacts(
-        name=name,
-        sha256=sha256,
-        architecture=header.architecture,
-        runtime="llama",
-        build=load().build,
-        device=settings.device,
-        threads=settings.threads,
-        vocabulary_size=header.vocabulary_size,
-        trained_context_length=header.context_length,
-        weight_bytes=header.tensor_bytes,
-        bytes_per_forward=header.bytes_per_forward,
-        kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
-        kv_type=settings.kv_type,
-        settings=settings.as_json(),
-    )
-
-
-def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
-    """The settings with the cache type that the model can have. Raises InvalidRequestError."""
-    if "q" not in settings.kv_type:
-        return settings
-    if not settings.flash_attention:
-        raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
-    # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
-    if header.key_length % 32 or header.value_length % 32:
-        return replace(settings, kv_type="f16")
-    return settings
-
-
-def _find_device(library: LlamaLibrary, name: str) -> Device | None:
-    if name == "cpu":
-        return None
-    devices = library.devices()
-    for device in devices:
-        if device.name.lower() == name.lower():
-            return device
-    known = ", ".join(device.name for device in devices) or "cpu"
-    raise RuntimeUnavailableError(
-        f"this build of llama.cpp has no device {name!r}", hint=f"devices here: {known}; see `edgespec doctor`"
-    )
-
-
 def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device | None) -> Any:
     params = api.llama_model_default_params()
-    # An explicit, null-terminated list: the default is every GPU of the build, also for a model meant for the CPU.
-    devices = (ctypes.c_void_p * 2)(device.handle if device else None, None)
-    params.devices = ctypes.cast(devices, ctypes.c_void_p)
-    everything = 999  # more than any model has; llama.cpp clamps it
-    params.n_gpu_layers = 0 if device is None else everything if settings.gpu_layers is None else settings.gpu_layers
+    placed = place(params, device, settings.gpu_layers)
     params.use_extra_bufts = settings.repack
     interrupted = threading.Event()
     keep_going = api.llama_progress_callback(lambda _fraction, _data: not interrupted.is_set())
@@ -137,11 +97,13 @@ def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device 
         pointer = loader.run(lambda: api.llama_model_load_from_file(os.fsencode(path), params))
     finally:
         loader.close()
+    del placed  # kept until here: native code read it
     if not pointer:
         if interrupted.is_set():
             raise CancelledError("loading was cancelled")
+        where = "" if device is None else f" on {device.name}, which may be too small for so many layers"
         raise ModelFileError(
-            path, "llama.cpp could not load it", hint="its log (logger edgespec.native, --debug) says why"
+            path, f"llama.cpp could not load it{where}", hint="its log (logger edgespec.native, --debug) says why"
         )
     return pointer
 

@@ -31,6 +31,9 @@ KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
     "q4_0": ((2, 2), 4.5),
 }
 
+# How a numeric class says that all of a model is on its device.
+EVERY_LAYER = -1
+
 # llama_decode's return codes (llama.h).
 _DECODE_NO_SLOT = 1
 _DECODE_ABORTED = 2
@@ -45,6 +48,8 @@ class LlamaSettings:
     several, and any other cache it does not split. With keys in Q8_0 and values in F16 a plain step takes as long as
     with the fastest cache there is; with both in Q8_0 it takes 12 % longer at 1 000 tokens of context, where
     dequantised values cost most. ``repack`` lets llama.cpp re-lay the weights for faster kernels.
+
+    ``gpu_layers`` of a model are on ``device``, counted from its end, the output head being one; None is everything.
     """
 
     threads: int = 1
@@ -58,7 +63,7 @@ class LlamaSettings:
         """The settings that enter the numeric class beside threads, device and cache type."""
         chosen: dict[str, str | int | bool] = {"flash_attention": self.flash_attention, "repack": self.repack}
         if self.device != "cpu":
-            chosen["gpu_layers"] = -1 if self.gpu_layers is None else self.gpu_layers
+            chosen["gpu_layers"] = EVERY_LAYER if self.gpu_layers is None else self.gpu_layers
         return chosen
 
 

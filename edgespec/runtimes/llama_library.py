@@ -1,4 +1,4 @@
-"""The one place that loads llama.cpp's native library: availability, build identity, log bridge, devices.
+"""The one place that loads llama.cpp's native library: availability, build identity, log bridge.
 
 The library is process-wide by nature (one backend, one log callback), so this module holds the only process-wide
 state edgespec has: the loaded library itself, and the callback object that native code keeps a pointer to.
@@ -11,12 +11,14 @@ import functools
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.llama_devices import Device, list_devices
+
+__all__ = ["INSTALL_HINT", "MINIMUM_VERSION", "Device", "LlamaLibrary", "load"]
 
 MINIMUM_VERSION = "0.3.36"
 INSTALL_HINT = (
@@ -69,18 +71,6 @@ _CONTINUE = 5
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """A device llama.cpp can compute on. ``kind`` is ``cpu``, ``gpu``, ``igpu`` or ``accel``; bytes as reported."""
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int
-    total_bytes: int
-    handle: int
-
-
 @dataclass(frozen=True, slots=True)
 class LlamaLibrary:
     """llama-cpp-python's low-level module, loaded, with our log bridge installed."""
@@ -90,9 +80,12 @@ class LlamaLibrary:
     build: str
     log_bridge: object
 
-    def devices(self) -> tuple[Device, ...]:
-        """Every device of every backend in this build, the CPU included."""
-        return tuple(_devices(self.api))
+    def devices(self, *, with_memory: bool = True) -> tuple[Device, ...]:
+        """Every device of every backend in this build, the CPU included.
+
+        Without ``with_memory`` drivers are asked for names only, which wakes none of them up.
+        """
+        return list_devices(self.api._lib, with_memory=with_memory)
 
 
 def load() -> LlamaLibrary:
@@ -171,43 +164,3 @@ def _install_log_bridge(api: Any) -> object:
     callback = api.llama_log_callback(bridge)
     api.llama_log_set(callback, ctypes.c_void_p(0))
     return callback
-
-
-_DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
-
-
-def _devices(api: Any) -> list[Device]:
-    library = api._lib
-
-    def bound(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, list(arguments)
-        return function  # type: ignore[no-any-return]
-
-    try:
-        count = bound("ggml_backend_dev_count", ctypes.c_size_t)
-        get = bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-        name_of = bound("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
-        description_of = bound("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-        kind_of = bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-        size = ctypes.POINTER(ctypes.c_size_t)
-        memory_of = bound("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
-    except AttributeError:
-        return []  # a build that does not export the backend registry still has its CPU
-    found = []
-    for index in range(count()):
-        handle = get(index)
-        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-        memory_of(handle, ctypes.byref(free), ctypes.byref(total))
-        kind = _DEVICE_KINDS.get(kind_of(handle), "accel")
-        found.append(
-            Device(
-                name="cpu" if kind == "cpu" else name_of(handle).decode("utf-8", "replace"),
-                description=description_of(handle).decode("utf-8", "replace"),
-                kind=kind,
-                free_bytes=free.value,
-                total_bytes=total.value,
-                handle=int(handle or 0),
-            )
-        )
-    return found

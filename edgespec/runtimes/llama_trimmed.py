@@ -9,6 +9,7 @@ ids again on the way out. Everything outside speaks source ids (VocabTrim, Goel 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from edgespec.files.artefact import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.trimmed_rows import TrimmedRows
 
 __all__ = ["EmbeddingRows", "TrimmedVocabulary"]
+
+# Rows kept as they enter the model, for tokens that come again: dequantising one takes 0.15 ms in numpy, 2 % of a
+# small drafter's forward (0.5B at four bits, two cores). A text has a few thousand different tokens; of 1000 weights
+# each they take 16 MB.
+_REMEMBERED_ROWS = 4096
 
 
 class EmbeddingRows:
@@ -37,6 +43,10 @@ class EmbeddingRows:
             kind = gguf.GGMLQuantizationType[table.type_name]
             self._dequantize = functools.partial(gguf.dequantize, qtype=kind)
             self._dequantize(self._rows[:1])
+            # Over what it reads and not over this object, which would refer to itself and outlive its last use.
+            self._read_one = functools.lru_cache(_REMEMBERED_ROWS)(
+                functools.partial(_read_one, self._rows, self._dequantize, self._scale)
+            )
         except (KeyError, NotImplementedError) as error:
             reason = f"embeddings of type {table.type_name} cannot be dequantised"
             raise ModelFileError(table.path, reason, hint="export it from a file of another type") from error
@@ -44,9 +54,18 @@ class EmbeddingRows:
             raise ModelFileError(table.path, f"the file cannot be read: {error}") from error
 
     def read(self, ids: IdArray) -> LogitsArray:
-        """What enters the model for these tokens: float32 (len(ids), columns)."""
+        """What enters the model for these tokens: float32 (len(ids), columns), to be read only."""
+        if len(ids) == 1:
+            return self._read_one(int(ids[0]))
         rows: LogitsArray = self._dequantize(self._rows[ids])
         return rows * self._scale
+
+
+def _read_one(rows: Any, dequantize: Callable[[Any], LogitsArray], scale: np.float32, token: int) -> LogitsArray:
+    """Float32 (1, columns)."""
+    row = dequantize(rows[token : token + 1]) * scale
+    row.flags.writeable = False  # whoever asks next gets the same one
+    return row
 
 
 class TrimmedVocabulary:

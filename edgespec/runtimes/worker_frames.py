@@ -198,6 +198,9 @@ def facts_from_json(value: object) -> ModelFacts:
             _refuse(f"a model's {own.name} is {_shown(value[own.name])}")
     if not all(isinstance(setting, str | int) for setting in value["settings"].values()):
         _refuse(f"a model's settings are {_shown(value['settings'])}")
+    for size in ("trained_context_length", "weight_bytes", "bytes_per_forward", "kv_bytes_per_token"):
+        if not 0 <= value[size] < 2**63:
+            _refuse(f"a model's {size} is {_shown(value[size])}")
     facts = ModelFacts(**value)
     if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
         _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")

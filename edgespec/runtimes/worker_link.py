@@ -18,34 +18,14 @@ import threading
 import time
 from collections import abc
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edgespec.errors import ClosedError, RuntimeUnavailableError, WorkerLostError
+from edgespec.runtimes.worker_deadlines import Deadlines
 from edgespec.runtimes.worker_frames import Frame, encode_frame, read_frame, rebuild_error
 
-__all__ = ["Deadlines", "Inbox", "WorkerLink"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """How long the parent waits before it takes the child for hung. Seconds of a clock that stands while asleep.
-
-    None of these is a time anybody should see: each is far beyond what a working device takes, and short enough that
-    a session does not look dead. ``load_s``: tens of gigabytes from a slow disk. ``answer_s``: a rewind, a row, or
-    the fixed part of a forward, which on a GPU may compile kernels first (seconds to tens of them). ``token_s`` is
-    added for each token of a forward; 70 billion weights in memory of 30 GB/s take about 2 s for one token alone and
-    a fraction of that in a prefill. ``cancel_s``: from a cancel to the end of the forward; the longest part that
-    cannot be interrupted is one layer, or one chunk on some devices. ``close_s``: for the child to end by itself.
-    """
-
-    load_s: float = 600.0
-    answer_s: float = 30.0
-    token_s: float = 2.0
-    cancel_s: float = 20.0
-    close_s: float = 2.0
-
+__all__ = ["Inbox", "WorkerLink"]
 
 # After a deadline an answer may lie in the pipe all the same, if the parent itself was stopped (Ctrl-Z): its reader
 # gets this long to bring it. Reading a pipe takes microseconds, being scheduled on a busy machine some tenths.
@@ -133,8 +113,8 @@ class WorkerLink:
     ) -> tuple[int, Frame]:
         """Ask and wait: the number the request got, and the answer.
 
-        If ``inbox`` is cancelled meanwhile, ``cancel`` is sent once, with that number as its ``forward``, and the
-        answer has to come within ``cancel_s``. Raises what the child raised, WorkerLostError, ClosedError.
+        If ``inbox`` is cancelled meanwhile, the answer has to come within ``cancel_s``; ``cancel`` is sent once, with
+        that number as its ``forward``. Raises what the child raised, WorkerLostError, ClosedError.
         """
         inbox = Inbox() if inbox is None else inbox
         with self._state_lock:
@@ -185,10 +165,11 @@ class WorkerLink:
             elif item is _LOST:
                 if self._lost is not None or self._closed:
                     raise self.lost_error()
-            elif cancel is not None and inbox.cancelled and not told:  # else it was reset before anyone looked
+            elif inbox.cancelled and not told:  # else it was reset before anyone looked
                 told = True
                 deadline = min(deadline, time.monotonic() + self.deadlines.cancel_s)
-                self.send({**cancel, "forward": number})
+                if cancel is not None:
+                    self.send({**cancel, "forward": number})
 
     def send(self, header: abc.Mapping[str, Any], body: bytes = b"") -> None:
         """Write one frame without waiting for an answer. Raises WorkerLostError, ForwardError (too large).
@@ -307,10 +288,11 @@ class WorkerLink:
 
 def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     if command is None:
-        if not sys.executable:
+        # A frozen application's executable is the application: started like this it would start a second time.
+        if not sys.executable or getattr(sys, "frozen", False):
             raise RuntimeUnavailableError(
                 "this application has no Python interpreter to start a worker process with",
-                hint="give it a command of its own that calls edgespec.runtimes.worker.main()",
+                hint="give WorkerSettings a command of its own that calls edgespec.runtimes.worker.main()",
             )
         # -P: with -m alone, the working directory would be where modules are looked for first.
         command = [sys.executable, "-P", "-m", "edgespec.runtimes.worker"]

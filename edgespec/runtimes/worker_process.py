@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import time
 import weakref
 from collections import abc
 from collections.abc import Callable
@@ -30,13 +31,22 @@ from edgespec.errors import (
     WorkerLostError,
 )
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
+from edgespec.runtimes.worker_deadlines import Deadlines, ForwardTimes
 from edgespec.runtimes.worker_frames import Frame, LoadRequest, facts_from_json, ids_bytes
-from edgespec.runtimes.worker_link import Deadlines, Inbox, WorkerLink
+from edgespec.runtimes.worker_link import Inbox, WorkerLink
 from edgespec.runtimes.worker_thread import WorkerThread
 
 T = TypeVar("T")
 
-__all__ = ["Deadlines", "LoadRequest", "WorkerModel", "WorkerRows", "WorkerSequence", "start_model"]
+__all__ = [
+    "Deadlines",
+    "LoadRequest",
+    "StartingWorker",
+    "WorkerModel",
+    "WorkerRows",
+    "WorkerSequence",
+    "start_model",
+]
 
 # Beyond this many scores of a row, rows cross one by one: 64 of them would not fit into one answer.
 _MOST_TOP_K = 4096
@@ -49,22 +59,49 @@ def start_model(
     environment: abc.Mapping[str, str] | None = None,
     deadlines: Deadlines | None = None,
 ) -> WorkerModel:
-    """Start a process and have it load a model.
+    """Start a process, have it load a model, and wait for it: ``StartingWorker`` in one step."""
+    return StartingWorker(request, command=command, environment=environment, deadlines=deadlines).wait()
 
-    ``command`` starts it (default: this interpreter on ``edgespec.runtimes.worker``; a frozen application needs its
-    own), ``environment`` is added to its environment only. Raises what loading raises in this process,
-    RuntimeUnavailableError if no process can be started, WorkerLostError.
-    """
-    name = request.name or request.path.stem
-    link = WorkerLink(name=name, command=command, environment=environment, deadlines=deadlines or Deadlines())
-    try:
-        header = {"op": "load", "load": request.as_json()}
-        _, answer = link.request(header, timeout_s=link.deadlines.load_s)
-        facts = facts_from_json(answer.header.get("facts"))
-    except BaseException:
-        link.close()
-        raise
-    return WorkerModel(link, replace(facts, can_fork=False))
+
+class StartingWorker:
+    """A process that loads a model."""
+
+    def __init__(
+        self,
+        request: LoadRequest,
+        *,
+        command: abc.Sequence[str] | None = None,
+        environment: abc.Mapping[str, str] | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """Start it.
+
+        ``command`` does (default: this interpreter on ``edgespec.runtimes.worker``; a frozen application needs its
+        own), ``environment`` is added to its environment only. Raises RuntimeUnavailableError if no process can be
+        started.
+        """
+        name = request.name or request.path.stem
+        self._request = request
+        self._link = WorkerLink(
+            name=name, command=command, environment=environment, deadlines=deadlines or Deadlines()
+        )
+
+    def wait(self) -> WorkerModel:
+        """The loaded model; called once. Raises what loading raises in this process, WorkerLostError, ClosedError."""
+        link = self._link
+        try:
+            header = {"op": "load", "load": self._request.as_json()}
+            _, answer = link.request(header, timeout_s=link.deadlines.load_s)
+            with link.reading():
+                facts = facts_from_json(answer.header.get("facts"))
+        except BaseException:
+            link.close()
+            raise
+        return WorkerModel(link, replace(facts, can_fork=False, can_branch=False))
+
+    def close(self) -> None:
+        """End the process, from any thread: ``wait`` then raises ClosedError."""
+        self._link.close()
 
 
 class WorkerModel:
@@ -73,6 +110,7 @@ class WorkerModel:
     def __init__(self, link: WorkerLink, facts: ModelFacts) -> None:
         self._link = link
         self._facts = facts
+        self.times = ForwardTimes(link.deadlines, facts.bytes_per_forward)
         self._keys = itertools.count()
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[WorkerSequence] = weakref.WeakSet()
@@ -104,7 +142,7 @@ class WorkerModel:
                 raise ClosedError(f"model {self._facts.name} is closed")
             key = next(self._keys)
             header = {"op": "open", "sequence": key, "context_length": context_length}
-            self._link.request(header, timeout_s=self._link.deadlines.load_s)  # a GPU may move much for a cache
+            self._link.request(header, timeout_s=self._link.deadlines.answer_s)
             sequence = WorkerSequence(self, self._link, key, context_length)
             self._sequences.add(sequence)
             return sequence
@@ -136,6 +174,7 @@ class WorkerSequence:
         self._length = 0
         self._broken = False
         self._generation = 0
+        self._times = model.times
         self._vocabulary_size = model.facts.vocabulary_size
         self._inbox = Inbox()
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
@@ -191,14 +230,16 @@ class WorkerSequence:
         return WorkerRows(self, rows, best, not_finite, number)
 
     def _ask_forward(self, ids: IdArray, rows: int) -> tuple[int, Frame]:
-        deadlines = self._link.deadlines
-        return self._link.request(
+        count, started = len(ids), time.monotonic()
+        answered = self._link.request(
             {"op": "forward", "sequence": self._key, "rows": rows},
             ids_bytes(ids),
-            timeout_s=deadlines.answer_s + len(ids) * deadlines.token_s,
+            timeout_s=self._times.deadline_s(count),
             inbox=self._inbox,
             cancel={"op": "cancel", "sequence": self._key},
         )
+        self._times.record(count, time.monotonic() - started)
+        return answered
 
     def _drop_chunks(self, length: int) -> None:
         """Take back what earlier chunks of a failed forward left in the child. What cannot be is never used again."""
@@ -223,14 +264,14 @@ class WorkerSequence:
 
     def _ask_rewind(self, length: int) -> None:
         header = {"op": "rewind", "sequence": self._key, "length": length}
-        _, answer = self._link.request(header, timeout_s=self._link.deadlines.answer_s, inbox=self._inbox)
+        _, answer = self._link.request(header, timeout_s=self._times.answer_s, inbox=self._inbox)
         with self._link.reading():
             _expect_length(answer, length)
 
     def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T]) -> T:
         """Ask for scores of the last forward: for WorkerRows, on whatever thread they are read."""
         whole = {**header, "sequence": self._key}
-        _, answer = self._link.request(whole, timeout_s=self._link.deadlines.answer_s)
+        _, answer = self._link.request(whole, timeout_s=self._times.answer_s)
         with self._link.reading():
             return read(answer)
 
@@ -330,9 +371,16 @@ class WorkerRows(Rows):
     ) -> None:
         generation, size = sequence.generation, sequence.vocabulary_size
 
+        latest: dict[int, LogitsArray] = {}  # a drafter looks at one row twice, and crossing is dear
+
         def read_row(index: int) -> LogitsArray:
-            header = {"op": "row", "forward": forward, "index": index}
-            return sequence.fetch(header, lambda answer: answer.scores(0, size))
+            row = latest.get(index)
+            if row is None:
+                header = {"op": "row", "forward": forward, "index": index}
+                row = sequence.fetch(header, lambda answer: answer.scores(0, size))
+                latest.clear()
+                latest[index] = row
+            return row
 
         super().__init__(count, read_row, lambda: sequence.generation == generation)
         self._best = best
@@ -361,6 +409,3 @@ class WorkerRows(Rows):
             return answer.ids(0, total).reshape(shape), answer.scores(total, total).reshape(shape)
 
         return self._sequence.fetch({"op": "top_k", "forward": self._forward, "k": k}, read)
-
-    def logits(self, index: int) -> LogitsArray:
-        return self._row(index)  # newly received, so the caller's to keep

@@ -11,6 +11,7 @@ import pytest
 import edgespec.decoding.rounds as rounds_module
 from edgespec.bench.equality import SAMPLED, check_equality, depths_to_check, spread
 from edgespec.bench.suite import Prompt
+from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import Verdict
 from edgespec.engine import Engine
@@ -122,3 +123,22 @@ def test_spread_takes_evenly(count: int) -> None:
     assert numbers == sorted(set(numbers))
     gaps = {right - left for left, right in itertools.pairwise(numbers)}
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_at_once_where_the_profile_wants_it(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[object] = []
+    real = PipelinedLoop._round
+
+    def counted(self: PipelinedLoop) -> object:
+        rounds.append(self)
+        return real(self)
+
+    monkeypatch.setattr(PipelinedLoop, "_round", counted)
+    for mode in ("pipelined", "serial"):
+        rounds.clear()
+        with tiny.load(lookup=False, depth=3, mode=mode) as engine:
+            require_speculation(engine, 2)
+            report = check_equality(engine, PROMPTS[:1], max_tokens=24, depths=(2,))
+        assert report.depths == (2,)
+        assert (report.identical, report.kept) == (1, True)
+        assert bool(rounds) is (mode == "pipelined")

@@ -12,7 +12,7 @@ import pytest
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
-from edgespec.planning.devices import Device, DeviceReport
+from edgespec.planning.devices import Device, DeviceKind, DeviceReport
 from edgespec.planning.machine import Conditions, Machine
 from edgespec.planning.machine_store import save_bandwidth
 from tests.support.command_line import InProcess
@@ -95,6 +95,35 @@ def test_devices_of_llama(here: InProcess) -> None:
     assert "llama.cpp  works: llama-cpp-python 1.2.3 (build 1.2.3+ab)\n" in text
     assert "  device   cpu: A CPU (cpu)\n" in text
     assert "  device   Vulkan0: A GPU (gpu, 1.0 of 2.0 GiB free)\n" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown"),
+    [
+        ("igpu", "Vulkan1", "Vulkan1: It (igpu, in the machine's memory)"),
+        ("gpu", "Metal", "Metal: It (gpu, in the machine's memory)"),
+        ("accel", "BLAS", "BLAS: It (accel)"),
+    ],
+)
+def test_devices_in_the_machines_memory(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, name: str, shown: str
+) -> None:
+    device = Device(runtime="llama", name=name, kind=kind, description="It", free_bytes=GIB, total_bytes=2 * GIB)
+    devices(monkeypatch, device, onnx="none")
+    assert f"  device   {shown}\n" in here("doctor").out
+    (told,) = here("doctor", "--json").json["runtimes"]["llama"]["devices"]
+    assert (told["kind"], told["memory"]) == (kind, "cpu")
+
+
+def test_a_card_that_does_not_tell_its_memory(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices(monkeypatch, Device(runtime="llama", name="Vulkan0", kind="gpu", description="It"), onnx="none")
+    assert "  device   Vulkan0: It (gpu)\n" in here("doctor").out
+
+
+def test_the_child_lists_the_devices_too() -> None:
+    """A driver may end the process over that."""
+    assert "devices()" in module._PROBES["llama"]
+    assert "list_devices()" in module._PROBES["onnx"]
 
 
 def test_without_llama_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,9 @@ from tests.support.tiny_models import TinyModels
 
 MACHINES = Path(__file__).parents[2] / "edgespec" / "profiles" / "machines"
 
+# What people have who run a model at home.
+USUAL = ("laptop-igpu", "laptop-small-gpu", "desktop-12gb-gpu", "phone-npu", "mini-pc")
+
 
 def labels(out: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:] for line in out.splitlines() if line[:1].strip()}
@@ -31,14 +34,33 @@ def test_every_described_machine_is_planned(here: InProcess, name: str) -> None:
     assert result.err == ""
 
 
+@pytest.mark.parametrize("name", USUAL)
+def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProcess, name: str) -> None:
+    shown = labels(here("plan", "--simulate", name).out)
+    found = here("plan", "--simulate", name, "--json").json
+    plan, best = found["plan"], found["candidates"][0]
+    assert shown["mode"] == plan["mode"] == best["mode"]
+    assert shown["target"].startswith(f"{plan['target']['model']} on {plan['target']['device']} (")
+    assert shown["predicted"].startswith(f"{plan['predicted_tokens_per_s']:.1f} tokens/s")
+    assert shown["why"] == plan["reasons"][0]
+    if plan["mode"] == "plain":
+        assert (shown["drafter"], plan["drafter"], plan["depth_cap"]) == ("none", None, 0)
+    else:
+        assert shown["drafter"].startswith(f"{plan['drafter']['model']} on {plan['drafter']['device']} (")
+        assert shown["depth"] == f"up to {plan['depth_cap']}"
+        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain")
+        assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][1]
+    assert any(one["mode"] == "plain" for one in found["candidates"])
+
+
 def test_a_plan_in_a_few_lines(here: InProcess) -> None:
     shown = labels(here("plan", "--simulate", "laptop-small-gpu").out)
-    assert shown["target"] == "llama-3.1-8b on cpu (llama, 8 threads)"
-    assert shown["drafter"] == "llama-3.2-3b on CUDA0 (model, llama)"
+    assert shown["target"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads)"
+    assert shown["drafter"] == "llama-3.2-1b on CUDA0 (model, llama)"
     assert shown["depth"].startswith("up to ")
     assert shown["exactness"].startswith("D: not probed")
     assert shown["predicted"].endswith("x the fastest plain")
-    assert re.fullmatch(r"\d\.\d\d GiB of cpu, \d\.\d\d GiB of CUDA0", shown["memory"])
+    assert re.fullmatch(r"\d\.\d\d GiB of CUDA0, \d\.\d\d GiB of cpu", shown["memory"])
     assert "considered" not in shown
 
 
@@ -78,18 +100,25 @@ def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> N
 
 
 def test_the_plan_as_json(here: InProcess) -> None:
-    result = here("plan", "--simulate", "laptop-small-gpu", "--json")
+    result = here("plan", "--simulate", "desktop-full-gpu", "--json")
     assert result.code == 0
     found = result.json
     assert found["schema_version"] == 1
     plan = found["plan"]
     assert (plan["mode"], plan["exactness"], plan["numeric_class"]["widths"]) == ("pipelined", "D", [])
-    assert plan["target"] == {"model": "llama-3.1-8b", "runtime": "llama", "device": "cpu", "threads": 8}
-    assert plan["drafter"]["device"] == "CUDA0"
+    assert plan["target"] == {"model": "qwen2.5-32b", "runtime": "llama", "device": "CUDA0", "threads": 1}
+    assert plan["drafter"]["device"] == "cpu"
     assert plan["predicted_tokens_per_s"] == found["candidates"][0]["predicted_tokens_per_s"]
     assert found["candidates"][-1]["mode"] == "plain"
-    assert found["simulated"]["name"] == "laptop-small-gpu"
+    assert found["simulated"]["name"] == "desktop-full-gpu"
     assert plan["reasons"]
+
+
+def test_the_plan_of_a_split_target_tells_its_layers(here: InProcess) -> None:
+    plan = here("plan", "--simulate", "laptop-small-gpu", "--json").json["plan"]
+    assert plan["target"]["device"] == "CUDA0+cpu"
+    layers = plan["numeric_class"]["settings"]["gpu_layers"]
+    assert f"{layers} of 32 layers on CUDA0+cpu" in plan["reasons"][0]
 
 
 @pytest.mark.parametrize("name", machine_names())

@@ -234,6 +234,58 @@ def check_open(verify: Any, target: Conditional, draft: Conditional, depth: int)
                 assert verdict == verify.verify_matching(chain, token)
 
 
+def check_tree(verify: Any, target: Conditional, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    """A tree, which is not drawn at random, against every outcome of the target's draws at each of its nodes."""
+    texts: dict[int, tuple[int, ...]] = {-1: ()}
+    for index, parent in enumerate(parents):
+        texts[index] = (*texts[parent], tokens[index])
+    depth = max(len(text) for text in texts.values())
+    law: Law = defaultdict(Fraction)
+    for own in itertools.product(range(len(target(()))), repeat=len(texts)):
+        weight = math.prod((target(texts[node])[own[node + 1]] for node in texts), start=Fraction(1))
+        if weight == 0:
+            continue
+        asked: list[int] = []
+
+        def target_token(node: int, own: tuple[int, ...] = own, asked: list[int] = asked) -> int:
+            assert node in texts, "there is no such token"
+            assert len(asked) < len(texts), "a walk ends"
+            asked.append(node)
+            return own[node + 1]
+
+        verdict = verify.verify_tree(tokens, parents, target_token)
+        above = -1
+        for index in verdict.path:
+            children = [child for child, parent in enumerate(parents) if parent == above]
+            assert index == next(child for child in children if tokens[child] == own[above + 1])
+            above = index
+        below = {tokens[child] for child, parent in enumerate(parents) if parent == above}
+        assert verdict.next_token == own[above + 1]
+        assert verdict.next_token not in below, "one more token stands"
+        assert verdict.kind == ("correction" if below else "bonus")
+        assert asked == [-1, *verdict.path], "in order, and only along the path"
+        emitted = (*(tokens[index] for index in verdict.path), verdict.next_token)
+        for full, rest in plain_law(target, depth + 1, emitted).items():
+            law[full] += weight * rest
+    assert law == plain_law(target, depth + 1)
+
+
+# Every shape of up to three nodes, and one of more.
+TREES: list[tuple[int, ...]] = [
+    (),
+    (-1,),
+    (-1, -1),
+    (-1, 0),
+    (-1, -1, -1),
+    (-1, -1, 0),
+    (-1, -1, 1),
+    (-1, 0, -1),
+    (-1, 0, 0),
+    (-1, 0, 1),
+    (-1, -1, 0, 1),
+]
+
+
 def check_acceptance_edges(verify: Any) -> None:
     """Numbers no honest drafter sends are never accepted; neither is a token the target gives no probability."""
     never = [
@@ -298,3 +350,6 @@ def check_all(verify: Any) -> None:
         check_open(verify, target, random_conditional(50 + depth, 2), depth)
         for chain in itertools.product(range(2), repeat=depth):
             check_copied(verify, target, chain)
+    for parents in TREES:
+        for tokens in itertools.product(range(2), repeat=len(parents)):
+            check_tree(verify, random_conditional(17, 2, zeros=False), tokens, parents)

@@ -174,3 +174,75 @@ def test_greedy_has_one_rule() -> None:
     assert not Chooser(Sampling(rule="rejection")).uses_rejection
     assert Chooser(Sampling(rule="rejection", temperature=0.1)).uses_rejection
     assert not Chooser(Sampling(temperature=0.1)).uses_rejection
+
+
+@pytest.mark.parametrize("gate", [None, Gate()])
+def test_a_runner_up_is_told_only_when_asked_for_and_changes_nothing_else(gate: Gate | None) -> None:
+    rows = Rows(1, lambda _: SCORES)
+    for sampling in (Sampling(), Sampling(temperature=1.5), Sampling(temperature=1.5, rule="rejection")):
+        chooser = Chooser(sampling)
+        without, asked = (chooser.draft(rows, 0, [0], gate, runner_up=wanted) for wanted in (False, True))
+        assert without is not None
+        assert asked is not None
+        assert without.runner_up is None
+        assert asked.runner_up is not None
+        assert asked.runner_up != asked.token
+        assert (asked.token, asked.confidence) == (without.token, without.confidence)
+    assert SCORES[1] == 3.0, "the rows are left as they were"
+
+
+def test_of_equal_scores_the_next_id_is_the_greedy_runner_up() -> None:
+    chooser = Chooser(Sampling())
+    drafted = chooser.draft(Rows(1, lambda _: SCORES), 0, [], None, runner_up=True)
+    assert drafted is not None
+    assert (drafted.token, drafted.runner_up) == (1, 3)
+    alone = chooser.draft(Rows(1, lambda _: logits(2.0)), 0, [], None, runner_up=True)
+    assert alone is not None
+    assert (alone.token, alone.runner_up) == (0, None)
+    nothing_else = chooser.draft(Rows(1, lambda _: logits(2.0, -INFINITY)), 0, [], None, runner_up=True)
+    assert nothing_else is not None
+    assert nothing_else.runner_up is None
+
+
+def test_another_stream_is_other_noise_for_drafts_of_the_rejection_rule_only() -> None:
+    rows, context = Rows(1, lambda _: SCORES), [0] * 7
+
+    def drafts(rule: str) -> list[int]:
+        chooser, found = Chooser(Sampling(temperature=2.0, seed=2**64 - 1, rule=rule)), []  # type: ignore[arg-type]
+        for stream in range(40):
+            chooser.draft_stream = stream
+            draft = chooser.draft(rows, 0, context, None)
+            assert draft is not None
+            found.append(draft.token)
+        return found
+
+    assert len(set(drafts("rejection"))) > 2
+    assert drafts("rejection")[0] == draw(
+        distribution(SCORES, Sampling(temperature=2.0)), 2**64 - 1, 7, Purpose.DRAFT
+    ), "the first stream is the seed's own"
+    assert len(set(drafts("keyed"))) == 1
+
+
+def test_candidates_are_what_would_be_chosen_in_order() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    assert [token for token, _ in Chooser(Sampling()).candidates(rows, 0, [], 4)] == [1, 3, 5, 0]
+    odds = [own for _, own in Chooser(Sampling()).candidates(rows, 0, [], 9)]
+    weights = np.exp(np.sort(SCORES.astype(np.float64))[::-1])
+    assert odds == pytest.approx((weights / weights.sum()).tolist())
+    for rule in ("keyed", "rejection"):
+        chooser = Chooser(Sampling(temperature=1.5, seed=4, rule=rule))  # type: ignore[arg-type]
+        for length in range(20):
+            found = chooser.candidates(rows, 0, [0] * length, 3)
+            assert len(found) == 3
+            assert [own for _, own in found] == sorted((own for _, own in found), reverse=True)
+            if rule == "keyed":
+                assert found[0][0] == chooser.target_token(rows, 0, [0] * length)
+            else:
+                own = distribution(SCORES, Sampling(temperature=1.5))
+                assert found == [(token, pytest.approx(as_dict(own)[token])) for token in (1, 3, 5)]
+
+
+def test_a_truncated_distribution_has_few_candidates() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    assert len(Chooser(Sampling(temperature=1.0, top_k=2)).candidates(rows, 0, [], 5)) == 2
+    assert Chooser(Sampling(repeat_penalty=1.5)).candidates(rows, 0, [1], 5) == [(3, 1.0)]

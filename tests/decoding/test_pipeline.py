@@ -34,6 +34,7 @@ from tests.decoding.test_loop import (
 )
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, Faults
+from tests.support.sleepy import Sleepy
 
 Job = Callable[[], Drafted]
 Submit = Callable[[Job], "Future[Drafted]"]
@@ -355,40 +356,10 @@ def test_leaving_the_iteration_ends_the_drafting() -> None:
 # ------------------------------------------------------------------------------------------------- real threads
 
 
-class Sleepy(scripted.Scripted):
-    """Sleeps before each token, ends when its gate says so, and gives up when cancelled."""
-
-    def __init__(self, script: Callable[[list[int], int], Any], pace: Callable[[], float]) -> None:
-        super().__init__(script)
-        self._pace = pace
-        self._stop = threading.Event()
-        self.busy = 0
-
+class SleepyDrafter(Sleepy, scripted.Scripted):
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
-        self.busy += 1
-        assert self.busy == 1, "two proposals at once"
-        try:
-            whole = super().propose(context, depth, gate)
-            for count in range(1, len(whole.tokens) + 1):
-                if self._stop.wait(self._pace()):
-                    raise CancelledError("the drafter was cancelled")
-                if gate is not None and not gate.goes_on():
-                    return whole.cut(count)
-            return whole
-        finally:
-            self.busy -= 1
-
-    def observe(self, outcome: Any) -> None:
-        assert self.busy == 0, "told while at work"
-        super().observe(outcome)
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._stop.set()
-
-    def reset_cancel(self) -> None:
-        super().reset_cancel()
-        self._stop.clear()
+        ask = super().propose
+        return self.slowly(lambda: ask(context, depth, gate), gate)
 
 
 @pytest.fixture
@@ -408,7 +379,9 @@ def test_random_sleeps_on_both_sides_change_nothing(
     known = PROMPT + plain.tokens
     rounds = 0
     for patience in (0.0, 0.0005, 1.0):
-        state = Sleepy(scripted.often_right(known, VOCABULARY_SIZE)._script, lambda: source.random() * 4e-4)
+        state = SleepyDrafter(
+            scripted.often_right(known, VOCABULARY_SIZE)._script, pace=lambda: source.random() * 4e-4
+        )
         own = start(model, PROMPT, 2000)
         forward = own.sequence.forward
 
@@ -428,17 +401,46 @@ def test_random_sleeps_on_both_sides_change_nothing(
 
 def test_the_drafter_is_told_to_end_when_the_target_is_done(thread: Submit) -> None:
     """It has eight tokens to write, and writes as many as there is time for: at least the one it is at."""
-    state = Sleepy(scripted.oracle(KNOWN["greedy"])._script, lambda: 0.02)
+    state = SleepyDrafter(scripted.oracle(KNOWN["greedy"])._script, pace=lambda: 0.02)
     own = start(FakeModel(), PROMPT)
     budget = FixedBudget(most=8, ahead=9)
     own.take(pipelined(own, state, depth=8, budget=budget, max_tokens=6, submit=thread).steps())
     assert own.tokens == PLAIN["greedy"][:6]
     assert [record.draft_forwards for record in own.records] == [0] * len(own.records)
-    assert all(record.proposed == 1 for record in own.records[:-1])
+    assert [record.proposed for record in own.records] == [1] * 5, "told in each round"
+
+
+@pytest.mark.parametrize("branching", [0, 1])
+def test_what_begins_when_the_target_is_done_is_to_end_at_once(branching: int) -> None:
+    goes_on: list[bool] = []
+
+    class Asking(scripted.Scripted):
+        forks = True
+
+        def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            assert gate is not None
+            goes_on.append(gate.goes_on())
+            return Proposal()
+
+        def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            assert gate is not None
+            goes_on.append(gate.goes_on())
+            return super().propose(context, depth, gate)
+
+    known = KNOWN["greedy"]
+    for submit, expected in ((Late(lambda: 0), False), (at_once, True)):
+        own, state = (
+            start(FakeModel(), PROMPT),
+            Asking(lambda tokens, depth: known[len(tokens) : len(tokens) + depth]),
+        )
+        budget = FixedBudget(most=3, ahead=4, patience=0.0, branching=branching)
+        own.take(pipelined(own, state, budget=budget, submit=submit).steps())
+        assert set(goes_on) == {expected}
+        goes_on.clear()
 
 
 def test_cancelling_the_drafter_ends_the_round(thread: Submit) -> None:
-    state = Sleepy(scripted.oracle(KNOWN["greedy"])._script, lambda: 30.0)
+    state = SleepyDrafter(scripted.oracle(KNOWN["greedy"])._script, pace=lambda: 30.0)
     own = start(FakeModel(), PROMPT)
     loop = pipelined(own, state, budget=FixedBudget(most=3, ahead=4), submit=thread)
     timer = threading.Timer(0.1, state.cancel)

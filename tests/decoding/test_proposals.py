@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding.contracts import Distribution, Proposal
-from edgespec.decoding.proposals import valid_length
+from edgespec.decoding.proposals import runner_up, valid_length
 from tests.support.scripted_drafters import INVALID_PROBS, INVALID_TOKENS, certain, over
 
 VOCABULARY_SIZE = 12
@@ -76,3 +76,15 @@ def test_every_honest_distribution_passes(weights: list[int], single: bool, data
 def test_a_tree_is_refused_while_only_chains_are_verified() -> None:
     proposal = Proposal(tokens=(1, 2), sources=("x", "x"), parents=(-1, -1), drafted_by="x")
     assert valid_length(proposal, 12, needs_probs=False) == 0
+
+
+@pytest.mark.parametrize("other", [-1, VOCABULARY_SIZE, 2**70, 3, True, 2.0, None, "4"])
+def test_a_runner_up_that_is_no_other_id_is_none(other: object) -> None:
+    proposal = Proposal(tokens=(3, 4), runners_up=(other, 11))  # type: ignore[arg-type]
+    assert runner_up(proposal, 0, VOCABULARY_SIZE) is None
+    assert runner_up(proposal, 1, VOCABULARY_SIZE) == 11
+
+
+def test_a_runner_up_may_be_missing_or_a_number_of_numpys() -> None:
+    proposal = Proposal(tokens=(3, 4), runners_up=(np.int64(0),))  # type: ignore[arg-type]
+    assert [runner_up(proposal, place, VOCABULARY_SIZE) for place in (0, 1)] == [0, None]

@@ -187,3 +187,19 @@ def test_keyed_draws_follow_the_distribution() -> None:
     assert chi_square(counts, own.probs) < threshold(len(own.probs) - 1)
     warmer = distribution(logits, Sampling(temperature=1.1))
     assert chi_square(counts, warmer.probs) > threshold(len(own.probs) - 1), "a slightly wrong law is noticed"
+
+
+@given(st.integers(0, 2**32), st.sampled_from(law.TREES), st.data())
+@EXAMPLES
+def test_a_tree_leaves_the_joint_law(seed: int, parents: tuple[int, ...], data: st.DataObject) -> None:
+    tokens = [data.draw(st.integers(0, 2)) for _ in parents]
+    law.check_tree(verify, law.random_conditional(seed, 3), tokens, parents)
+
+
+def test_a_chain_is_a_tree_whose_nodes_have_one_child() -> None:
+    for chain in itertools.product(range(2), repeat=3):
+        for own in itertools.product(range(2), repeat=4):
+            as_chain = verify.verify_matching(chain, own.__getitem__)
+            as_tree = verify.verify_tree(chain, (-1, 0, 1), lambda node, own=own: own[node + 1])  # type: ignore[misc]
+            assert as_tree.path == tuple(range(as_chain.accepted))
+            assert (as_tree.next_token, as_tree.kind) == (as_chain.next_token, as_chain.kind)

@@ -93,6 +93,24 @@ MUTATIONS: dict[str, tuple[str, str]] = {
     "nothing said to follow": ("return () if self.next_token is None else", "return () if self.next_token else"),
     "the rejected token not counted as evaluated": (' + (self.kind == "correction")', ""),
     "the bonus counted as evaluated": ('self.kind == "correction"', "True"),
+    "a tree's path without its last token": ("return TreeVerdict(tuple(path)", "return TreeVerdict(tuple(path[:-1])"),
+    "a tree's correction called a bonus": ('"correction" if children else "bonus"', '"bonus"'),
+    "a tree's bonus called a correction": ('"correction" if children else "bonus"', '"correction"'),
+    "a tree's walk goes back to the root": ("here = path[-1] if path else -1", "here = -1"),
+    "a tree's walk takes the first child": (
+        "path.append(children[token])",
+        "path.append(next(iter(children.values())))",
+    ),
+    "a tree's walk ends after a token": (
+        "        if token not in children:\n            return Tree",
+        "        if path or token not in children:\n            return Tree",
+    ),
+    "the last of equal children": (".setdefault(int(token), index)", ".__setitem__(int(token), index)"),
+    "a tree's target asked at another node": ("token = target_token(here)", "token = target_token(max(here, 0))"),
+    "a tree's target asked twice": (
+        "token = target_token(here)",
+        "token = target_token(here) if target_token(here) in children else target_token(here)",
+    ),
 }
 
 

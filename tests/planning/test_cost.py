@@ -16,11 +16,14 @@ from edgespec.planning.cost import (
     DraftCost,
     best_possible,
     choose_depth,
+    choose_window,
     drafting_speedup,
     expected_tokens,
     pipelined_tokens_per_round,
     round_seconds,
+    tokens_beside,
 )
+from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
 # llama.cpp, Q4_K_M: the price of verification today.
@@ -281,3 +284,91 @@ def test_a_pipeline_commits_more_with_more_acceptance_and_never_more_than_a_chun
     less, more = pipelined_tokens_per_round(low, depth), pipelined_tokens_per_round(high, depth)
     assert less <= more * (1 + 1e-9)
     assert 1 - 1e-12 <= less <= depth * (1 + 1e-9)
+
+
+# ------------------------------------------------------------------------------------------- windows of a pipeline
+
+
+def windowed(curve: Curve, token_s: float, acceptance: float, window: int, rounds: int, seed: int) -> float:
+    """Tokens a second of a pipe that always has ``window`` tokens to verify, or none after a rejection."""
+    chance, empty, tokens, seconds = random.Random(seed), True, 0, 0.0
+    for _ in range(rounds):
+        compared = 1 if empty else window + 1
+        target_s = curve.seconds(compared)
+        drafted = tokens_beside(target_s, DraftCost(token_s=token_s), acceptance, 9)
+        seconds += max(target_s, drafted * token_s)
+        stood = next((place for place in range(compared) if chance.random() >= acceptance), compared)
+        tokens += min(compared, stood + 1)
+        empty = stood < compared
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("token_s", [0.01, 0.03, 0.25])
+def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, token_s: float) -> None:
+    curve = Curve(widths=(1, 8), forward_s=(0.1, 0.17))
+    best = choose_window(curve, DraftCost(token_s=token_s), (acceptance,), 8)
+    assert best.tokens_per_s == pytest.approx(
+        windowed(curve, token_s, acceptance, best.window, 40_000, seed=3), rel=0.02
+    )
+    for window in range(9):
+        cost = DraftCost(token_s=token_s)
+        fills = tokens_beside(curve.seconds(window + 1), cost, acceptance, 9) >= window + 1
+        if fills:
+            assert best.tokens_per_s >= 0.98 * windowed(curve, token_s, acceptance, window, 10_000, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "acceptance", "most", "count"),
+    [
+        (0.02, 0.5, 9, 5),  # all of them are ready
+        (0.02, 0.5, 3, 3),
+        (0.04, 0.0, 9, 2),  # nothing is worth waiting for
+        (0.04, 0.95, 9, 3),  # a third one, ready a fifth later, is
+        (0.06, 0.95, 9, 2),
+        (0.06, 0.1, 9, 1),
+        (0.5, 0.9, 9, 1),  # a slow drafter is waited for, once
+        (0.5, 0.9, 1, 1),
+        (0.0, 0.5, 7, 7),
+    ],
+)
+def test_as_much_is_drafted_as_there_is_time_for(token_s: float, acceptance: float, most: int, count: int) -> None:
+    assert tokens_beside(0.1, DraftCost(token_s=token_s), acceptance, most) == count
+
+
+def test_windows_at_the_ends_of_the_scale() -> None:
+    flat = Curve(widths=(1, 8), forward_s=(0.1, 0.1))
+    always = choose_window(flat, DraftCost(token_s=0.02), (1.0,), 4)
+    assert (always.window, always.tokens_per_s) == (4, pytest.approx(50))
+    never = choose_window(flat, DraftCost(token_s=0.02), (0.0,), 4)
+    assert (never.tokens_per_round, never.tokens_per_s) == (1.0, pytest.approx(10))
+    free = choose_window(flat, FREE, (1.0,), 4)
+    assert (free.window, free.tokens_per_s) == (4, pytest.approx(50))
+    slow = choose_window(flat, DraftCost(token_s=0.4), (1.0,), 4)
+    assert (slow.window, slow.tokens_per_s) == (0, pytest.approx(2.5))
+    assert choose_window(flat, DraftCost(token_s=0.02), (0.8,), 0).window == 0
+    steep = Curve(widths=(1, 2, 3), forward_s=(0.1, 0.3, 0.9))
+    assert choose_window(steep, DraftCost(token_s=0.02), (0.9,), 2).window == 0
+    # What a proposal costs and two tokens take a little longer than the target does.
+    fixed = choose_window(flat, DraftCost(token_s=0.025, round_s=0.06), (1.0,), 4)
+    assert (fixed.window, fixed.tokens_per_s) == (1, pytest.approx(2 / 0.11))
+    with pytest.raises(ValueError, match="not known"):
+        choose_window(flat, FREE, (), 4)
+
+
+def test_positions_that_are_not_known_go_on_like_the_last() -> None:
+    flat, cost = Curve(widths=(1, 8), forward_s=(0.1, 0.1)), DraftCost(token_s=0.02)
+    assert choose_window(flat, cost, (0.9, 0.5), 4) == choose_window(flat, cost, (0.9, 0.5, 0.5, 0.5), 4)
+    assert choose_window(flat, cost, (0.7, 0.7, 0.1), 2) == choose_window(flat, cost, (0.7,), 2)
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("ratio", [1.5, 3, 8])
+def test_the_quick_answer_is_near_the_simulated_one(acceptance: float, ratio: float) -> None:
+    """Rounds are decided by the closed form, plans by the simulation."""
+    for slope in (0.0, 0.05, 0.3):
+        curve = Curve(widths=(1, 2), forward_s=(0.1, 0.1 * (1 + slope)))
+        cost = DraftCost(token_s=0.1 / ratio)
+        pair = SimulatedPair(curve=curve, draft=cost, acceptance=(acceptance,))
+        quick = choose_window(curve, cost, (acceptance,), 5).tokens_per_s
+        assert quick == pytest.approx(expected_pipelined(pair, 5).tokens_per_s, rel=0.15)

@@ -47,6 +47,7 @@ bytes_per_token = 1_900_000_000
 kv_bytes_per_token = 65536
 operations_per_token = 6e9
 devices = ["cpu"]
+layers = 24
 [[drafters]]
 name = "small"
 weights_bytes = 500_000_000
@@ -90,10 +91,11 @@ def test_a_description_as_records() -> None:
     assert integrated.memory_bytes == 8_000_000_000
     assert machine.shared_bandwidth == ((frozenset({"cpu", "Vulkan0"}), 70e9),)
     assert machine.links == ((frozenset({"cpu", "Vulkan0"}), 0.0001),)
-    assert machine.target.devices == ("cpu",)
+    assert (machine.target.devices, machine.target.layers) == (("cpu",), 24)
     small, lookup = machine.drafters
     assert small.model is not None
     assert (small.model.name, small.model.devices, small.acceptance) == ("small", (), (0.8, 1.0, 0.0))
+    assert small.model.layers is None
     assert (lookup.model, lookup.acceptance) == (None, (0.2,))
 
 
@@ -101,6 +103,12 @@ def test_a_description_as_records() -> None:
 def test_what_may_be_left_out(key: str) -> None:
     machine = machine_from_table(changed(lambda table: table.pop(key)), "m.toml", "m")
     assert getattr(machine, key) == ()
+
+
+def test_a_target_without_layers_is_not_split() -> None:
+    assert (
+        machine_from_table(changed(lambda table: table["target"].pop("layers")), "m.toml", "m").target.layers is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,6 +150,8 @@ def test_what_may_be_left_out(key: str) -> None:
         (("target", "devices"), [], "a list of 1 to 64 entries"),
         (("target", "weights_bytes"), -5, "target, weights_bytes must be"),
         (("target", "operations_per_token"), 0, "target, operations_per_token must be"),
+        (("target", "layers"), 1, "target, layers must be a whole number from 2 to 1000, got 1"),
+        (("target", "layers"), True, "target, layers must be a whole number from 2 to 1000, got true"),
         (("drafters", 0, "acceptance"), [], "drafters 1, acceptance must be a list"),
         (("drafters", 0, "acceptance"), [1.01], "acceptance must be a number from 0 to 1, got 1.01"),
         (("drafters", 0, "acceptance"), [True], "got true"),
@@ -197,6 +207,7 @@ def test_a_key_that_is_missing_is_named(place: tuple[Any, ...], key: str) -> Non
         (("devices", 0), "memory_byte", 'Did you mean "memory_bytes"?'),
         (("devices", 0), "verify_curves", 'Did you mean "verify_curve"?'),
         (("target",), "acceptance", "Known keys: "),
+        (("drafters", 0), "layers", "Known keys: "),
         (("drafters", 1), "weights_bytes", "Known keys: acceptance, kind."),
         (("links", 0), "seconds", "Known keys: between, hand_over_s."),
         (("shared_bandwidth", 0), "\x1b[31m", "Known keys: bytes_per_s, devices."),

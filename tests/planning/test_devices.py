@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.planning.devices import Device, DeviceReport, list_devices
+from edgespec.planning.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
 from edgespec.runtimes import llama_library, onnx_providers
 
 
-def native(name: str, kind: str, free: int = 1, total: int = 2) -> llama_library.Device:
+def native(name: str, kind: str, free: int | None = 1, total: int | None = 2) -> llama_library.Device:
     return llama_library.Device(
         name=name, description=f"the {name}", kind=kind, free_bytes=free, total_bytes=total, handle=7
     )
@@ -32,7 +32,7 @@ def no_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_llama(monkeypatch: pytest.MonkeyPatch, *devices: llama_library.Device) -> None:
-    monkeypatch.setattr(llama_library, "load", lambda: SimpleNamespace(devices=lambda: devices))
+    monkeypatch.setattr(llama_library, "load", lambda: SimpleNamespace(devices=lambda *, with_memory=True: devices))
 
 
 def provider(name: str, kind: onnx_providers.ProviderKind = "cpu") -> onnx_providers.Provider:
@@ -54,7 +54,7 @@ def test_without_runtimes_there_are_reasons() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("cpu", "cpu"), ("gpu", "gpu"), ("igpu", "gpu"), ("accel", "other"), ("something new", "other")],
+    [("cpu", "cpu"), ("gpu", "gpu"), ("igpu", "igpu"), ("accel", "accel"), ("something new", "other")],
 )
 def test_kinds_of_llama(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str) -> None:
     with_llama(monkeypatch, native("X0", theirs))
@@ -66,10 +66,18 @@ def test_kinds_of_llama(monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str)
 
 
 @pytest.mark.parametrize(
-    ("free", "total", "expected"), [(0, 0, (None, None)), (0, 8, (0, 8)), (3, 8, (3, 8)), (5, 0, (None, None))]
+    ("free", "total", "expected"),
+    [
+        (0, 0, (None, None)),
+        (0, 8, (0, 8)),
+        (3, 8, (3, 8)),
+        (5, 0, (None, None)),
+        (None, 8, (None, 8)),
+        (None, None, (None, None)),
+    ],
 )
 def test_a_backend_that_does_not_tell_its_memory(
-    monkeypatch: pytest.MonkeyPatch, free: int, total: int, expected: tuple[int | None, int | None]
+    monkeypatch: pytest.MonkeyPatch, free: int | None, total: int | None, expected: tuple[int | None, int | None]
 ) -> None:
     with_llama(monkeypatch, native("Vulkan0", "gpu", free, total))
     (device,) = list_devices().devices
@@ -109,7 +117,46 @@ def test_devices_by_runtime_and_in_a_report(monkeypatch: pytest.MonkeyPatch) -> 
         "description": "the Vulkan0",
         "free_bytes": 3,
         "total_bytes": 4,
+        "memory": "Vulkan0",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "memory", "holds"),
+    [
+        ("cpu", "cpu", "cpu", False),
+        ("Vulkan0", "gpu", "Vulkan0", True),
+        ("Vulkan1", "igpu", "cpu", True),
+        ("Metal", "gpu", "cpu", True),
+        ("MTL0", "gpu", "cpu", True),
+        ("BLAS", "accel", "cpu", False),
+        ("OpenVINO-NPU", "npu", "cpu", True),
+        ("OpenVINO", "other", "cpu", False),
+    ],
+)
+def test_whose_memory_a_device_uses(name: str, kind: str, memory: str, holds: bool) -> None:
+    device = Device(runtime="llama", name=name, kind=kind, description="")  # type: ignore[arg-type]
+    assert (device.memory, device.holds_models) == (memory, holds)
+
+
+def test_the_gpus_that_hold_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_llama(
+        monkeypatch, native("Vulkan0", "igpu"), native("cpu", "cpu"), native("CUDA0", "gpu"), native("BLAS", "accel")
+    )
+    assert [gpu.name for gpu in llama_gpus()] == ["CUDA0", "Vulkan0"]
+
+
+def test_devices_can_be_listed_without_asking_drivers_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def devices(*, with_memory: bool) -> tuple[llama_library.Device, ...]:
+        asked.append(with_memory)
+        return (native("cpu", "cpu", None, None),)
+
+    monkeypatch.setattr(llama_library, "load", lambda: SimpleNamespace(devices=devices))
+    assert [device.total_bytes for device in llama_devices(with_memory=False)] == [None]
+    llama_devices()
+    assert asked == [False, True]
 
 
 def test_a_device_without_memory_and_a_report_without_reasons() -> None:

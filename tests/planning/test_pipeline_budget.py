@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from edgespec.decoding.contracts import RoundRecord
 from edgespec.planning.cost import Curve
-from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.planning.pipeline_budget import MeasuredBudget, branch_pays
 
 STEEP = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.020, 0.030, 0.040))
 FLAT = Curve(widths=(1, 4), forward_s=(0.010, 0.010))
@@ -35,7 +38,19 @@ def record(
 def test_without_times_everything_is_verified_up_to_the_cap() -> None:
     budget = MeasuredBudget(2, None)
     assert [budget.window((None,) * count) for count in range(5)] == [0, 1, 2, 2, 2]
-    assert budget.draft_tokens(0) == 3
+    assert budget.draft_tokens(0, 0) == 3
+
+
+def test_as_much_is_drafted_as_there_is_time_for() -> None:
+    budget = MeasuredBudget(5, Curve(widths=(1, 6), forward_s=(0.010, 0.020)))
+    assert budget.draft_tokens(0, 0) == 6, "how long the drafter takes is not known yet"
+    for _ in range(50):
+        budget.record(record(3, 3, draft_s=0.012, forwards=4))
+    assert [budget.draft_tokens(0, 0), budget.draft_tokens(2, 2), budget.draft_tokens(5, 5)] == [4, 5, 6]
+    slow = MeasuredBudget(5, FLAT)
+    for _ in range(50):
+        slow.record(record(1, 0, draft_s=0.03, forwards=1))
+    assert slow.draft_tokens(0, 0) == 1
 
 
 def test_a_free_row_is_always_worth_it_and_a_dear_one_never() -> None:
@@ -60,6 +75,22 @@ def test_the_window_follows_what_stood_lately() -> None:
     assert budget.acceptance == before, "nothing was compared"
 
 
+def test_rounds_correct_the_times() -> None:
+    curve = Curve(widths=(1, 2, 3), forward_s=(0.010, 0.020, 0.030))
+    budget = MeasuredBudget(2, curve)
+    for _ in range(60):
+        budget.record(record(1, 1))
+    assert budget.window((None,) * 2) == 0
+    flat = [replace(record(3, 3), width=width, verify_s=0.010, overlapped=True) for width in (1, 2, 3)]
+    for each in flat * 40:
+        budget.record(each)
+    assert budget.window((None,) * 2) == 2
+    alone = MeasuredBudget(2, curve)
+    for each in flat * 40:
+        alone.record(replace(each, overlapped=False))
+    assert alone.window((None,) * 2) == 0, "without the drafter the target takes another time"
+
+
 def test_reuse_is_tried_and_given_up_where_it_fails() -> None:
     budget = MeasuredBudget(3, None)
     assert budget.reuses()
@@ -81,3 +112,75 @@ def test_the_patience_is_two_forwards_of_the_drafter() -> None:
     for _ in range(300):
         budget.record(record(1, 1, draft_s=0.06, forwards=2))
     assert budget.patience_s() == pytest.approx(0.06, rel=0.01)
+
+
+def test_branches_are_tried_and_given_up_where_they_meet_no_correction() -> None:
+    """On a fork they cost idle time only; without, the chain is read again."""
+    for forks, most, tries in ((True, 4, range(5, 15)), (False, 1, range(1, 2))):
+        budget = MeasuredBudget(3, None)
+        misses = 0
+        while budget.branches(forks) == most:
+            budget.branched(False)
+            misses += 1
+        assert misses in tries
+        assert budget.branches(forks) == 0
+        for _ in range(40):
+            budget.branched(True)
+        assert budget.branches(forks) == most
+
+
+def test_one_correction_in_four_is_worth_a_fork_and_not_a_second_reading() -> None:
+    budget = MeasuredBudget(3, None)
+    for place in range(200):
+        budget.branched(place % 4 == 0)
+    assert (budget.branches(True), budget.branches(False)) == (4, 0)
+
+
+def test_branches_are_given_up_where_their_tokens_do_not_stand() -> None:
+    budget = MeasuredBudget(3, None)
+    for _ in range(100):
+        budget.record(record(5, 4))
+    for _ in range(30):
+        budget.branched(True)
+    failures = 0
+    while budget.branches(True):
+        budget.branch_stood(False)
+        failures += 1
+    assert 1 < failures < 8
+    for _ in range(20):
+        budget.branch_stood(True)
+    assert budget.branches(True) == 4
+
+
+def test_a_branch_pays_from_somewhat_below_the_usual_acceptance_on() -> None:
+    for acceptance in (0.2, 0.5, 0.8, 0.95):
+        for window in (1, 3, 8):
+            assert branch_pays(acceptance, acceptance, window)
+            assert not branch_pays(acceptance, 0.0, window)
+            pays = [branch_pays(acceptance, step / 100, window) for step in range(101)]
+            assert pays == sorted(pays), "the more of it stands the better"
+            assert 0.1 < pays.index(True) / 100 / acceptance < 0.95
+    assert branch_pays(0.0, 0.1, 3)
+    assert branch_pays(1.0, 1.0, 3)
+
+
+def test_a_branch_pays_by_the_tokens_of_rounds_played_through() -> None:
+    """The long run of a pipe that is filled by branches after every correction, and of one that is not."""
+    source = random.Random(4)
+
+    def tokens_per_round(acceptance: float, standing: float | None, window: int) -> float:
+        total, rounds, full, branch = 0, 40_000, False, False
+        for _ in range(rounds):
+            places, odds = (window + 1, acceptance) if full else (window + 1, standing) if branch else (1, acceptance)
+            assert odds is not None
+            stood = next((place for place in range(places) if source.random() >= odds), places)
+            total += stood if stood == places else stood + 1
+            full, branch = stood == places, stood < places and standing is not None
+        return total / rounds
+
+    for acceptance, window in ((0.8, 3), (0.6, 3), (0.7, 1)):
+        without = tokens_per_round(acceptance, None, window)
+        for standing in (0.2, 0.35, 0.75):
+            gain = tokens_per_round(acceptance, standing, window) - without
+            if abs(gain) > 0.05:
+                assert branch_pays(acceptance, standing, window) is (gain > 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.depth import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
 from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth
-from edgespec.planning.policies import make_policy
+from edgespec.planning.depth_cost import CostDepth, Costs
+from edgespec.planning.options import Contention
+from edgespec.planning.policies import make_budget, make_policy
 from tests.support.simulated_decoding import FLAT, STEEP, Machine, Source, always, costs_of, decode
 
 KINDS = {
@@ -57,3 +60,18 @@ def test_the_bandit_times_plain_decoding_first_and_knows_the_others() -> None:
         decode(policy, SOURCES, Machine(), tokens=1)
     assert seen == ["plain", "cost", "confidence", "entropy", "fixed"]
     assert policy.plain_tokens_per_s == pytest.approx(1 / FLAT.plain_s)
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_beside_the_target_a_chain_has_one_token_more(name: PolicyName) -> None:
+    policy = make_policy(name, 4, ["model"], costs_of(SOURCES), pipelined=True)
+    assert policy.allow("model").depth == 5
+    assert make_policy(name, 0, ["model"], costs_of(SOURCES), pipelined=True).allow("model").depth == 0
+
+
+def test_a_budget_counts_with_the_drafter_at_work() -> None:
+    apart, crowded = costs_of(SOURCES), replace(costs_of(SOURCES), contention=Contention(target_factor=1.5))
+    assert make_budget(4, Costs()).window((None,) * 9) == 4
+    assert not make_budget(4, apart).drafts_beside_prefill(), "what it would cost is not known"
+    assert make_budget(4, replace(apart, contention=Contention())).drafts_beside_prefill()
+    assert not make_budget(4, crowded).drafts_beside_prefill()

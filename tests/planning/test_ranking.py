@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.planning.cost import FREE, Curve, DraftCost, choose_depth, pipelined_tokens_per_round
+from edgespec.planning.cost import FREE, Curve, DraftCost, choose_depth
 from edgespec.planning.options import Contention, DrafterOption, Ranking, TargetOption
 from edgespec.planning.ranking import HEADROOM_BYTES, MARGIN, MODES, explain, rank, reasons
+from edgespec.planning.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 from edgespec.planning.widths import WIDEST
 
 GIB = 2**30
@@ -62,12 +63,12 @@ def drafter(device: str = "cpu", token_s: float = 0.01, **changes: Any) -> Draft
 LOOKUP = DrafterOption(kind="lookup", cost=FREE, acceptance=(0.3, 0.6))
 
 
-def pipelined_rates(plain_s: float, token_s: float, acceptance: float, cap: int) -> dict[int, float]:
-    """Tokens a second by chunk length, each pass of a flat target as long as the slower side."""
-    return {
-        depth: pipelined_tokens_per_round(acceptance, depth) / max(depth * token_s, plain_s)
-        for depth in range(2, cap + 1)
-    }
+def at_once(
+    plain_s: float, token_s: float, acceptance: float, cap: int, **changes: Any
+) -> dict[int, SimulatedRounds]:
+    """Pipelined rounds by depth, beside a target whose curve is flat."""
+    pair = SimulatedPair(curve=flat(plain_s), draft=DraftCost(token_s=token_s), acceptance=(acceptance,), **changes)
+    return {depth: expected_pipelined(pair, depth) for depth in range(1, cap + 1)}
 
 
 def placed(ranking: Ranking) -> tuple[str, str, str | None]:
@@ -88,8 +89,10 @@ def test_the_drafter_on_the_gpu_beside_a_target_that_does_not_fit_there() -> Non
     drafters = [drafter("cpu", 0.04), drafter("GPU0", 0.02)]
     ranking = rank(targets, drafters, {**ROOMY, "GPU0": 3 * GIB}, contention=APART)
     assert placed(ranking) == ("pipelined", "cpu", "GPU0")
-    assert ranking.best.depth == 5
-    assert ranking.best.tokens_per_round == pytest.approx(pipelined_tokens_per_round(0.8, 5))
+    # Five tokens are drafted in a forward: four wait to be verified, and the fifth is the first one in flight.
+    assert ranking.best.depth == 4
+    assert ranking.best.tokens_per_round == pytest.approx(5 / (1 + 0.8 / (1 - 0.8**5)))
+    assert "the target is at work 100 % of the time and the drafter 100 %" in ranking.best.reasons
     assert "large on GPU0: needs 4.69 GiB on GPU0 and 3.00 GiB may be used" in reasons(ranking)
 
 
@@ -205,10 +208,12 @@ def test_the_depth_may_be_limited() -> None:
 # --------------------------------------------------------------------------------------- running both at once
 
 
-def test_one_device_is_never_run_twice_at_once() -> None:
-    ranking = rank([target()], [drafter()], ROOMY, contention={("cpu", "cpu"): Contention()})
-    assert {candidate.mode for candidate in ranking.candidates} == {"plain", "serial"}
-    assert not ranking.rejected
+def test_one_device_is_run_twice_at_once_only_where_that_was_measured() -> None:
+    unknown = rank([target()], [drafter()], ROOMY, contention=APART)
+    assert {candidate.mode for candidate in unknown.candidates} == {"plain", "serial"}
+    assert not unknown.rejected
+    measured = rank([target()], [drafter()], ROOMY, contention={("cpu", "cpu"): Contention(target_factor=1.8)})
+    assert "pipelined" in {candidate.mode for candidate in measured.candidates}
 
 
 def test_what_two_devices_cost_each_other_has_to_be_known() -> None:
@@ -220,9 +225,9 @@ def test_what_two_devices_cost_each_other_has_to_be_known() -> None:
 def test_contention_slows_both_sides() -> None:
     crowded = {("cpu", "GPU0"): Contention(target_factor=1.5, drafter_factor=2.0)}
     ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=crowded, modes=["pipelined"])
-    rates = pipelined_rates(0.15, 0.04, 0.8, 7)
-    assert ranking.best.tokens_per_s == pytest.approx(max(rates.values()))
-    assert ranking.best.depth == max(rates, key=rates.__getitem__)
+    rounds = at_once(0.1, 0.02, 0.8, 7, contention=crowded["cpu", "GPU0"])
+    assert ranking.best.tokens_per_s == pytest.approx(max(one.tokens_per_s for one in rounds.values()))
+    assert ranking.best.tokens_per_s == pytest.approx(rounds[ranking.best.depth].tokens_per_s)
     assert "the target 1.50x and the drafter 2.00x as slow as alone" in ranking.best.reasons[2]
     apart = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=APART, modes=["pipelined"])
     assert apart.best.tokens_per_s > ranking.best.tokens_per_s
@@ -239,12 +244,22 @@ def test_a_hand_over_costs_both_modes() -> None:
     serial = next(candidate for candidate in ranking.candidates if candidate.mode == "serial")
     assert serial.round_s == pytest.approx(0.1 + 0.05 + serial.depth * 0.02)
     pipelined = next(candidate for candidate in ranking.candidates if candidate.mode == "pipelined")
-    assert pipelined.round_s == pytest.approx(0.05 + max(0.1, pipelined.depth * 0.02))
+    assert pipelined.round_s == pytest.approx(at_once(0.1, 0.02, 0.8, 7, hand_over_s=0.05)[pipelined.depth].round_s)
 
 
-def test_a_pipeline_needs_a_chunk_of_two() -> None:
-    ranking = rank([target(depth_cap_stable=1)], [drafter("GPU0")], ROOMY, contention=APART)
-    assert "at least 2 tokens, and the depth cap is 1" in reason_for(ranking, "pipelined")
+def test_a_pipeline_may_verify_one_token_at_a_time() -> None:
+    ranking = rank([target(depth_cap_stable=1)], [drafter("GPU0")], ROOMY, contention=APART, modes=["pipelined"])
+    assert (ranking.best.mode, ranking.best.depth) == ("pipelined", 1)
+    assert ranking.best.tokens_per_s == pytest.approx(at_once(0.1, 0.01, 0.8, 1)[1].tokens_per_s)
+
+
+def test_contention_that_makes_it_lose_is_the_reason() -> None:
+    crowded = {("cpu", "GPU0"): Contention(target_factor=6.0, drafter_factor=3.0)}
+    ranking = rank([target()], [drafter("GPU0", 0.02)], ROOMY, contention=crowded)
+    assert ranking.best.mode == "serial"
+    assert reason_for(ranking, "pipelined").endswith(
+        "; both at once, the target 6.00x and the drafter 3.00x as slow as alone"
+    )
 
 
 @pytest.mark.parametrize("modes", [["plain"], ["plain", "serial"], ["pipelined"], []])
@@ -274,8 +289,8 @@ def test_of_equals_the_simpler_goes_first() -> None:
     ranking = rank([target()], [model, LOOKUP], ROOMY)
     assert ranking.candidates[0].tokens_per_s == ranking.candidates[1].tokens_per_s
     assert ranking.candidates[0].drafter is LOOKUP
-    # All accepted: 3 tokens of a serial round of 0.15 s, 2 of a pipelined pass of 0.1 s.
-    sure = drafter("GPU0", 0.025, acceptance=(1.0,))
+    # All accepted and drafted in no time: 3 tokens of a round of 0.1 s, in turns or at once.
+    sure = drafter("GPU0", 0.0, acceptance=(1.0,))
     both = rank([target(depth_cap_stable=2)], [sure], ROOMY, contention=APART)
     assert [candidate.mode for candidate in both.candidates] == ["serial", "pipelined", "plain"]
     assert both.candidates[0].tokens_per_s == pytest.approx(both.candidates[1].tokens_per_s)
@@ -371,8 +386,10 @@ def test_more_acceptance_never_lowers_the_best_prediction(situation: Any, more: 
         replace(one, acceptance=tuple(max(a, b) for a, b in zip(one.acceptance, more, strict=True)))
         for one in drafters
     ]
-    before, after = ranked(situation).best, ranked((targets, raised, memory)).best
-    assert after.tokens_per_s >= before.tokens_per_s * (1 - 1e-9)
+    # The loop chooses its window by the mean acceptance, so where that differs by place it may choose a little worse.
+    for modes, slack in ((["serial"], 1e-9), (MODES, 0.03)):
+        before, after = (ranked((targets, d, memory), modes=modes).best for d in (drafters, raised))
+        assert after.tokens_per_s >= before.tokens_per_s * (1 - slack)
 
 
 @settings(max_examples=60, deadline=None)
@@ -431,5 +448,6 @@ def test_the_rates_are_those_of_the_cost_model(plain_s: float, token_s: float, a
     ranking = rank([one], [drafter("GPU0", token_s, acceptance=(acceptance,))], ROOMY, contention=APART, margin=0.0)
     cost = DraftCost(token_s=token_s)
     serial = choose_depth(one.curve, cost, (acceptance,), cap)
-    best = max(serial.tokens_per_s, *pipelined_rates(plain_s, token_s, acceptance, cap).values())
+    rounds = at_once(plain_s, token_s, acceptance, cap).values()
+    best = max(serial.tokens_per_s, *(each.tokens_per_s for each in rounds))
     assert ranking.best.tokens_per_s == pytest.approx(best)

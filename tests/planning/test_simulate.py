@@ -8,18 +8,23 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import MemoryLimitError
+from edgespec.planning.cost import Curve
 from edgespec.planning.described import DescribedMachine, machine_from_table
-from edgespec.planning.ranking import reasons
-from edgespec.planning.simulate import contention, described_curve, plan_of, simulate
+from edgespec.planning.ranking import HEADROOM_BYTES, explain, reasons
+from edgespec.planning.round_simulation import SimulatedPair, simulate_pipelined
+from edgespec.planning.simulate import contention, described_curve, plan_of, simulate, split_curve
 from edgespec.planning.widths import WIDEST
 from edgespec.profiles.machines import machine_names, read_machine
 
 # Mode, the target's device, drafter and its device, as each description is meant to come out.
 WINNERS = {
     "board-4gb": ("plain", "cpu", None, None),
+    "desktop-12gb-gpu": ("serial", "CUDA0+cpu", "qwen2.5-3b", "CUDA0"),
     "desktop-full-gpu": ("pipelined", "CUDA0", "qwen2.5-0.5b", "cpu"),
     "desktop-big-gpu": ("serial", "CUDA0", "llama-3.2-1b", "CUDA0"),
-    "laptop-small-gpu": ("pipelined", "cpu", "llama-3.2-3b", "CUDA0"),
+    "laptop-igpu": ("serial", "cpu", "llama-3.2-1b", "cpu"),
+    "laptop-small-gpu": ("serial", "CUDA0+cpu", "llama-3.2-1b", "CUDA0"),
+    "mini-pc": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
     "phone-npu": ("serial", "cpu", "llama-3.2-1b", "QNN"),
     "ultrabook-8gb": ("plain", "cpu", None, None),
     "ultrabook-8gb-flat": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
@@ -131,3 +136,84 @@ def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
 
 def test_a_model_stays_on_the_devices_it_may_run_on() -> None:
     assert {candidate.target.device for candidate in simulate(machine_called("phone-npu")).candidates} == {"cpu"}
+
+
+# --------------------------------------------------------------------------------------------- a target in two parts
+
+
+def test_a_target_that_does_not_fit_is_split_with_as_many_layers_as_there_is_room_for() -> None:
+    laptop = machine_called("laptop-small-gpu")
+    plain = [c for c in simulate(laptop).candidates if c.mode == "plain" and c.target.device == "CUDA0+cpu"]
+    layers = [c.target.layers[0] for c in plain if c.target.layers is not None]
+    whole = 4_661_000_000 + 8192 * 131_072
+    small, large = (w + 8192 * kv + HEADROOM_BYTES for w, kv in ((773_000_000, 32_768), (1_917_000_000, 114_688)))
+    room = 5_600_000_000 - HEADROOM_BYTES
+    assert layers == [32 * (room - taken) // whole for taken in (0, small, large)]
+    for candidate in plain:
+        assert candidate.memory_bytes["CUDA0"] <= 5_600_000_000
+        assert sum(candidate.memory_bytes.values()) == pytest.approx(whole + HEADROOM_BYTES, abs=1)
+        assert f"{candidate.target.layers[0]} of 32 layers on CUDA0+cpu" in candidate.what  # type: ignore[index]
+
+
+def test_a_part_on_each_takes_the_sum_of_what_the_parts_read() -> None:
+    laptop = machine_called("laptop-small-gpu")
+    cpu, gpu = (described_curve(laptop.target, device, laptop.context_length) for device in laptop.devices)
+    split = split_curve(laptop.target, gpu, cpu, 24, 0.0001)
+    assert split.plain_s == pytest.approx(0.75 * gpu.plain_s + 0.25 * cpu.plain_s + 0.0001)
+    assert split.seconds(WIDEST) == pytest.approx(0.75 * gpu.seconds(WIDEST) + 0.25 * cpu.seconds(WIDEST) + 0.0001)
+    few, many = Curve(widths=(1, 4), forward_s=(1.0, 2.0)), Curve(widths=(1, 8), forward_s=(1.0, 1.0))
+    assert split_curve(laptop.target, few, many, 16, 0.0).widths == (1, 4, 8)
+    for layers in (0, 32):
+        with pytest.raises(ValueError, match="on both sides"):
+            split_curve(laptop.target, gpu, cpu, layers, 0.0)
+    with pytest.raises(ValueError, match="on both sides"):
+        split_curve(replace(laptop.target, layers=None), gpu, cpu, 1, 0.0)
+
+
+def test_what_is_not_split() -> None:
+    laptop = machine_called("laptop-small-gpu")
+    for machine in (
+        replace(laptop, target=replace(laptop.target, layers=None)),
+        replace(laptop, target=replace(laptop.target, devices=("cpu",))),
+        replace(laptop, devices=tuple(replace(device, runtime="onnx") for device in laptop.devices)),
+        with_memory(laptop, "CUDA0", 24_000_000_000),
+        with_memory(laptop, "CUDA0", 300_000_000),
+        machine_called("laptop-igpu"),
+    ):
+        assert not any("layers" in line for line in explain(simulate(machine)))
+
+
+def test_a_split_target_is_run_beside_nobody_but_drafted_for_in_turns() -> None:
+    ranking = simulate(machine_called("laptop-small-gpu"))
+    split = [one for one in ranking.candidates if one.target.layers is not None]
+    assert {one.mode for one in split} == {"plain", "serial"}
+    assert "what CUDA0+cpu and cpu cost each other when both run is not known" in {
+        refusal.reason for refusal in ranking.rejected
+    }
+
+
+def test_the_way_to_a_drafter_is_that_from_the_farther_part() -> None:
+    laptop = machine_called("laptop-small-gpu")
+    near = max(c.tokens_per_s for c in simulate(laptop).candidates if c.mode == "serial" and c.target.layers)
+    slow = replace(laptop, links=((frozenset({"cpu", "CUDA0"}), 0.02),))
+    far = [c for c in simulate(slow).candidates if c.mode == "serial" and c.target.layers]
+    assert max(c.tokens_per_s for c in far) < near
+    curve = far[0].target.curve
+    assert curve.plain_s > 0.02
+
+
+# ------------------------------------------------------------------------------------------------- rounds at once
+
+
+def test_rounds_at_once_are_those_that_are_simulated_one_by_one() -> None:
+    machine = machine_called("desktop-full-gpu")
+    found = next(one for one in simulate(machine).candidates if one.mode == "pipelined")
+    assert found.drafter is not None
+    pair = SimulatedPair(
+        curve=found.target.curve,
+        draft=found.drafter.cost,
+        acceptance=found.drafter.acceptance,
+        hand_over_s=0.0001,
+        contention=contention(machine)["CUDA0", "cpu"],
+    )
+    assert found.tokens_per_s == pytest.approx(simulate_pipelined(pair, found.depth).tokens_per_s, rel=0.01)

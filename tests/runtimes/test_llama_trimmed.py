@@ -282,6 +282,31 @@ def test_only_the_rows_asked_for_are_dequantised(folders: Callable[[str, int], P
     assert np.array_equal(doubled.read(ids), found * np.float32(2.5))
 
 
+def test_a_token_that_comes_again_is_not_dequantised_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    path = tmp_path / "embedding.bin"
+    table = gguf.quantize(np.arange(4 * 64, dtype=np.float32).reshape(4, 64), gguf.GGMLQuantizationType.Q8_0)
+    path.write_bytes(table.tobytes())
+    asked: list[int] = []
+    real = gguf.dequantize
+
+    def dequantize(data: np.ndarray, qtype: object) -> np.ndarray:
+        asked.append(len(data))
+        return real(data, qtype)
+
+    monkeypatch.setattr(gguf, "dequantize", dequantize)
+    rows = EmbeddingRows(table_of(path, "Q8_0", 68))
+    asked.clear()
+    first, again, other = (rows.read(np.array([token])) for token in (1, 1, 3))
+    assert asked == [1, 1]
+    assert np.array_equal(first, rows.read(np.array([2, 1]))[1:]), "as if read among others"
+    assert again is first
+    assert not np.array_equal(first, other)
+    with pytest.raises(ValueError, match="read-only"):
+        first[0, 0] = 1.0
+
+
 def table_of(path: Path, type_name: str, row_bytes: int) -> EmbeddingTable:
     return EmbeddingTable(path=path, type_name=type_name, rows=4, columns=64, row_bytes=row_bytes, scale=1.0)
 

@@ -1,41 +1,78 @@
-"""One restart after a back-off, and then the reason why there is none. On a clock of its own, without processes."""
+"""A model that is started beside its user, once more after a loss, and then given up. Without processes or clocks."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
-from edgespec.runtimes.restarting import RESTART_AFTER_S, RestartingModel
+from edgespec.decoding.contracts import Model, Restarting
+from edgespec.errors import ClosedError, EdgespecError, ModelFileError, RuntimeUnavailableError, WorkerLostError
+from edgespec.runtimes.restarting import RESTART_AFTER_S, RestartingModel, WorkerSettings
+from edgespec.runtimes.worker_deadlines import Deadlines
 from tests.support.fake_runtime import FakeModel
+
+WAIT_S = 20.0
+NEVER_S = 3600.0
+KILLED = "it was ended by SIGKILL"
+FACTS = FakeModel().facts
 
 
 class Losable(FakeModel):
     lost: str | None = None
 
 
-class House:
-    """Starts models and keeps them; ``now`` is what time it is."""
+class Start:
+    """One start: nobody is waited for until ``finish`` or ``close``."""
 
     def __init__(self) -> None:
-        self.now = 100.0
-        self.started: list[Losable] = []
-        self.fails: Callable[[], Exception] | None = None
+        self.over = threading.Event()
+        self.model: Losable | None = None
+        self.error: Exception | None = None
+        self.closed = 0
 
-    def start(self) -> Losable:
-        if self.fails is not None:
-            raise self.fails()
-        self.started.append(Losable())
-        return self.started[-1]
+    def finish(self, error: Exception | None = None) -> None:
+        self.model, self.error = Losable(), error
+        self.over.set()
 
-    def model(self) -> RestartingModel:
-        return RestartingModel(self.start, restart_after_s=10.0, clock=lambda: self.now)
+    def wait(self) -> Losable:
+        assert self.over.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        if self.closed:
+            raise ClosedError("given up")
+        assert self.model is not None
+        return self.model
 
-    def lose(self, reason: str = "it was ended by SIGKILL") -> None:
-        self.started[-1].lost = reason
+    def close(self) -> None:
+        self.closed += 1
+        self.over.set()
+
+
+class House:
+    """Starts models and remembers each start."""
+
+    def __init__(self) -> None:
+        self.starts: list[Start] = []
+        self.begun = threading.Condition()
+        self.refuses: Exception | None = None
+
+    def start(self) -> Start:
+        if self.refuses is not None:
+            raise self.refuses
+        with self.begun:
+            self.starts.append(Start())
+            self.begun.notify_all()
+        return self.starts[-1]
+
+    def nth(self, number: int) -> Start:
+        """That start, as soon as it has begun."""
+        with self.begun:
+            assert self.begun.wait_for(lambda: len(self.starts) > number, WAIT_S)
+        return self.starts[number]
 
 
 @pytest.fixture
@@ -43,96 +80,211 @@ def house() -> House:
     return House()
 
 
-def test_while_nothing_is_lost_it_is_the_model(house: House) -> None:
-    model = house.model()
-    assert model.facts == house.started[0].facts
-    assert model.open(16).context_length == model.open(16).context_length == 16
-    assert (len(house.started), model.lost, model.off_because) == (1, None, None)
+@pytest.fixture
+def restarting(house: House) -> Iterator[Callable[[float], RestartingModel]]:
+    models: list[RestartingModel] = []
+
+    def make(restart_after_s: float = 0.0) -> RestartingModel:
+        models.append(RestartingModel(FACTS, house.start, restart_after_s=restart_after_s))
+        return models[-1]
+
+    yield make
+    for model in models:
+        model.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-worker-start"]
 
 
-def test_a_first_start_that_fails_is_told_as_it_is(house: House) -> None:
-    house.fails = lambda: ModelFileError("a", "broken")
-    with pytest.raises(ModelFileError):
-        house.model()
+Make = Callable[..., RestartingModel]
 
 
-def test_a_lost_model_is_started_again_after_the_back_off_and_not_before(house: House) -> None:
-    model = house.model()
-    house.lose()
-    assert model.lost == "it was ended by SIGKILL"
-    for waited_s in (0.0, 5.0, 9.9):
-        house.now = 100.0 + waited_s
-        with pytest.raises(WorkerLostError, match="waits"):
-            model.open(16)
-        assert len(house.started) == 1
-    house.now = 110.0
-    assert model.lost is None
-    sequence = model.open(16)
-    assert len(house.started) == 2
-    assert house.started[0].closed
-    assert sequence in house.started[1].sequences
-    assert model.off_because is None
+def started(house: House, model: RestartingModel, number: int = 0) -> Losable:
+    """The model of that start, which succeeds."""
+    start = house.nth(number)
+    start.finish()
+    assert model.wait(WAIT_S)
+    assert start.model is not None
+    return start.model
 
 
-def test_the_back_off_starts_when_the_loss_is_noticed(house: House) -> None:
-    model = house.model()
-    house.now = 500.0
-    house.lose()
-    assert model.off_because is None  # noticed here
-    house.now = 509.0
-    with pytest.raises(WorkerLostError, match="waits"):
-        model.open(16)
-
-
-def test_a_second_loss_is_for_good(house: House) -> None:
-    model = house.model()
-    house.lose()
-    assert model.lost
-    house.now = 110.0
-    model.open(16)
-    house.lose("it does not answer")
-    for later_s in (0.0, 10.0, 1e6):
-        house.now = 110.0 + later_s
-        with pytest.raises(WorkerLostError, match="lost twice, now since it does not answer"):
-            model.open(16)
-    assert (
-        model.off_because
-        == model.lost
-        == "fake is off: its worker process was lost twice, now since it does not answer"
-    )
-    assert len(house.started) == 2
-
-
-def test_a_restart_that_fails_is_for_good_and_says_why(house: House) -> None:
-    model = house.model()
-    house.lose()
-    assert model.lost
-    house.now = 110.0
-    house.fails = lambda: ModelFileError("a.gguf", "no such file", hint="fetch it again")
+def test_nobody_waits_while_it_loads(house: House, restarting: Make) -> None:
+    model = restarting()
+    assert isinstance(model, Model)
+    assert isinstance(model, Restarting)
+    assert model.facts is FACTS
     for _ in range(2):
-        with pytest.raises(WorkerLostError, match=r"did not start again: a\.gguf: no such file"):
+        assert model.waits_because == "fake is still loading in a process of its own"
+        with pytest.raises(WorkerLostError, match="still loading"):
             model.open(16)
-    house.fails = None
-    with pytest.raises(WorkerLostError, match="did not start again"):
-        model.open(16)
-    assert model.off_because is not None
-    model.close()
+        assert not model.wait(0.0)
+    first = started(house, model)
+    assert model.waits_because is None
+    assert model.open(16) in first.sequences
+    assert len(house.starts) == 1
 
 
-def test_closing_closes_the_model_there_is(house: House) -> None:
-    model = house.model()
-    house.lose()
-    assert model.lost
-    house.now = 110.0
-    model.open(16)
-    model.close()
-    model.close()
-    assert [own.closed for own in house.started] == [True, True]
-    with pytest.raises(ClosedError):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ModelFileError("a.gguf", "broken"), ModelFileError),
+        (RuntimeUnavailableError("no interpreter"), RuntimeUnavailableError),
+        (OSError("no threads"), RuntimeUnavailableError),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_wrong_with_the_model_itself_is_told_as_it_is(
+    house: House, restarting: Make, error: Exception, raised: type[EdgespecError], at_once: bool
+) -> None:
+    house.refuses = error if at_once else None
+    model = restarting()
+    if not at_once:
+        house.nth(0).finish(error)
+    for use in (lambda: model.wait(WAIT_S), lambda: model.open(16), lambda: model.open(16)):
+        with pytest.raises(raised, match=str(error)):
+            use()
+    assert model.waits_because is None
+    assert len(house.starts) == (not at_once), "another start would fail alike"
+
+
+def test_a_lost_model_is_started_again_after_the_back_off_and_not_before(house: House, restarting: Make) -> None:
+    model = restarting(NEVER_S)
+    started(house, model).lost = KILLED
+    for _ in range(2):
+        assert (
+            model.waits_because == "the worker process of fake is lost: it was ended by SIGKILL; "
+            "it is being started again"
+        )
+        with pytest.raises(WorkerLostError, match="started again"):
+            model.open(16)
+    assert not model.wait(0.05)
+    assert len(house.starts) == 1
+
+
+def test_the_second_model_takes_over(house: House, restarting: Make) -> None:
+    model = restarting()
+    first = started(house, model)
+    held = model.open(16)
+    first.lost = KILLED
+    assert model.waits_because is not None
+    second = started(house, model, 1)
+    assert model.open(16) in second.sequences
+    assert not first.closed, "its sequences say that they are lost, not that somebody closed them"
+    assert held in first.sequences
+
+
+def test_a_second_loss_is_for_good(house: House, restarting: Make) -> None:
+    model = restarting()
+    started(house, model).lost = KILLED
+    assert model.waits_because is not None
+    started(house, model, 1).lost = "it does not answer"
+    words = "fake is off: its worker process was lost twice, now since it does not answer"
+    for use in (lambda: model.open(16), lambda: model.wait(WAIT_S), lambda: model.open(16)):
+        with pytest.raises(WorkerLostError) as caught:
+            use()
+        assert caught.value.message == words
+    assert model.waits_because is None
+    assert len(house.starts) == 2
+
+
+def test_a_process_that_is_lost_while_it_loads_has_a_second_chance_too(house: House, restarting: Make) -> None:
+    model = restarting()
+    house.nth(0).finish(WorkerLostError("the worker process of fake is lost: it was ended by SIGKILL"))
+    second = started(house, model, 1)
+    assert model.open(16) in second.sequences
+    second.lost = "it does not answer"
+    with pytest.raises(WorkerLostError, match="lost twice, now since it does not answer"):
         model.open(16)
+
+
+def test_why_a_process_that_was_lost_loading_is_waited_for(house: House, restarting: Make) -> None:
+    model = restarting(NEVER_S)
+    house.nth(0).finish(WorkerLostError("the worker process of fake is lost: it does not answer"))
+    while "again" not in str(model.waits_because):
+        assert not model.wait(0.01)
+    assert model.waits_because == "the worker process of fake is lost: it does not answer; it is being started again"
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("it hangs"), ModelFileError("a.gguf", "it hangs", hint="fetch")])
+def test_a_restart_that_fails_is_for_good_and_says_why(house: House, restarting: Make, error: EdgespecError) -> None:
+    model = restarting()
+    started(house, model).lost = KILLED
+    assert model.waits_because is not None
+    house.nth(1).finish(error)
+    for _ in range(2):
+        with pytest.raises(WorkerLostError, match=r"fake is off: its worker process did not start again: .*it hangs"):
+            model.wait(WAIT_S)
+    with pytest.raises(WorkerLostError) as caught:
+        model.open(16)
+    assert caught.value.hint == error.hint
+    assert len(house.starts) == 2
+
+
+@pytest.mark.parametrize("losses", [0, 1])
+def test_a_loss_that_opening_finds_counts_at_once(
+    house: House, restarting: Make, losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = restarting()
+    for number in range(losses):
+        started(house, model, number).lost = KILLED
+        assert model.waits_because is not None
+    last = started(house, model, losses)
+
+    def fail(_context_length: int) -> None:
+        last.lost = KILLED
+        raise WorkerLostError("the pipe broke")
+
+    monkeypatch.setattr(last, "open", fail)
+    with pytest.raises(WorkerLostError, match="lost twice" if losses else "started again"):
+        model.open(16)
+
+
+def test_closing_closes_every_model_there_was(house: House, restarting: Make) -> None:
+    model = restarting()
+    first = started(house, model)
+    first.lost = KILLED
+    assert model.waits_because is not None
+    second = started(house, model, 1)
+    model.close()
+    model.close()
+    assert first.closed
+    assert second.closed
+    for use in (lambda: model.open(16), lambda: model.wait(0.0)):
+        with pytest.raises(ClosedError):
+            use()
+    assert model.waits_because is None
+
+
+def test_closing_gives_up_a_start(house: House, restarting: Make) -> None:
+    model = restarting()
+    start = house.nth(0)
+    waiting: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            model.wait(WAIT_S)
+        except ClosedError as error:
+            waiting.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    model.close()
+    waiter.join(WAIT_S)
+    assert len(waiting) == 1
+    assert start.closed == 1
+
+
+def test_closing_ends_a_back_off(house: House, restarting: Make) -> None:
+    model = restarting(NEVER_S)
+    started(house, model).lost = KILLED
+    assert model.waits_because is not None
+    model.close()
+    assert len(house.starts) == 1
 
 
 def test_defaults() -> None:
-    parameters = inspect.signature(RestartingModel).parameters
-    assert parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
-    assert parameters["clock"].default is time.monotonic
+    assert inspect.signature(RestartingModel).parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
+    assert dataclasses.asdict(WorkerSettings()) == {
+        "command": None,
+        "environment": {},
+        "deadlines": dataclasses.asdict(Deadlines()),
+        "restart_after_s": 5.0,
+    }

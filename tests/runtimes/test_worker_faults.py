@@ -23,8 +23,9 @@ from edgespec.decoding.contracts import Sequence
 from edgespec.errors import CancelledError, ClosedError, WorkerLostError
 from edgespec.runtimes import worker_frames, worker_link
 from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.restarting import RestartingModel
+from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_process import Deadlines, LoadRequest, WorkerModel, WorkerSequence, start_model
+from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and file descriptors of POSIX")
@@ -205,10 +206,11 @@ def test_a_request_larger_than_a_pipe_does_not_wait_for_a_child_that_does_not_re
 
 
 def test_a_lost_process_is_replaced_once() -> None:
-    model = RestartingModel(lambda: start_model(TINY, command=command("fake")), restart_after_s=0.0)
-    with closing(model):
+    settings = WorkerSettings(command=command("fake"), restart_after_s=0.0)
+    with closing(run_in_process(FakeModel(50).facts, TINY, settings)) as model:
         best = []
         for _ in range(2):
+            assert model.wait(WAIT_S)
             sequence = model.open(16)
             assert isinstance(sequence, WorkerSequence)
             best.append(sequence.forward([1, 2], 1).argmax_row(0))
@@ -218,6 +220,35 @@ def test_a_lost_process_is_replaced_once() -> None:
         assert best[0] == best[1]
         with pytest.raises(WorkerLostError, match="lost twice, now since it was ended by SIGKILL"):
             model.open(16)
+
+
+def test_a_process_that_hangs_while_it_loads_is_given_up_and_replaced_once() -> None:
+    hanging = WorkerSettings(
+        command=command("slow"), deadlines=Deadlines(load_s=0.2, close_s=0.2), restart_after_s=0.0
+    )
+    model = run_in_process(FakeModel(50).facts, TINY, hanging)
+    with closing(model), pytest.raises(WorkerLostError, match="tiny is lost: it does not answer"):
+        model.wait(WAIT_S)
+
+
+def test_closing_does_not_wait_for_a_load() -> None:
+    settings = WorkerSettings(command=command("slow"), deadlines=Deadlines(close_s=0.2))
+    model = run_in_process(FakeModel(50).facts, TINY, settings)
+    while not psutil.Process().children():
+        time.sleep(0.01)
+    model.close()
+
+
+def test_a_process_that_was_timed_is_not_waited_for_as_if_it_were_not() -> None:
+    """Were it, this test would be ended by its own limit."""
+    patient = Deadlines(answer_s=3600.0, timed_s=1.0, close_s=0.2)
+    for use in (lambda own: own.forward([1], 1), lambda own: own.rewind(0)):
+        with start_model(TINY, command=command("fake"), deadlines=patient) as model, model.open(16) as sequence:
+            for _ in range(3):
+                sequence.forward([1], 1)
+            os.kill(model.pid, signal.SIGSTOP)
+            with pytest.raises(WorkerLostError, match="does not answer"):
+                use(sequence)
 
 
 def test_a_request_that_was_interrupted_does_not_disturb_the_next() -> None:
@@ -286,9 +317,10 @@ def test_a_child_that_talks_nonsense_is_lost(code: str, words: str) -> None:
 
 PARENT = """
 import sys, time
-from edgespec.runtimes.restarting import RestartingModel
+from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_process import start_model, LoadRequest
 from pathlib import Path
+from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
 model = start_model(LoadRequest(runtime="fake", path=Path("tiny")), command=command("LOADER"))
 sequence = model.open(16)

@@ -210,6 +210,10 @@ def test_facts_arrive_as_they_were() -> None:
         ("settings", {"a": 0.5}),
         ("vocabulary_size", 0),
         ("vocabulary_size", 2**40),
+        ("weight_bytes", -1),
+        ("bytes_per_forward", 2**63),
+        ("kv_bytes_per_token", -1),
+        ("trained_context_length", -1),
         ("a stranger", 1),
     ],
 )

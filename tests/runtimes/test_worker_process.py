@@ -33,7 +33,7 @@ from edgespec.errors import (
 from edgespec.files.onnx_folder import read_onnx_folder
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings, load_model
 from edgespec.runtimes.onnx import OnnxSettings, load_onnx
-from edgespec.runtimes.worker_process import Deadlines, LoadRequest, WorkerModel, start_model
+from edgespec.runtimes.worker_process import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, ids, near
 from tests.support.tiny_gguf import Quant
 from tests.support.worker_loaders import command
@@ -125,6 +125,18 @@ def test_the_best_ids_are_here_before_anyone_asks(model: WorkerModel, monkeypatc
         expected = [int(np.argmax(rows.logits(index))) for index in range(3)]
         monkeypatch.setattr(sequence, "fetch", lambda *_arguments: pytest.fail("a row was fetched"))
         assert rows.argmax().tolist() == expected
+
+
+def test_a_row_crosses_once_and_is_the_callers_to_keep(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model.open(16) as sequence:
+        rows = sequence.forward([1, 2], 2)
+        first, other = rows.logits(0), rows.logits(1)
+        assert not near(first, other)
+        monkeypatch.setattr(sequence, "fetch", lambda *_arguments: pytest.fail("it crossed again"))
+        again = rows.logits(1)  # the latest one
+        assert np.array_equal(again, other)
+        again[:] = 0
+        assert np.array_equal(rows.logits(1), other)
 
 
 def test_scores_that_are_not_finite_are_noticed_when_they_are_used() -> None:
@@ -290,10 +302,12 @@ def test_a_command_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatc
     request = LoadRequest(runtime="llama", path=Path("tiny.gguf"))
     with pytest.raises(RuntimeUnavailableError, match="cannot be started"):
         start_model(request, command=["no-such-command-anywhere"])
-    monkeypatch.setattr("sys.executable", "")
-    with pytest.raises(RuntimeUnavailableError, match="no Python interpreter") as caught:
-        start_model(request)
-    assert "worker.main()" in str(caught.value.hint)
+    for name, value in (("executable", ""), ("frozen", True)):
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, name, value, raising=False)
+            with pytest.raises(RuntimeUnavailableError, match="no Python interpreter") as caught:
+                start_model(request)
+        assert "worker.main()" in str(caught.value.hint)
 
 
 def test_an_application_may_start_itself_with_a_command_of_its_own(tiny_gguf: Path) -> None:
@@ -323,8 +337,12 @@ def test_what_prints_in_the_child_does_not_disturb_the_stream() -> None:
 
 
 def test_defaults_are_documented_values() -> None:
-    assert Deadlines() == Deadlines(load_s=600.0, answer_s=30.0, token_s=2.0, cancel_s=20.0, close_s=2.0)
-    defaults = {name: own.default for name, own in inspect.signature(start_model).parameters.items() if own.kind == 3}
-    assert defaults == {"command": None, "environment": None, "deadlines": None}
+    assert Deadlines() == Deadlines(
+        load_s=600.0, answer_s=30.0, token_s=None, timed_s=2.0, cancel_s=20.0, close_s=2.0
+    )
+    for start in (start_model, StartingWorker):
+        parameters = inspect.signature(start).parameters.items()
+        defaults = {name: own.default for name, own in parameters if own.kind == 3}
+        assert defaults == {"command": None, "environment": None, "deadlines": None}
     request = LoadRequest(runtime="llama", path=Path("x"))
     assert (request.settings, request.name, request.sha256) == ({}, None, None)

@@ -43,11 +43,15 @@ class Faults:
 
 @dataclass(slots=True)
 class CallLog:
-    """Every call of one Sequence: ``widths`` and ``rows`` of its forwards, the lengths it was rewound to."""
+    """Every call of one Sequence: ``widths`` and ``rows`` of its forwards, the lengths it was rewound to.
+
+    ``parents``: those of its trees, whose forwards are counted like any other.
+    """
 
     widths: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     fed: list[tuple[int, ...]] = field(default_factory=list)
+    parents: list[tuple[int, ...]] = field(default_factory=list)
     rewinds: list[int] = field(default_factory=list)
 
 
@@ -75,6 +79,7 @@ class FakeModel:
         order: int | None = None,
         width_noise: float = 0.0,
         can_fork: bool = False,
+        can_branch: bool = False,
         faults: Faults | None = None,
         table: Callable[[tuple[int, ...]], abc.Sequence[float]] | None = None,
     ) -> None:
@@ -87,6 +92,7 @@ class FakeModel:
         self._spread = spread
         self._order = order
         self._can_fork = can_fork
+        self._can_branch = can_branch
         self._table = table
         self._memo: dict[tuple[int, ...], LogitsArray] = {}
 
@@ -108,6 +114,7 @@ class FakeModel:
             kv_type="f32",
             can_rewind=self.faults.refuse_rewind_at is None,
             can_fork=self._can_fork,
+            can_branch=self._can_branch,
         )
 
     def scores(self, prefix: abc.Sequence[int]) -> LogitsArray:
@@ -141,6 +148,10 @@ class FakeModel:
     def can_fork(self) -> bool:
         return self._can_fork
 
+    @property
+    def can_branch(self) -> bool:
+        return self._can_branch
+
     def close(self) -> None:
         for sequence in self.sequences:
             sequence.close()
@@ -157,6 +168,7 @@ class FakeSequence:
         self.cancelled = False
         self.closed = False
         self.jobs = 0
+        self.tree: list[tuple[int, int]] = []  # (token, parent)
         self._context_length = context_length
         self._generation = 0
         self._buffer = np.zeros((0, model.vocabulary_size), dtype=np.float32)
@@ -170,10 +182,18 @@ class FakeSequence:
         return self._context_length
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
+        self.tree.clear()
         if self.closed:
             raise ClosedError("the fake sequence is closed")
         if not 0 <= rows <= len(tokens):
             raise InvalidRequestError(f"cannot score {rows} rows of {len(tokens)} tokens")
+        self._begin(tokens, rows)
+        self.tokens.extend(tokens)
+        first = self.length - rows + 1
+        return self._scored([self.tokens[: first + index] for index in range(rows)])
+
+    def _begin(self, tokens: abc.Sequence[int], rows: int) -> None:
+        """Count the call, and fail where it is to."""
         if any(not 0 <= token < self.model.vocabulary_size for token in tokens):
             raise InvalidRequestError("a token is outside the vocabulary")
         self.log.widths.append(len(tokens))
@@ -187,19 +207,57 @@ class FakeSequence:
             raise CancelledError("the fake forward was cancelled")
         if call == faults.raise_at:
             raise faults.error()
-        if self.length + len(tokens) > self._context_length:
+        if self.length + len(self.tree) + len(tokens) > self._context_length:
             raise ContextFullError("the fake cache is full")
-        self.tokens.extend(tokens)
-        first = self.length - rows + 1
+
+    def _scored(self, prefixes: abc.Sequence[abc.Sequence[int]]) -> Rows:
+        """The rows after these prefixes, in the buffer that all forwards share."""
+        rows = len(prefixes)
         if len(self._buffer) < rows:
             self._buffer = np.zeros((rows, self.model.vocabulary_size), dtype=np.float32)
         self._buffer[:] = -1.0  # whoever still reads the former rows reads nonsense
-        for index in range(rows):
-            self._buffer[index] = self.model.scores_at_width(self.tokens[: first + index], rows)
-        if call == faults.nan_at:
+        for index, prefix in enumerate(prefixes):
+            self._buffer[index] = self.model.scores_at_width(prefix, rows)
+        if len(self.log.widths) == self.model.faults.nan_at:
             self._buffer[:, -1] = np.nan
         generation, buffer = self._generation, self._buffer
         return Rows(rows, lambda index: buffer[index], lambda: self._generation == generation)
+
+    def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
+        try:
+            return self._forward_tree(tokens, parents)
+        except BaseException:
+            self.tree.clear()
+            raise
+
+    def _forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
+        if self.closed:
+            raise ClosedError("the fake sequence is closed")
+        if not self.model.can_branch:
+            raise RuntimeUnavailableError("the fake runtime was told not to branch")
+        known = len(self.tree)
+        if len(parents) != len(tokens) or any(not -1 <= own < known + index for index, own in enumerate(parents)):
+            raise InvalidRequestError("a token of a tree follows an earlier one")
+        self._begin(tokens, len(tokens))
+        self.log.parents.append(tuple(parents))
+        self.tree += zip(tokens, parents, strict=True)
+        return self._scored([[*self.tokens, *self._path(known + index)] for index in range(len(tokens))])
+
+    def _path(self, index: int) -> list[int]:
+        token, parent = self.tree[index]
+        return [*([] if parent < 0 else self._path(parent)), token]
+
+    def keep(self, path: abc.Sequence[int]) -> None:
+        if self.closed:
+            raise ClosedError("the fake sequence is closed")
+        above = -1
+        for index in path:
+            if not 0 <= index < len(self.tree) or self.tree[index][1] != above:
+                raise InvalidRequestError("what is kept of a tree is a path from its root")
+            above = index
+        self._generation += 1
+        self.tokens += [self.tree[index][0] for index in path]
+        self.tree.clear()
 
     def rewind(self, length: int) -> None:
         self.log.rewinds.append(length)
@@ -208,11 +266,15 @@ class FakeSequence:
         if not 0 <= length <= self.length:
             raise RewindError(f"cannot rewind to {length}: the cache holds {self.length} tokens")
         self._generation += 1
+        self.tree.clear()
         del self.tokens[length:]
 
     def fork(self) -> FakeSequence:
         if not self.model.can_fork:
             raise RuntimeUnavailableError("the fake runtime was told not to fork")
+        if self.closed:
+            raise ClosedError("the fake sequence is closed")
+        self.tree.clear()
         other = self.model.open(self._context_length)
         other.tokens = list(self.tokens)
         return other

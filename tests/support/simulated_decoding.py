@@ -123,7 +123,7 @@ class Time:
         return math.nan if self.garbled else self.spent_s + self.wrong_by_s
 
 
-class _Truth(Rows):
+class Truth(Rows):
     """Scores whose best id is the position that follows."""
 
     def __init__(self, first: int, count: int) -> None:
@@ -155,7 +155,7 @@ class _Target:
         self._time.garbled = math.isnan(jump)
         self._time.wrong_by_s += 0.0 if math.isnan(jump) else jump
         self.length += width
-        return _Truth(self.length - rows + 1, rows)
+        return Truth(self.length - rows + 1, rows)
 
     def rewind(self, length: int) -> None:
         self.length = length

@@ -1,0 +1,175 @@
+"""Does the pipelined loop reach what the times of its parts allow?
+
+A real target, and a drafter that sleeps until each token is due: it stands for a drafter on a device of its own,
+since it competes for nothing. For each latency ratio (a plain step of the target over a token of the drafter) the
+same answers are written plainly, in turns at the best fixed depth, and at once, one after another; the target's
+T(w) is timed in between. Reported: tokens a second at once against the bound that follows from T(w), the drafter's
+time and the acceptance that was seen; and the gain of working at once over turns against what the simulator says.
+
+    python benchmarks/sleeping_drafter.py [--target MODEL] [--ratios 2,5,10] [--acceptance 0.8] [--passes 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from edgespec import Done, Engine, Session
+from edgespec.bench.controls import Script, SleepingDrafter
+from edgespec.bench.suite import builtin_suite
+from edgespec.planning.cost import Curve, DraftCost, choose_depth, choose_window
+from edgespec.planning.depth import FixedDepth
+from edgespec.planning.machine import describe_machine
+from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined, expected_serial
+from edgespec.planning.widths import probe_tokens
+from edgespec.session import Speculation
+
+TOKENS = 96
+PROMPTS = 3
+# Where T(w) is timed: about the middle of these answers.
+CONTEXT = 128
+MOST_DEPTH = 7
+
+
+@dataclass
+class Samples:
+    """Tokens a second of each answer, and what became of the drafts."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    accepted: int = 0
+    evaluated: int = 0
+    identical: bool = True
+
+    def add(self, done: Done, plain: Done | None) -> None:
+        assert done.stats.decode_tokens_per_s is not None
+        self.tokens_per_s.append(done.stats.decode_tokens_per_s)
+        self.accepted += done.stats.accepted
+        self.evaluated += done.stats.evaluated
+        self.identical &= plain is None or plain.token_ids == done.token_ids
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.tokens_per_s)
+
+
+def write(session: Session, prompt: str) -> Done:
+    """One answer to a prompt read afresh."""
+    session.clear(keep_cache=False)
+    *_, done = session.generate(prompt, max_tokens=TOKENS)
+    assert isinstance(done, Done)
+    return done
+
+
+def time_widths(engine: Engine, samples: dict[int, list[float]]) -> None:
+    """One forward of every width, in turn."""
+    tokens = probe_tokens(CONTEXT + max(samples), engine.vocabulary_size)
+    with closing(engine.open_target()) as sequence:
+        sequence.forward(tokens[:CONTEXT], 0)
+        for turn in range(4):
+            for width, seconds in samples.items():
+                sequence.rewind(CONTEXT)
+                started = time.perf_counter()
+                sequence.forward(tokens[CONTEXT : CONTEXT + width], width).argmax()
+                if turn:
+                    seconds.append(time.perf_counter() - started)
+
+
+def curve_of(samples: dict[int, list[float]]) -> Curve:
+    return Curve(widths=tuple(samples), forward_s=tuple(statistics.median(own) for own in samples.values()))
+
+
+def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_cap: int) -> dict[str, object]:
+    """Everything about one latency ratio."""
+    widths: dict[int, list[float]] = {width: [] for width in range(1, depth_cap + 2)}
+    for _ in range(3):
+        time_widths(engine, widths)
+    curve = curve_of(widths)
+    cost = DraftCost(token_s=curve.plain_s / ratio)
+    depth = max(1, choose_depth(curve, cost, (acceptance,), depth_cap).depth)
+    script = Script()
+    drafter = SleepingDrafter(script, token_s=cost.token_s, acceptance=acceptance, seed=1)
+    arms = {
+        "plain": Speculation(drafters=(), policy=FixedDepth(0), depth_cap=0),
+        "serial": Speculation(drafters=(drafter,), policy=FixedDepth(depth), depth_cap=depth),
+        "pipelined": Speculation(
+            drafters=(drafter,),
+            policy=FixedDepth(depth_cap + 1),
+            depth_cap=depth_cap,
+            budget=lambda: MeasuredBudget(depth_cap, curve),
+        ),
+    }
+    samples = {name: Samples() for name in arms}
+    prompts = [prompt.prompt for prompt in builtin_suite("quick")[:PROMPTS]]
+    sessions = {name: engine.session(speculation=speculation) for name, speculation in arms.items()}
+    try:
+        for turn in range(passes):
+            for prompt in prompts:
+                plain = write(sessions["plain"], prompt)
+                script.tokens = [*engine.request_tokens(prompt), *plain.token_ids]
+                samples["plain"].add(plain, None)
+                for name in ("serial", "pipelined") if turn % 2 else ("pipelined", "serial"):
+                    samples[name].add(write(sessions[name], prompt), plain)
+                time_widths(engine, widths)
+    finally:
+        for session in sessions.values():
+            session.close()
+    curve = curve_of(widths)
+    both = [samples["serial"], samples["pipelined"]]
+    seen = sum(own.accepted for own in both) / max(1, sum(own.evaluated for own in both))
+    bound = choose_window(curve, cost, (seen,), depth_cap)
+    pair = SimulatedPair(curve=curve, draft=cost, acceptance=(seen,))
+    simulated_gain = expected_pipelined(pair, depth_cap).tokens_per_s / expected_serial(pair, depth).tokens_per_s
+    rates = {name: own.rate for name, own in samples.items()}
+    gain = rates["pipelined"] / rates["serial"]
+    return {
+        "ratio": ratio,
+        "forward_ms": {width: 1000 * curve.seconds(width) for width in curve.widths},
+        "draft_token_ms": 1000 * cost.token_s,
+        "acceptance": seen,
+        "serial_depth": depth,
+        "bound_window": bound.window,
+        "tokens_per_s": rates,
+        "bound_tokens_per_s": bound.tokens_per_s,
+        "of_bound": rates["pipelined"] / bound.tokens_per_s,
+        "gain_over_serial": gain,
+        "simulated_gain": simulated_gain,
+        "gain_of_simulated": gain / simulated_gain,
+        "identical": all(own.identical for own in both),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2-135m", help="the model that verifies")
+    parser.add_argument("--ratios", default="2,5,10", help="plain step over draft token, with commas")
+    parser.add_argument("--acceptance", type=float, default=0.8, help="how often the drafter is right")
+    parser.add_argument("--passes", type=int, default=3, help="times that every answer is written in every way")
+    arguments = parser.parse_args()
+    ratios = [float(ratio) for ratio in arguments.ratios.split(",")]
+    machine = describe_machine()
+    # One thread fewer than there are cores, for the sleeper is to compete for nothing: waking takes a core a moment.
+    threads = max(1, machine.physical_cores - 1)
+    with Engine.load(
+        arguments.target, draft="none", lookup=False, context=1024, depth=MOST_DEPTH, threads=threads
+    ) as engine:
+        depth_cap = engine.depth_cap_allowed or MOST_DEPTH
+        report = {
+            "machine": machine.as_json(),
+            "threads": threads,
+            "target": engine.target_model.facts.name,
+            "depth_cap": min(depth_cap, MOST_DEPTH),
+            "ratios": [
+                measure(engine, ratio, arguments.acceptance, arguments.passes, min(depth_cap, MOST_DEPTH))
+                for ratio in ratios
+            ],
+        }
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Where target and drafter could run on this machine: whole on each device, or as many layers as fit on it.
+
+Dovetail (Zhang et al., 2024) puts the drafter on the GPU and the target on the CPU, DuoDecoding (Lv et al., 2025) the
+reverse. The rival of both is to give the GPU as many layers of the target as it holds, so that is a place as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgespec.decoding.contracts import ModelFacts
+from edgespec.errors import MemoryLimitError
+from edgespec.locate import LocatedModel
+from edgespec.opening import ModelSettings, cache_type, describe, describe_drafter, stable_settings, target_settings
+from edgespec.planning.cost import Curve, DraftCost
+from edgespec.planning.devices import Device, llama_gpus
+from edgespec.planning.memory import estimate_memory
+from edgespec.planning.offload import Split, layer_bytes, layers_that_fit
+from edgespec.planning.options import HOST, DrafterOption, Rejected, TargetOption, placed_name
+from edgespec.planning.ranking import HEADROOM_BYTES
+from edgespec.planning.weighing import gib
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.llama import KV_TYPES, LlamaSettings, usable_settings
+
+__all__ = [
+    "NOT_MEASURED",
+    "Placement",
+    "Placements",
+    "default_settings",
+    "find_placements",
+    "require_room",
+    "room_for_drafter",
+    "same_place",
+]
+
+NOT_MEASURED = "not measured (`edgespec calibrate` measures every place that has room)"
+
+Known = Callable[[ModelFacts], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A model in one place. ``layers`` is (on the device, of all) where only some are there.
+
+    ``split`` are the bytes of weights and cache on the device and beside it, ``buffers_bytes`` those of its working
+    buffers in the machine's memory, ``memory`` the device whose memory holds what is on the device.
+    """
+
+    settings: LlamaSettings
+    facts: ModelFacts
+    memory: str
+    split: Split
+    buffers_bytes: int
+    layers: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return placed_name(self.facts.name, self.facts.device, self.layers)
+
+    def is_of(self, settings: ModelSettings) -> bool:
+        """Whether these settings put a model here."""
+        own = self.settings
+        return isinstance(settings, LlamaSettings) and (
+            (own.device, own.gpu_layers) == (settings.device, settings.gpu_layers)
+        )
+
+    @property
+    def placing(self) -> dict[str, Any]:
+        """What of ``LlamaSettings`` puts a model here."""
+        own = self.settings
+        return {"device": own.device, "gpu_layers": own.gpu_layers, "kv_type": own.kv_type}
+
+    @property
+    def needed_bytes(self) -> Mapping[str, int]:
+        """What it takes of each memory; working buffers are counted in both, as either may hold them."""
+        if self.memory == HOST:
+            return {HOST: self.split.device_bytes + self.split.host_bytes + self.buffers_bytes}
+        return {
+            self.memory: self.split.device_bytes + HEADROOM_BYTES,
+            HOST: self.split.host_bytes + self.buffers_bytes,
+        }
+
+    def target_option(self, curve: Curve, depth_cap: int | None) -> TargetOption:
+        """This placement of the target, with what was measured of it."""
+        facts, split = self.facts, self.split
+        return TargetOption(
+            model=facts.name,
+            runtime=facts.runtime,
+            device=facts.device,
+            curve=curve,
+            weights_bytes=split.device_weights + split.host_weights,
+            cache_bytes=split.device_cache + split.host_cache,
+            depth_cap_stable=depth_cap,
+            threads=facts.threads,
+            settings={**facts.settings, "kv_type": facts.kv_type},
+            memory=self.memory,
+            host_bytes=0 if self.memory == HOST else split.host_bytes,
+            layers=self.layers,
+        )
+
+    def drafter_option(self, cost: DraftCost, rates: tuple[float, ...]) -> DrafterOption:
+        """This placement of the drafter, with what was measured of it."""
+        facts, split = self.facts, self.split
+        beside = self.memory == HOST
+        return DrafterOption(
+            kind="model",
+            cost=cost,
+            acceptance=rates,
+            model=facts.name,
+            runtime=facts.runtime,
+            device=facts.device,
+            threads=facts.threads,
+            weights_bytes=split.device_weights + (split.host_weights if beside else 0),
+            cache_bytes=split.device_cache + (split.host_cache if beside else 0),
+            bytes_per_forward=facts.bytes_per_forward,
+            memory=self.memory,
+        )
+
+    def not_measured(self, *, drafting: bool = False) -> Rejected:
+        """That nobody has timed it; a time is not guessed."""
+        return Rejected(what=f"{self.name}, drafting" if drafting else self.name, reason=NOT_MEASURED, target=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placements:
+    """Every place of target and drafter; none at all where there is nothing but the processor.
+
+    ``memory_bytes`` is what may be used of each GPU's own memory; one that does not tell is not in it.
+    """
+
+    targets: tuple[Placement, ...] = ()
+    drafters: tuple[Placement, ...] = ()
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def room(self, place: Placement) -> bool:
+        """Whether it fits in a GPU's own memory; true where that is the machine's, false where nobody knows."""
+        return place.memory == HOST or place.needed_bytes[place.memory] <= self.memory_bytes.get(place.memory, 0)
+
+    def too_small(self, place: Placement, *, drafting: bool = False) -> Rejected | None:
+        """Why a GPU cannot hold it, or may not; None if it can."""
+        if self.room(place):
+            return None
+        needed, available = place.needed_bytes[place.memory], self.memory_bytes.get(place.memory)
+        reason = (
+            f"how much memory {place.memory} has is not known"
+            if available is None
+            else f"needs {gib(needed)} on {place.memory} and {gib(available)} may be used"
+        )
+        what = f"{place.name}, drafting" if drafting else place.name
+        return Rejected(
+            what=what,
+            reason=reason,
+            target=None,
+            needed_bytes=None if available is None else needed,
+            available_bytes=available,
+        )
+
+
+def find_placements(
+    profile: Profile,
+    threads: int,
+    target: LocatedModel,
+    drafter: LocatedModel | None,
+    context_length: int,
+    known: Known = lambda _facts: False,
+) -> Placements:
+    """Where the profile lets the two run, in llama.cpp; ONNX models stay where they are put.
+
+    A GPU that is too small for all of the target is offered as many layers as fit on it, by themselves and beside the
+    drafter. Of the settings a place can be used in the first that is ``known`` (measured) counts, else the fastest.
+    Asks no driver for anything if only the CPU is asked for. Raises RuntimeUnavailableError, ModelFileError.
+    """
+    wanted, wanted_drafter = profile.device.lower(), profile.draft_device.lower()
+    gpus = () if wanted == wanted_drafter == HOST else llama_gpus()
+    if not gpus:
+        return Placements()
+    memory_bytes = {
+        gpu.name: int(gpu.free_bytes * profile.max_memory_fraction)
+        for gpu in gpus
+        if gpu.memory != HOST and gpu.free_bytes is not None
+    }
+    drafters: list[Placement] = []
+    if drafter is not None and drafter.onnx is None:
+        for device in _allowed(wanted_drafter, gpus):
+            settings = _settings(drafter, threads, device)
+            facts = describe_drafter(profile, drafter, settings)
+            drafters.append(_placement(drafter, settings, facts, device, context_length))
+    targets: list[Placement] = []
+    for device in _allowed(wanted, gpus) if target.onnx is None else ():
+        room = None if device is None else memory_bytes.get(device.name)
+        beside = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
+        for layers in _layer_counts(profile, target, device, context_length, room, sum(beside)):
+            preferred = _settings(target, threads, device, layers)
+            settings = next((s for s in _variants(preferred) if known(describe(target, s))), preferred)
+            targets.append(_placement(target, settings, describe(target, settings), device, context_length))
+    return Placements(targets=tuple(targets), drafters=tuple(drafters), memory_bytes=memory_bytes)
+
+
+def default_settings(
+    profile: Profile, threads: int, target: LocatedModel, places: Placements, allowed_bytes: int
+) -> ModelSettings:
+    """How the target runs before anything is measured: where ``target_settings`` says, if all of it fits there.
+
+    Else on the CPU, if it has room in ``allowed_bytes`` of the machine's memory, else with as many layers on a GPU as
+    fit: a model too large for one memory may fit in two. Raises InvalidRequestError.
+    """
+    settings = target_settings(profile, threads, target)
+    if not isinstance(settings, LlamaSettings):
+        return settings
+
+    def order(place: Placement) -> int:
+        return 0 if place.is_of(settings) else 1 if place.facts.device == HOST else 2
+
+    for place in sorted(places.targets, key=order):
+        if places.room(place) and place.needed_bytes[HOST] <= allowed_bytes:
+            return replace(settings, **place.placing)
+    return settings
+
+
+def require_room(settings: ModelSettings, places: Placements) -> None:
+    """Raise MemoryLimitError if what these settings put on a GPU does not fit in the GPU's own memory."""
+    for place in places.targets:
+        if place.memory in places.memory_bytes and place.is_of(settings) and not places.room(place):
+            needed, allowed = place.needed_bytes[place.memory], places.memory_bytes[place.memory]
+            raise MemoryLimitError(
+                f"{place.name} needs about {gib(needed)} there and {gib(allowed)} may be used",
+                needed_bytes=needed,
+                available_bytes=allowed,
+                hint="fewer gpu_layers, a smaller --context, or another device",
+            )
+
+
+def room_for_drafter(settings: ModelSettings, device: str, places: Placements) -> tuple[int, int] | None:
+    """(needed, left) bytes of the GPU's own memory for a drafter on ``device`` beside a target in these settings.
+
+    None where that is not known, or no GPU's own.
+    """
+    place = next((p for p in places.drafters if p.facts.device == device), None)
+    if place is None or place.memory not in places.memory_bytes:
+        return None
+    beside = (target for target in places.targets if target.memory == place.memory and target.is_of(settings))
+    taken = max((target.needed_bytes[place.memory] for target in beside), default=0)
+    return place.needed_bytes[place.memory], places.memory_bytes[place.memory] - taken
+
+
+def same_place(one: ModelFacts, other: ModelFacts) -> bool:
+    """Whether two settings put a model on the same device with as many layers."""
+    layers = "gpu_layers"
+    return one.device == other.device and one.settings.get(layers) == other.settings.get(layers)
+
+
+# ---------------------------------------------------------------------------------------------------- one place
+
+
+def _allowed(wanted: str, gpus: Sequence[Device]) -> Iterator[Device | None]:
+    """The devices a profile's value allows; None is the CPU."""
+    if wanted in ("auto", HOST):
+        yield None
+    for gpu in gpus:
+        if wanted in ("auto", gpu.name.lower()):
+            yield gpu
+
+
+def _settings(located: LocatedModel, threads: int, device: Device | None, layers: int | None = None) -> LlamaSettings:
+    name = HOST if device is None else device.name
+    settings = LlamaSettings(threads=threads, device=name, gpu_layers=layers, kv_type=cache_type(name))
+    return usable_settings(settings, located.header)
+
+
+def _variants(settings: LlamaSettings) -> list[LlamaSettings]:
+    return [each for each in stable_settings(settings) if isinstance(each, LlamaSettings)]
+
+
+def _layer_counts(
+    profile: Profile,
+    target: LocatedModel,
+    device: Device | None,
+    context_length: int,
+    room: int | None,
+    beside_bytes: int,
+) -> list[int | None]:
+    """How many layers of the target are worth offering a device: all (None), and what fits where they do not."""
+    if device is None:
+        return [None]
+    if profile.gpu_layers != "auto":
+        return [profile.gpu_layers] if profile.gpu_layers else []
+    counts: list[int | None] = [None]
+    if room is None:  # not known, or the machine's own memory, of which a part is no easier to have than the whole
+        return counts
+    bits = KV_TYPES[_settings(target, 1, device).kv_type][1]
+    layers = layer_bytes(target.header, bits)
+    for free in (room, room - beside_bytes):
+        count = layers_that_fit(layers, context_length, free, headroom_bytes=HEADROOM_BYTES)
+        if 0 < count < layers.layers and count not in counts:
+            counts.append(count)
+    return counts
+
+
+def _placement(
+    located: LocatedModel, settings: LlamaSettings, facts: ModelFacts, device: Device | None, context_length: int
+) -> Placement:
+    bits = KV_TYPES[settings.kv_type][1]
+    layers = layer_bytes(located.header, bits)
+    some = settings.gpu_layers
+    return Placement(
+        settings=settings,
+        facts=facts,
+        memory=HOST if device is None else device.memory,
+        split=layers.split(0 if settings.device == HOST else some, context_length),
+        buffers_bytes=estimate_memory(located.header, context_length, bits).buffers_bytes,
+        layers=None if some is None else (some, layers.layers),
+    )

@@ -1,0 +1,105 @@
+"""The drafter that takes its time: right as often as told, late by its own clock, and easily stopped."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from edgespec.bench.controls import Script, SleepingDrafter, SleepingState
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.errors import CancelledError
+
+VOCABULARY = 20
+TEXT = [place * 7 % VOCABULARY for place in range(400)]
+
+
+def started(drafter: SleepingDrafter) -> SleepingState:
+    return drafter.start(DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=VOCABULARY, context_length=999))
+
+
+def drafter(token_s: float = 0.0, **settings: object) -> SleepingDrafter:
+    script = Script()
+    script.tokens = TEXT
+    return SleepingDrafter(script, token_s=token_s, **settings)  # type: ignore[arg-type]
+
+
+class Stop:
+    """A gate that lets ``count`` tokens be drafted."""
+
+    needs_entropy = False
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        return True
+
+    def goes_on(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_it_is_always_right_unless_told() -> None:
+    proposal = started(drafter()).propose(Context(TEXT[:3]), 5)
+    assert proposal.tokens == tuple(TEXT[3:8])
+    assert (proposal.drafted_by, proposal.sources, proposal.forwards) == ("sleeping", ("sleeping",) * 5, 5)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
+def test_it_is_right_as_often_as_told_and_the_same_at_every_asking(acceptance: float) -> None:
+    own = drafter(acceptance=acceptance, seed=4)
+    state = started(own)
+    said = state.propose(Context(TEXT[:1]), len(TEXT)).tokens
+    right = [token == want for token, want in zip(said, TEXT[1:], strict=True)]
+    assert sum(right) / len(right) == pytest.approx(acceptance, abs=0.08)
+    assert right == [own.is_right(place) for place in range(1, len(TEXT))]
+    assert state.propose(Context(TEXT[:50]), 9).tokens == said[49:58]
+    assert all(0 <= token < VOCABULARY for token in said)
+    other = [drafter(acceptance=0.5, seed=seed).is_right(7) for seed in range(20)]
+    assert len(set(other)) == 2, "the seed decides"
+    assert drafter(acceptance=0.5).is_right(3) == drafter(acceptance=0.5, seed=0).is_right(3)
+
+
+def test_it_waits_for_deadlines_of_its_clock_and_not_for_each_token_anew() -> None:
+    jumps = itertools.count()
+    # A clock that is always far beyond the next deadline: nothing is waited for.
+    late = started(drafter(token_s=30.0, clock=lambda: 1000.0 * next(jumps)))
+    assert late.propose(Context(TEXT[:3]), 4).tokens == tuple(TEXT[3:7])
+    waits: list[float] = []
+    state = started(drafter(token_s=0.5, clock=lambda: 0.0))
+
+    class Recording(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            return False
+
+    state._cancelled = Recording()
+    state.propose(Context(TEXT[:3]), 3)
+    assert waits == [0.5, 1.0, 1.5]
+
+
+def test_it_ends_where_the_gate_or_the_text_does() -> None:
+    state = started(drafter())
+    assert state.propose(Context(TEXT[:3]), 9, Stop(2)).tokens == tuple(TEXT[3:5])
+    assert state.propose(Context(TEXT[:398]), 9).tokens == tuple(TEXT[398:])
+    assert state.propose(Context(TEXT), 9) == NOTHING
+    assert state.propose(Context(TEXT[:3]), 0) == NOTHING
+
+
+def test_cancelling_wakes_it() -> None:
+    state = started(drafter(token_s=60.0))
+    threading.Timer(0.05, state.cancel).start()
+    with pytest.raises(CancelledError):
+        state.propose(Context(TEXT[:3]), 4)
+    with pytest.raises(CancelledError):
+        state.propose(Context(TEXT[:3]), 4)
+    state.reset_cancel()
+    quick = started(drafter())
+    quick.observe(Outcome(proposal=NOTHING, evaluated=0, accepted=0, committed=()))
+    assert (quick.lag(Context(TEXT)), quick.free) == (0, False)
+    quick.close()
+    drafter().close()

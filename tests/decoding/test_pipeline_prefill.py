@@ -1,0 +1,79 @@
+"""A pipeline that reads the prompt on both sides at once: the first token waits for nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.decoding.contracts import Context, Proposal
+from edgespec.decoding.pipeline import FixedBudget
+from edgespec.errors import ForwardError
+from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, start
+from tests.decoding.test_pipeline import Late, at_once, check, pipelined
+from tests.support import scripted_drafters as scripted
+from tests.support.fake_runtime import FakeModel, Faults
+
+BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, beside_prefill=True)
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_the_text_is_plain_decodings(rule: str, late: int) -> None:
+    answer = start(FakeModel(), PROMPT)
+    drafter = scripted.often_right(KNOWN[rule], 12)
+    answer.take(
+        pipelined(answer, drafter, sampling=TEXT_RULES[rule], budget=BESIDE, submit=Late(lambda: late)).steps()
+    )
+    assert answer.tokens == PLAIN[rule][:TOKENS]
+    check(answer, 3)
+
+
+def test_what_was_drafted_beside_the_prompt_is_verified_in_the_first_round() -> None:
+    answer = start(FakeModel(), PROMPT)
+    loop = pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE)
+    steps = loop.steps()
+    first = next(steps)
+    assert first.tokens == tuple(PLAIN["greedy"][:1])
+    second = next(steps)
+    assert second.record is not None
+    assert second.record.proposed > 0, "the tokens after the first were there already"
+    steps.close()
+    without = start(FakeModel(), PROMPT)
+    assert FixedBudget(most=3, ahead=4).beside_prefill is False
+    asked: list[int] = []
+
+    class Watching:
+        free = False
+
+        def propose(self, context: Context, depth: int, gate: object = None) -> Proposal:
+            asked.append(len(context))
+            return Proposal()
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: None
+
+    without.take(pipelined(without, Watching()).steps())  # type: ignore[arg-type]
+    assert min(asked) == len(PROMPT) + 1, "unless told, nothing is drafted before the first token"
+
+
+def test_a_prompt_that_cannot_be_read_ends_the_drafting_as_well() -> None:
+    model = FakeModel(faults=Faults(raise_at=1))
+    answer = start(model, PROMPT)
+    ended: list[bool] = []
+
+    def submit(job: object) -> object:
+        future = at_once(job)  # type: ignore[arg-type]
+        ended.append(future.done())
+        return future
+
+    with pytest.raises(ForwardError):
+        answer.take(pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE, submit=submit).steps())  # type: ignore[arg-type]
+    assert ended == [True]
+    assert answer.tokens == []
+
+
+def test_one_token_needs_no_drafter() -> None:
+    answer = start(FakeModel(), PROMPT)
+    answer.take(pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE, max_tokens=1).steps())
+    assert (answer.tokens, answer.finish) == (PLAIN["greedy"][:1], "length")
+    assert answer.history == [*PROMPT, *PLAIN["greedy"][:1]]
+    assert TEXT_RULES["greedy"] == GREEDY

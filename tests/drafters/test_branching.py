@@ -1,0 +1,378 @@
+"""The model drafter's second thoughts: which they are, and caches that follow the text whichever way it goes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import (
+    NOTHING,
+    Allowance,
+    Context,
+    DraftRequest,
+    DraftsBranches,
+    DraftState,
+    Proposal,
+)
+from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
+from edgespec.drafters.combination import CombinationState
+from edgespec.drafters.escape import EscapeDrafter
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardError, MemoryLimitError
+from edgespec.planning.depth import FixedDepth
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+from tests.support.gates import Gate
+from tests.support.scripted_drafters import Raising, Scripted
+
+PROMPT = [3, 1, 4, 1, 5]
+GREEDY = Sampling()
+REJECTION = Sampling(temperature=1.0, seed=3, rule="rejection")
+REQUEST = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
+
+
+def started(model: FakeModel, sampling: Sampling = GREEDY, context_length: int = 64) -> ModelDraftState:
+    request = DraftRequest(chooser=Chooser(sampling), vocabulary_size=12, context_length=context_length)
+    return ModelDrafter(lambda: model).start(request)
+
+
+def likeliest(model: FakeModel, tokens: list[int], depth: int) -> list[int]:
+    so_far = list(tokens)
+    for _ in range(depth):
+        so_far.append(int(model.scores(so_far).argmax()))
+    return so_far[len(tokens) :]
+
+
+def wanting(tokens: list[int], committed: int | None = None) -> Context:
+    return Context(tokens, committed, wants_runners_up=True)
+
+
+# ----------------------------------------------------------------------------------------------------- runners-up
+
+
+def test_without_being_asked_it_has_no_second_thoughts() -> None:
+    state = started(FakeModel(seed=1))
+    assert state.propose(Context(PROMPT), 3).runners_up == ()
+
+
+@pytest.mark.parametrize("gate", [None, Gate()])
+def test_the_second_best_is_the_greedy_runner_up(gate: Gate | None) -> None:
+    model = FakeModel(seed=1)
+    proposal = started(model).propose(wanting(PROMPT), 3, gate)
+    so_far = list(PROMPT)
+    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+        best, second = model.scores(so_far).argsort()[::-1][:2].tolist()
+        assert (token, other) == (best, second)
+        so_far.append(token)
+    assert proposal.cut(2).runners_up == proposal.runners_up[:2]
+
+
+def test_with_shared_noise_it_is_what_the_same_noise_says_next() -> None:
+    model, sampling = FakeModel(seed=1, spread=2.0), Sampling(temperature=1.0, seed=3)
+    proposal = started(model, sampling).propose(wanting(PROMPT), 8)
+    so_far, differs = list(PROMPT), 0
+    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+        own = distribution(model.scores(so_far), sampling, so_far)
+        rest = own.without(token)
+        assert rest is not None
+        assert other == draw(rest, 3, len(so_far), Purpose.TOKEN)
+        differs += other != rest.likeliest
+        so_far.append(token)
+    assert differs
+
+
+def test_under_the_rejection_rule_it_is_the_likeliest_other() -> None:
+    model = FakeModel(seed=1, spread=2.0)
+    proposal = started(model, REJECTION).propose(wanting(PROMPT), 8)
+    so_far = list(PROMPT)
+    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+        rest = distribution(model.scores(so_far), REJECTION, so_far).without(token)
+        assert rest is not None
+        assert other == rest.likeliest
+        so_far.append(token)
+
+
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+def test_there_may_be_no_second_thought(rule: str) -> None:
+    only = Sampling(temperature=1.0, top_k=1, rule=rule)  # type: ignore[arg-type]
+    proposal = started(FakeModel(seed=1), only).propose(wanting(PROMPT), 3)
+    assert proposal.runners_up == (None,) * 3
+    penalised = started(FakeModel(seed=1), Sampling(repeat_penalty=1.2)).propose(wanting(PROMPT), 3)
+    assert penalised.runners_up == (None,) * 3, "greedy with penalties keeps the best one only"
+
+
+# ------------------------------------------------------------------------------------------------------ a branch
+
+
+@pytest.mark.parametrize("can_fork", [False, True])
+@pytest.mark.parametrize("sampling", [GREEDY, REJECTION])
+def test_a_branch_is_the_likeliest_continuation(sampling: Sampling, can_fork: bool) -> None:
+    model = FakeModel(seed=1, can_fork=can_fork)
+    state = started(model, sampling)
+    assert isinstance(state, DraftsBranches)
+    assert state.branch(Context(PROMPT), 3) is NOTHING, "before the first chain there is nothing to go on from"
+    state.propose(Context(PROMPT), 3)
+    assert state.forks is can_fork
+    other = [*PROMPT, 7]
+    branch = state.branch(wanting(other, len(PROMPT)), 3, Gate())
+    assert list(branch.tokens) == likeliest(model, other, 3)
+    assert branch.draft_probs is None
+    assert (branch.drafted_by, branch.forwards, len(branch.confidences)) == ("model", 3, 3)
+    so_far = list(other)
+    for token, second in zip(branch.tokens, branch.runners_up, strict=True):
+        assert second == int(model.scores(so_far).argsort()[-2])
+        so_far.append(token)
+    assert state.branch(Context(other, len(PROMPT)), 2, Gate(forwards=0)).tokens == branch.tokens[:1]
+    assert state.branch(Context(other, len(PROMPT)), 0) is NOTHING
+
+
+def test_on_a_fork_the_chain_stays_cached() -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model)
+    chain = list(state.propose(Context(PROMPT), 3).tokens)
+    state.branch(Context([*PROMPT, (chain[0] + 1) % 12], len(PROMPT)), 3)
+    main, fork = model.sequences
+    assert main.tokens == [*PROMPT, *chain[:2]]
+    assert fork.tokens[: len(PROMPT)] == PROMPT
+    assert fork.log.fed[0] == ((chain[0] + 1) % 12,), "what they share is not read again"
+    text = [*PROMPT, *chain, 2]
+    state.propose(Context(text), 2)
+    assert main.log.fed[-2] == (chain[-1], 2)
+    assert fork.closed, "the text went the other way"
+
+
+def test_the_branch_that_the_text_takes_is_gone_on_with() -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model)
+    chain = list(state.propose(Context(PROMPT), 3).tokens)
+    others = [(chain[0] + 1) % 12, (chain[0] + 2) % 12]
+    branches = [list(state.branch(Context([*PROMPT, other], len(PROMPT)), 3).tokens) for other in others]
+    main, first, second = model.sequences
+    assert state.lag(Context([*PROMPT, others[1], *branches[1]])) == 0
+    text = [*PROMPT, others[1], *branches[1]]
+    proposal = state.propose(Context(text, len(PROMPT) + 1), 2)
+    assert list(proposal.tokens) == likeliest(model, text, 2)
+    assert second.log.fed[-2] == (branches[1][-1],)
+    assert (main.closed, first.closed, second.closed) == (True, True, False)
+
+
+def test_a_branch_of_which_nothing_came_leaves_no_cache_behind() -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model, context_length=len(PROMPT) + 3)
+    state.propose(Context(PROMPT), 2)
+    assert state.branch(Context([*PROMPT, 1, 2, 3, 4], len(PROMPT)), 3) is NOTHING
+    assert [sequence.closed for sequence in model.sequences] == [False, True]
+
+
+def test_without_forks_the_one_cache_goes_back_and_forth() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    chain = list(state.propose(Context(PROMPT), 3).tokens)
+    other = [*PROMPT, (chain[0] + 1) % 12]
+    assert list(state.branch(Context(other, len(PROMPT)), 2).tokens) == likeliest(model, other, 2)
+    (sequence,) = model.sequences
+    text = [*PROMPT, *chain]
+    assert list(state.propose(Context(text, len(PROMPT)), 2).tokens) == likeliest(model, text, 2)
+    assert tuple(chain) in sequence.log.fed, "and reads its chain again"
+
+
+def test_a_device_without_room_for_another_cache_does_without_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model)
+
+    def full(_self: FakeSequence) -> FakeSequence:
+        raise MemoryLimitError("full", needed_bytes=2, available_bytes=1)
+
+    state.propose(Context(PROMPT), 2)
+    monkeypatch.setattr(FakeSequence, "fork", full)
+    assert state.branch(Context([*PROMPT, 7], len(PROMPT)), 3) is NOTHING
+    assert not state.forks
+    assert list(state.propose(Context(PROMPT), 2).tokens) == likeliest(model, PROMPT, 2)
+
+
+@given(st.data())
+@settings(max_examples=120, deadline=None)
+def test_whatever_is_branched_and_taken_every_chain_is_the_models_own(data: st.DataObject) -> None:
+    model = FakeModel(4, seed=2, can_fork=data.draw(st.booleans()))
+    request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=4, context_length=40)
+    state = ModelDrafter(lambda: model).start(request)
+    tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    for _ in range(data.draw(st.integers(1, 5))):
+        chain = list(state.propose(Context(tokens), data.draw(st.integers(1, 3))).tokens)
+        assert chain == likeliest(model, tokens, len(chain))
+        ways = [[*tokens, *chain]]
+        for _ in range(data.draw(st.integers(0, 3))):
+            place = data.draw(st.integers(0, len(chain)))
+            start = [*tokens, *chain[:place], data.draw(st.integers(0, 3))]
+            branch = list(state.branch(Context(start, len(tokens)), data.draw(st.integers(1, 3))).tokens)
+            assert branch == likeliest(model, start, len(branch))
+            ways.append([*start, *branch])
+        way = data.draw(st.sampled_from(ways))
+        tokens = [*way[: data.draw(st.integers(len(tokens), len(way)))], data.draw(st.integers(0, 3))][:36]
+        alive = [sequence for sequence in model.sequences if not sequence.closed]
+        assert len(alive) == len(state._beside) + 1
+        assert all(sequence.tokens == known for sequence, known in state._beside)
+    state.close()
+    assert all(sequence.closed for sequence in model.sequences)
+
+
+# --------------------------------------------------------------------------------------------- cancel and failures
+
+
+@pytest.mark.parametrize("can_fork", [False, True])
+def test_cancel_ends_a_branch_and_whatever_comes_next(can_fork: bool) -> None:
+    state = started(FakeModel(seed=1, can_fork=can_fork))
+    state.propose(Context(PROMPT), 2)
+    state.branch(Context([*PROMPT, 7], len(PROMPT)), 2)
+    state.cancel()
+    for use in (state.branch, state.propose):
+        with pytest.raises(CancelledError):
+            use(Context([*PROMPT, 8], len(PROMPT)), 2)
+    state.reset_cancel()
+    assert len(state.branch(Context([*PROMPT, 8], len(PROMPT)), 2).tokens) == 2
+    assert len(state.propose(Context([*PROMPT, 7]), 2).tokens) == 2
+
+
+def test_a_cancel_during_a_branch_reaches_the_chain_too() -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model)
+    state.propose(Context(PROMPT), 2)
+
+    class Cancelling(Gate):
+        def goes_on(self) -> bool:
+            state.cancel()
+            return True
+
+    with pytest.raises(CancelledError):
+        state.branch(Context([*PROMPT, 7], len(PROMPT)), 2, Cancelling())
+    with pytest.raises(CancelledError):
+        state.propose(Context(PROMPT), 2)
+    state.reset_cancel()
+    assert list(state.propose(Context(PROMPT), 2).tokens) == likeliest(model, PROMPT, 2)
+
+
+@pytest.mark.parametrize("can_fork", [False, True])
+@pytest.mark.parametrize("call", range(1, 6))
+def test_after_a_failure_at_any_forward_it_goes_on(call: int, can_fork: bool) -> None:
+    model = FakeModel(seed=1, can_fork=can_fork, faults=Faults(raise_at=call))
+    state = started(model)
+    for use in (state.propose, state.branch, state.propose):
+        tokens = [*PROMPT, 7] if use == state.branch else PROMPT
+        for _ in range(2):
+            try:
+                found = list(use(Context(tokens, len(PROMPT)), 3).tokens)
+            except ForwardError:
+                continue
+            assert found == likeliest(model, tokens, len(found))
+    assert all(not sequence.closed for sequence, _ in state._beside)
+
+
+def test_a_closed_state_branches_no_more() -> None:
+    model = FakeModel(seed=1, can_fork=True)
+    state = started(model)
+    state.propose(Context(PROMPT), 2)
+    state.branch(Context([*PROMPT, 7], len(PROMPT)), 2)
+    state.close()
+    assert all(sequence.closed for sequence in model.sequences)
+    with pytest.raises(ClosedError):
+        state.branch(Context([*PROMPT, 7], len(PROMPT)), 2)
+
+
+# -------------------------------------------------------------------------------------------------- in combinations
+
+
+class Brancher(Scripted):
+    """Branches with ``token``, or raises."""
+
+    forks = True
+
+    def __init__(self, token: int, error: EdgespecError | None = None) -> None:
+        super().__init__(lambda tokens, depth: [token] * depth)
+        self.error = error
+
+    def branch(self, context: Context, depth: int, gate: object = None) -> Proposal:
+        if self.error is not None:
+            raise self.error
+        return Proposal(tokens=tuple(self._script(context.tokens, depth)), drafted_by="b")
+
+
+def combined(*parts: tuple[str, DraftState]) -> CombinationState:
+    return CombinationState(parts, FixedDepth(4))
+
+
+def test_a_combination_branches_with_the_first_that_can() -> None:
+    lookup = LookupDrafter().start(REQUEST)
+    state = combined(("lookup", lookup), ("b", Brancher(5)), ("c", Brancher(6)))
+    assert state.forks
+    assert state.branch(Context(PROMPT), 3).tokens == (5, 5, 5)
+    without = combined(("lookup", lookup))
+    assert (without.forks, without.branch(Context(PROMPT), 3)) == (False, NOTHING)
+
+
+def test_how_far_a_branch_goes_is_not_the_policys_affair() -> None:
+    state = combined(("b", Brancher(5)))
+
+    class Off(FixedDepth):
+        def allow(self, source: str, lag: int = 0) -> Allowance:
+            raise AssertionError("nobody asks")
+
+    state.policy = Off(0)
+    assert state.branch(Context(PROMPT), 3).tokens == (5, 5, 5)
+
+
+def test_a_drafter_whose_branch_fails_is_off() -> None:
+    state = combined(("b", Brancher(5, ForwardError("the driver is gone"))), ("c", Brancher(6)))
+    assert state.branch(Context(PROMPT), 2) is NOTHING
+    assert state.failures == {"b": "the driver is gone"}
+    assert state.branch(Context(PROMPT), 2).tokens == (6, 6)
+    with pytest.raises(CancelledError):
+        combined(("b", Brancher(5, CancelledError("stop")))).branch(Context(PROMPT), 2)
+
+
+class Source:
+    """A drafter of one prepared state."""
+
+    kind = "model"
+
+    def __init__(self, state: DraftState) -> None:
+        self._state = state
+
+    def start(self, request: DraftRequest) -> DraftState:
+        return self._state
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_of_two_heads_the_one_that_spoke_last_branches(missing: bool) -> None:
+    drafter = EscapeDrafter(Source(Brancher(5)), Source(Brancher(6)), range(8))
+    state = drafter.start(REQUEST)
+    state.propose(Context([9 if missing else 1] * 64), 2)
+    assert state.forks
+    assert state.branch(Context(PROMPT), 2).tokens == ((6, 6) if missing else (5, 5))
+    state.close()
+    with pytest.raises(ClosedError):
+        state.branch(Context(PROMPT), 2)
+
+
+def test_a_whole_head_whose_branch_fails_is_given_up() -> None:
+    whole = Brancher(6, ForwardError("the driver is gone"))
+    state = EscapeDrafter(Source(Brancher(5)), Source(whole), range(8)).start(REQUEST)
+    state.propose(Context([9] * 64), 2)
+    assert state.branch(Context(PROMPT), 2) is NOTHING
+    assert state.failure == "the driver is gone"
+    trimmed = EscapeDrafter(Source(Brancher(5, ForwardError("gone too"))), None, range(8)).start(REQUEST)
+    with pytest.raises(ForwardError):
+        trimmed.branch(Context(PROMPT), 2)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["cannot", "can"])))
+def test_drafters_that_cannot_branch_say_nothing(order: tuple[str, ...]) -> None:
+    plain = Raising(ForwardError("unused"), at=99)
+    state = EscapeDrafter(Source(plain), None, range(8)).start(REQUEST)
+    assert (state.forks, state.branch(Context(PROMPT), 2)) == (False, NOTHING)
+    parts: dict[str, DraftState] = {"cannot": Scripted(lambda tokens, depth: [1]), "can": Brancher(5)}
+    assert combined(*((kind, parts[kind]) for kind in order)).branch(Context(PROMPT), 1).tokens == (5,)

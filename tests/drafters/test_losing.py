@@ -1,0 +1,171 @@
+"""A model drafter whose process is loaded, lost, started again and given up while the text goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, ExplainsSilence, Restarting, Rows
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.combination import Combination
+from edgespec.drafters.escape import EscapeDrafter
+from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.errors import CancelledError, WorkerLostError
+from edgespec.planning.depth import FixedDepth
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+
+PROMPT = [3, 1, 4, 1, 5]
+LOST = "the worker process of fake is lost: it was ended by SIGKILL"
+REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=12, context_length=64)
+
+
+def lost_at(forward: int | None) -> FakeModel:
+    """Its process ends in that forward (from 1) of a sequence."""
+    return FakeModel(seed=1, faults=Faults(raise_at=forward, error=lambda: WorkerLostError(LOST)))
+
+
+class Process:
+    """A model that comes and goes by hand. ``opened`` counts how often a sequence was asked for."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+        self.waits_because: str | None = None
+        self.off: str | None = None
+        self.lost_while_opening = False
+        self.opened = 0
+
+    @property
+    def facts(self) -> object:
+        return self.model.facts
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        raise AssertionError("a round never waits")
+
+    def open(self, context_length: int) -> FakeSequence:
+        self.opened += 1
+        assert self.waits_because is None
+        if self.lost_while_opening:
+            self.waits_because = "it comes back"
+            raise WorkerLostError(LOST)
+        if self.off is not None:
+            raise WorkerLostError(self.off)
+        return self.model.open(context_length)
+
+    def close(self) -> None:
+        self.model.close()
+
+
+def started(process: Process) -> ModelDraftState:
+    assert isinstance(process, Restarting)
+    state = ModelDrafter(lambda: process).start(REQUEST)
+    assert isinstance(state, ExplainsSilence)
+    return state
+
+
+def drafted(state: ModelDraftState, tokens: list[int] = PROMPT, depth: int = 3) -> tuple[int, ...]:
+    return state.propose(Context(tokens), depth).tokens
+
+
+EXPECTED = started(Process(FakeModel(seed=1))).propose(Context(PROMPT), 3).tokens
+
+
+def test_while_it_loads_nothing_is_proposed_and_nobody_waits() -> None:
+    process = Process(FakeModel(seed=1))
+    process.waits_because = "fake is still loading"
+    state = started(process)
+    for _ in range(3):
+        assert state.propose(Context(PROMPT), 3) is NOTHING
+        assert state.silent_because == "fake is still loading"
+    assert process.opened == 0
+    process.waits_because = None
+    assert drafted(state) == EXPECTED
+    assert state.silent_because is None
+
+
+@pytest.mark.parametrize("forward", [1, 2, 3])
+def test_a_process_that_is_lost_in_any_forward_ends_the_round_and_not_the_answer(forward: int) -> None:
+    process = Process(lost_at(forward))
+    state = started(process)
+    assert state.propose(Context(PROMPT), 3) is NOTHING
+    assert state.silent_because == LOST
+    assert [sequence.closed for sequence in process.model.sequences] == [True]
+    assert state.lag(Context(PROMPT)) == len(PROMPT) - 1, "nothing is left of what it had read"
+    process.waits_because = f"{LOST}; it is being started again"
+    for _ in range(3):
+        assert state.propose(Context(PROMPT), 3) is NOTHING
+        assert state.silent_because == process.waits_because
+    assert process.opened == 1
+    process.waits_because, process.model = None, FakeModel(seed=1)
+    assert drafted(state) == EXPECTED
+    assert state.silent_because is None
+    assert drafted(state, [*PROMPT, *EXPECTED[:2]], 1) == EXPECTED[2:]
+    assert process.opened == 2
+
+
+def test_a_process_given_up_is_told_once_and_never_asked_again() -> None:
+    process = Process(lost_at(2))
+    combined = Combination([ModelDrafter(lambda: process)], FixedDepth(3)).start(REQUEST)
+    assert combined.propose(Context(PROMPT), 3) is NOTHING
+    assert (combined.failures, combined.silences) == ({}, {"model": LOST})
+    process.off = "fake is off: its worker process was lost twice"
+    for _ in range(3):
+        assert combined.propose(Context(PROMPT), 3) is NOTHING
+    assert combined.failures == {"model": process.off}
+    assert process.opened == 2
+
+
+def test_a_process_that_is_lost_while_a_sequence_opens_is_waited_for_as_well() -> None:
+    process = Process(FakeModel(seed=1))
+    process.lost_while_opening = True
+    state = started(process)
+    assert state.propose(Context(PROMPT), 3) is NOTHING
+    assert state.silent_because == "it comes back"
+    process.lost_while_opening, process.waits_because = False, None
+    assert drafted(state) == EXPECTED
+
+
+def test_a_model_that_never_comes_back_fails_when_it_is_next_asked() -> None:
+    model = lost_at(1)
+    state = ModelDrafter(lambda: model).start(REQUEST)
+    assert state.propose(Context(PROMPT), 3) is NOTHING
+
+    def gone(_context_length: int) -> FakeSequence:
+        raise WorkerLostError(LOST)
+
+    model.open = gone  # type: ignore[method-assign]
+    with pytest.raises(WorkerLostError, match="SIGKILL"):
+        state.propose(Context(PROMPT), 3)
+
+
+def test_a_cancel_reaches_a_process_that_came_back() -> None:
+    process = Process(lost_at(1))
+    state = started(process)
+    state.cancel()
+    state.reset_cancel()
+    drafted(state)
+    process.waits_because, process.model = "it comes back", FakeModel(seed=1)
+    drafted(state)
+    state.cancel()
+    process.waits_because = None
+    with pytest.raises(CancelledError):
+        drafted(state)
+    state.reset_cancel()
+    assert drafted(state) == EXPECTED
+    state.close()
+    assert process.model.sequences[-1].closed
+
+
+def test_a_trimmed_drafter_says_what_its_process_does() -> None:
+    process = Process(FakeModel(seed=1))
+    process.waits_because = "fake is still loading"
+    state = EscapeDrafter(ModelDrafter(lambda: process), None, range(12)).start(REQUEST)
+    assert state.propose(Context(PROMPT), 3) is NOTHING
+    assert state.silent_because == "fake is still loading"
+    process.waits_because = None
+    assert state.propose(Context(PROMPT), 3).tokens == EXPECTED
+    assert state.silent_because is None
+
+
+def test_a_row_crosses_only_if_somebody_needs_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = started(Process(FakeModel(seed=1)))
+    monkeypatch.setattr(Rows, "logits", lambda *_arguments: pytest.fail("a row was read"))
+    assert drafted(state) == EXPECTED

@@ -1,0 +1,28 @@
+"""Every command of the pages under docs/ that needs no other device than the processor, run as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import console_commands, run_command
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+# my-machine.toml is whatever the reader calls his own description.
+COMMANDS = [
+    command
+    for page in ("docs/two-devices.md", "docs/simulation.md")
+    for command in console_commands(page)
+    if "my-machine.toml" not in command
+]
+
+
+def test_the_pages_show_what_they_tell_of() -> None:
+    assert [command.split("edgespec ")[1].split()[0] for command in COMMANDS] == ["plan", "verify", "bench", "plan"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_a_page_runs(command: str, tmp_path: Path) -> None:
+    run_command(command, tmp_path)

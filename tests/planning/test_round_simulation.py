@@ -1,0 +1,291 @@
+"""Simulated rounds against closed forms, and the mean of drawn rounds against the course that is followed once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.decoding.contracts import RoundRecord
+from edgespec.planning.cost import (
+    FREE,
+    Curve,
+    DraftCost,
+    choose_depth,
+    pipelined_tokens_per_round,
+)
+from edgespec.planning.options import Contention
+from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.planning.round_simulation import (
+    SimulatedPair,
+    WindowRule,
+    expected_pipelined,
+    expected_serial,
+    simulate_pearl,
+    simulate_pipelined,
+    simulate_serial,
+    windows_by_rate,
+)
+from tests.support.simulated_decoding import FLAT as GENTLE
+from tests.support.simulated_decoding import STEEP
+
+ACCEPTANCE = (0.5, 0.8, 0.95)
+RATIOS = range(1, 11)
+ROUNDS = 100_000
+TOKEN_S = 0.01
+
+
+def flat(seconds: float) -> Curve:
+    return Curve(widths=(1, 64), forward_s=(seconds, seconds))
+
+
+def pair(
+    curve: Curve,
+    token_s: float = TOKEN_S,
+    *acceptance: float,
+    hand_over_s: float = 0.0,
+    contention: Contention | None = None,
+    round_s: float = 0.0,
+) -> SimulatedPair:
+    return SimulatedPair(
+        curve=curve,
+        draft=DraftCost(token_s=token_s, round_s=round_s),
+        acceptance=acceptance or (0.8,),
+        hand_over_s=hand_over_s,
+        contention=contention or Contention(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ closed forms
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("alpha", ACCEPTANCE)
+def test_serial_rounds_are_those_of_the_measured_time_formula(alpha: float, ratio: int) -> None:
+    """The depth that is best there, T(w) that rises by a tenth a row."""
+    one_s = ratio * TOKEN_S
+    curve = Curve(widths=(1, 11), forward_s=(one_s, 2 * one_s))
+    cost = DraftCost(token_s=TOKEN_S)
+    depth = max(1, choose_depth(curve, cost, (alpha,), 10).depth)
+    found = simulate_serial(pair(curve, TOKEN_S, alpha), depth, rounds=ROUNDS, seed=ratio)
+    tokens = (1 - alpha ** (depth + 1)) / (1 - alpha)
+    speedup = tokens * one_s / (depth * TOKEN_S + one_s * (1 + depth / 10))
+    assert found.rounds == ROUNDS
+    assert found.tokens_per_round == pytest.approx(tokens, rel=0.02)
+    assert found.tokens_per_s * one_s == pytest.approx(speedup, rel=0.02)
+    assert found.target_busy + found.drafter_busy == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("alpha", ACCEPTANCE)
+def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: int) -> None:
+    chunk = max(2, ratio)
+    found = simulate_pearl(pair(flat(ratio * TOKEN_S), TOKEN_S, alpha), chunk, rounds=ROUNDS, seed=ratio)
+    tokens = (1 / (1 - alpha)) / (1 + alpha + alpha**chunk / (1 - alpha**chunk))
+    assert tokens == pytest.approx(pipelined_tokens_per_round(alpha, chunk))
+    assert found.tokens_per_round == pytest.approx(tokens, rel=0.02)
+    assert found.round_s == pytest.approx(max(chunk * TOKEN_S, ratio * TOKEN_S))
+    assert found.tokens_per_s == pytest.approx(tokens / (max(chunk, ratio) * TOKEN_S), rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("alpha", ACCEPTANCE)
+def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float, ratio: int) -> None:
+    """After a rejection one place is compared, and then as many each round as are drafted in a forward."""
+    ours = pair(flat(ratio * TOKEN_S), TOKEN_S, alpha)
+    tokens = (1 / (1 - alpha)) / (1 + alpha / (1 - alpha**ratio))
+    expected = expected_pipelined(ours, ratio)
+    assert expected.tokens_per_round == pytest.approx(tokens)
+    assert expected.round_s == pytest.approx(ratio * TOKEN_S)
+    assert (expected.target_busy, expected.drafter_busy) == (pytest.approx(1.0), pytest.approx(1.0))
+    drawn = simulate_pipelined(ours, ratio, rounds=ROUNDS, seed=ratio)
+    assert drawn.tokens_per_s == pytest.approx(expected.tokens_per_s, rel=0.02)
+    if ratio > 1:
+        assert tokens >= pipelined_tokens_per_round(alpha, ratio), "the first token in flight is compared as well"
+
+
+@pytest.mark.parametrize("window", ["all", "best"])
+@pytest.mark.parametrize(
+    "one",
+    [
+        pair(GENTLE, 0.007, 0.8),
+        pair(STEEP, 0.011, 0.7),
+        pair(GENTLE, 0.040, 0.9),
+        pair(GENTLE, 0.003, 0.3, 0.6, 0.9),
+        pair(STEEP, 0.009, 0.9, contention=Contention(target_factor=1.6, drafter_factor=1.9), hand_over_s=0.001),
+        pair(GENTLE, 0.002, 0.8, round_s=0.013),
+    ],
+)
+def test_the_course_that_is_followed_is_the_mean_of_the_drawn_rounds(one: SimulatedPair, window: WindowRule) -> None:
+    drawn, followed = simulate_pipelined(one, 5, window=window), expected_pipelined(one, 5, window=window)
+    assert drawn.rounds == ROUNDS
+    for name in ("tokens_per_round", "tokens_per_s", "round_s", "target_busy", "drafter_busy", "drafter_idle"):
+        assert getattr(drawn, name) == pytest.approx(getattr(followed, name), rel=0.02, abs=0.002), name
+
+
+# -------------------------------------------------------------------------------------------- borders and rules
+
+
+def test_a_drafter_that_is_always_right_settles_in_a_course() -> None:
+    sure = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 8)
+    assert sure.tokens_per_round == pytest.approx(5.0), "what is drafted in a forward, and the pipe never empties"
+    capped = expected_pipelined(pair(flat(0.05), 0.01, 1.0), 3)
+    assert capped.tokens_per_round == pytest.approx(4.0)
+    assert capped.round_s == pytest.approx(0.05)
+    assert capped.drafter_busy == pytest.approx(4 * 0.01 / 0.05)
+    assert capped.drafter_idle == pytest.approx(0.2)
+    assert capped.target_idle == pytest.approx(0.0)
+
+
+def test_a_drafter_that_is_always_wrong_gives_one_token_a_forward() -> None:
+    wrong = expected_pipelined(pair(GENTLE, 0.007, 0.0), 5)
+    assert (wrong.rounds, wrong.tokens) == (1.0, 1.0)
+    assert wrong.seconds == pytest.approx(0.028)
+    assert simulate_pipelined(pair(GENTLE, 0.007, 0.0), 5, rounds=100).tokens == 100
+    late = expected_pipelined(pair(GENTLE, 0.1, 0.0), 5)
+    assert late.seconds == pytest.approx(0.1), "it finishes the token at hand, and is waited for"
+    assert late.target_busy == pytest.approx(0.28)
+
+
+def test_right_only_in_the_first_places() -> None:
+    once = expected_pipelined(pair(flat(0.05), 0.01, 1.0, 0.0), 8)
+    assert (once.rounds, once.tokens) == (2.0, 2.0)
+    never_behind = expected_pipelined(pair(flat(0.05), 0.01, 0.0, 1.0), 8)
+    assert never_behind.tokens_per_round == 1.0
+
+
+def test_a_drafter_that_costs_nothing_fills_every_window() -> None:
+    free = SimulatedPair(curve=flat(0.05), draft=FREE, acceptance=(0.8,))
+    found = expected_pipelined(free, 4, window="all")
+    # One place, then five a round.
+    assert found.tokens_per_round == pytest.approx((1 / 0.2) / (1 + 0.8 / (1 - 0.8**5)))
+    assert found.drafter_busy == 0.0
+
+
+@pytest.mark.parametrize("curve", [GENTLE, STEEP, flat(0.05)])
+@pytest.mark.parametrize("percent", [5, 20, 50, 80, 95, 100])
+def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, percent: int) -> None:
+    budget = MeasuredBudget(7, curve)
+    for _ in range(600):
+        budget.record(
+            RoundRecord(
+                width=3,
+                context_length=10,
+                proposed=100,
+                evaluated=100,
+                accepted=percent,
+                invalid=0,
+                emitted=1,
+                source="model",
+                draft_s=0.0,
+                sync_s=0.0,
+                verify_s=0.01,
+                round_s=0.01,
+            )
+        )
+    windows = windows_by_rate(curve, percent / 100, 7)
+    assert windows == tuple(budget.window((None,) * count) for count in range(8))
+
+
+def test_a_window_is_chosen_by_rate_unless_all_is_to_be_verified() -> None:
+    steep = Curve(widths=(1,), forward_s=(0.02,))  # every row costs as much as the first
+    by_rate, everything = (expected_pipelined(pair(steep, 0.005, 0.8), 4, window=rule) for rule in ("best", "all"))
+    assert expected_pipelined(pair(steep, 0.005, 0.8), 4) == by_rate
+    assert by_rate.tokens_per_round == pytest.approx(1.0), "a row that costs a token's time is never worth it"
+    assert by_rate.tokens_per_s > everything.tokens_per_s
+    drawn = simulate_pipelined(pair(steep, 0.005, 0.8), 4, rounds=100)
+    assert drawn == simulate_pipelined(pair(steep, 0.005, 0.8), 4, window="best", rounds=100)
+
+
+def test_who_is_later_than_the_patience_is_gone_on_without() -> None:
+    slow = pair(GENTLE, 0.5, 0.9)
+    waited, left = (simulate_pipelined(slow, 3, patience_s=s, rounds=20_000) for s in (math.inf, 0.0))
+    assert waited.tokens_per_s == pytest.approx(1 / 0.5, rel=0.02), "one draft token a round, and none is a bonus"
+    assert left.tokens_per_s > 0.95 / 0.028, "all but plain decoding"
+    assert left.target_busy == pytest.approx(1.0)
+    assert simulate_pipelined(slow, 3, rounds=50) == simulate_pipelined(slow, 3, patience_s=math.inf, rounds=50)
+
+
+def test_the_seed_decides_what_is_drawn() -> None:
+    one = pair(GENTLE, 0.007, 0.8)
+    for draw in (
+        lambda seed: simulate_serial(one, 3, rounds=500, seed=seed),
+        lambda seed: simulate_pipelined(one, 3, rounds=500, seed=seed),
+        lambda seed: simulate_pearl(one, 3, rounds=500, seed=seed),
+    ):
+        assert draw(1) == draw(1)
+        assert draw(1) != draw(2)
+    assert simulate_serial(one, 3) == simulate_serial(one, 3, rounds=ROUNDS, seed=0)
+    assert simulate_pearl(one, 3) == simulate_pearl(one, 3, rounds=ROUNDS, seed=0)
+    assert simulate_pipelined(one, 3) == simulate_pipelined(one, 3, rounds=ROUNDS, seed=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"acceptance": ()},
+        {"acceptance": (1.1,)},
+        {"acceptance": (0.5, -0.1)},
+        {"hand_over_s": -1.0},
+        {"hand_over_s": math.inf},
+        {"draft": DraftCost(token_s=-0.1)},
+        {"draft": DraftCost(round_s=math.nan)},
+    ],
+)
+def test_what_is_no_pair_is_refused(change: dict[str, object]) -> None:
+    values: dict[str, object] = {"curve": GENTLE, "draft": FREE, "acceptance": (0.5,), **change}
+    with pytest.raises(ValueError, match=r"simulation needs|no less than no time"):
+        SimulatedPair(**values)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    one = pair(GENTLE)
+    for call in (expected_serial, simulate_serial, expected_pipelined, simulate_pipelined):
+        with pytest.raises(ValueError, match="plain decoding"):
+            call(one, 0)
+    for drawn in (simulate_serial, simulate_pipelined, simulate_pearl):
+        with pytest.raises(ValueError, match="at least one round"):
+            drawn(one, 2, rounds=0)
+    with pytest.raises(ValueError, match="at least two tokens"):
+        simulate_pearl(one, 1)
+
+
+# -------------------------------------------------------------------------------------------------- properties
+
+curves = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).map(
+    lambda steps: Curve(
+        widths=(1, 2, 4, 8), forward_s=tuple(itertools.accumulate([1.0, *steps], lambda total, step: total + step))
+    )
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    curve=curves,
+    token_s=st.floats(0.0, 3.0),
+    hand_over_s=st.floats(0.0, 0.5),
+    rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4),
+    factors=st.tuples(st.floats(1.0, 3.0), st.floats(1.0, 3.0)),
+    cap=st.integers(1, 6),
+    window=st.sampled_from(["all", "best"]),
+)
+def test_what_every_pipeline_keeps(
+    curve: Curve,
+    token_s: float,
+    hand_over_s: float,
+    rates: list[float],
+    factors: tuple[float, float],
+    cap: int,
+    window: WindowRule,
+) -> None:
+    contention = Contention(target_factor=factors[0], drafter_factor=factors[1])
+    one = pair(curve, token_s, *rates, hand_over_s=hand_over_s, contention=contention)
+    found = expected_pipelined(one, cap, window=window)
+    assert 1.0 - 1e-9 <= found.tokens_per_round <= cap + 1 + 1e-9
+    assert found.round_s >= curve.plain_s * (1 - 1e-9)
+    assert found.round_s >= (token_s + hand_over_s) * (1 - 1e-9)
+    assert 0.0 <= found.drafter_busy <= 1 + 1e-9
+    assert 0.0 < found.target_busy <= 1 + 1e-9

@@ -1,0 +1,61 @@
+"""How long an answer is waited for: far beyond what is known at first, close behind what forwards took later."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.runtimes.worker_deadlines import Deadlines, ForwardTimes
+
+GIGABYTE = 10**9
+DEADLINES = Deadlines(answer_s=30.0, timed_s=2.0)
+
+
+def times(deadlines: Deadlines = DEADLINES, bytes_per_forward: int = GIGABYTE) -> ForwardTimes:
+    return ForwardTimes(deadlines, bytes_per_forward)
+
+
+def timed(tokens: int, *seconds: float) -> ForwardTimes:
+    own = times()
+    for each in seconds:
+        own.record(tokens, each)
+    return own
+
+
+def test_before_anything_was_timed_the_weights_say_how_long_a_prompt_may_take() -> None:
+    assert times().deadline_s(1) == pytest.approx(30.2)
+    assert times().deadline_s(256) == pytest.approx(30 + 256 * 0.2)
+    assert times(bytes_per_forward=0).deadline_s(256) == 30.0
+    told = times(Deadlines(answer_s=1.0, token_s=0.5))
+    assert told.deadline_s(4) == pytest.approx(3.0)
+    assert times().answer_s == 30.0
+
+
+def test_the_first_forward_of_a_size_may_have_waited_for_its_kernels() -> None:
+    assert timed(1, 9.0).deadline_s(1) == pytest.approx(30.2)
+    assert timed(1, 9.0, 0.01).deadline_s(1) == pytest.approx(2.1)
+
+
+def test_once_timed_ten_times_the_longest_of_late_is_enough() -> None:
+    own = timed(1, 9.0, 0.01, 0.03, 0.01)
+    assert 2.2 < own.deadline_s(1) < 2.3
+    assert own.answer_s == 2.0
+    for _ in range(300):
+        own.record(1, 0.01)
+    assert own.deadline_s(1) == pytest.approx(2.1, abs=0.001), "a slow one is forgotten"
+
+
+def test_sizes_have_times_of_their_own() -> None:
+    own = timed(1, 0.01, 0.01)
+    assert own.deadline_s(200) == pytest.approx(30 + 40.0)
+    own.record(200, 1.0)
+    own.record(255, 1.0)
+    assert own.deadline_s(130) == pytest.approx(12.0)
+    assert own.deadline_s(1) == pytest.approx(2.1)
+
+
+def test_experience_never_makes_it_longer() -> None:
+    assert timed(1, 60.0, 60.0).deadline_s(1) == pytest.approx(30.2)
+    short = times(Deadlines(answer_s=0.5))
+    for _ in range(2):
+        short.record(1, 0.01)
+    assert short.answer_s == 0.5

@@ -1,0 +1,121 @@
+"""A plan that drafts beside the target: when it is made, what runs then, and how it is overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec.engine import Engine
+from edgespec.errors import ProfileError
+from edgespec.files.locations import Home
+from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.depth_pipelined import PipelinedDepth
+from edgespec.planning.options import Contention
+from edgespec.planning.pipeline_budget import MeasuredBudget
+from tests.session.answers import SAMPLED, plain_text
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+
+PROMPTS = ("hello", "the water of the river", "one two three four")
+
+# A drafter that takes half a target's forward: in turns it costs what it brings, beside the target nothing.
+TARGET_S, DRAFT_S = 0.01, 0.004
+
+
+def plan_with(engine: Engine, contention: Contention) -> None:
+    drafter = engine.knowledge.drafter
+    assert drafter is not None
+    engine.knowledge.store.save_contention(engine.knowledge.target, drafter, contention)
+    invent_measurements(engine, TARGET_S, DRAFT_S)
+
+
+@pytest.fixture
+def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
+    """With a home of its own: what other tests' answers taught of this pair is not known."""
+    with tiny.load(lookup=False, store_home=home) as engine:
+        plan_with(engine, Contention())
+        require_speculation(engine)
+        yield engine
+
+
+def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decodings(apart: Engine) -> None:
+    assert apart.plan.mode == "pipelined"
+    assert isinstance(apart.policy, PipelinedDepth)
+    assert any(reason.startswith("at once the target takes 1.00 times") for reason in apart.plan.reasons)
+    overlapped = 0
+    with apart.session() as session:
+        for prompt in PROMPTS:
+            for sampling in (None, SAMPLED):
+                session.clear()
+                done = answer(session.generate(prompt, max_tokens=32, sampling=sampling))
+                want = plain_text(
+                    apart, prompt, max_tokens=32, **({} if sampling is None else {"sampling": sampling})
+                )
+                assert done.token_ids == want.token_ids
+                assert done.plan.mode == "pipelined"
+                overlapped += done.stats.proposed
+                assert done.stats.target_idle_s is not None
+                assert done.stats.drafter_idle_s is not None
+    assert overlapped > 0
+
+
+def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> None:
+    plan_with(apart, Contention(target_factor=1.9, drafter_factor=2.2))
+    assert apart.plan.mode == "serial"
+    assert isinstance(apart.policy, CostDepth)
+    assert not isinstance(apart.policy, PipelinedDepth)
+    assert apart.pipeline_budget() is None
+    assert any("the target takes 1.90 times and the drafter 2.20 times as long" in r for r in apart.plan.reasons)
+    plan_with(apart, Contention())
+    assert apart.plan.mode == "pipelined"
+    plan_with(apart, Contention(target_factor=1.9, drafter_factor=2.2))
+    with apart.session() as session:
+        assert answer(session.generate("hello", max_tokens=8)).plan.mode == "serial"
+
+
+def test_what_was_learned_in_one_mode_is_known_in_the_other(apart: Engine) -> None:
+    assert isinstance(apart.policy, PipelinedDepth)
+    for _ in range(50):
+        apart.policy.learn("model", (), [True, True, True])
+    taught = apart.policy.priors()["model"]
+    plan_with(apart, Contention(target_factor=1.5, drafter_factor=1.5))
+    assert not isinstance(apart.policy, PipelinedDepth)
+    assert isinstance(apart.policy, CostDepth)
+    assert apart.policy.priors()["model"] == taught
+
+
+@pytest.mark.parametrize("mode", ["serial", "pipelined"])
+def test_the_profile_may_name_the_mode(tiny: TinyModels, mode: str) -> None:
+    with tiny.load(lookup=False, mode=mode) as engine:
+        invent_measurements(engine, TARGET_S, 0.001)
+        require_speculation(engine)
+        assert engine.plan.mode == mode
+        with engine.session() as session:
+            done = answer(session.generate("hello", max_tokens=24))
+            assert done.token_ids == plain_text(engine, "hello", max_tokens=24).token_ids
+            assert done.plan.mode == mode
+
+
+def test_a_given_depth_holds_beside_the_target_too(tiny: TinyModels) -> None:
+    with tiny.load(lookup=False, mode="pipelined", depth=1) as engine:
+        require_speculation(engine)
+        assert (engine.plan.mode, engine.plan.depth_cap) == ("pipelined", 1)
+        with engine.session() as session:
+            done = answer(session.generate("hello", max_tokens=24))
+            assert done.token_ids == plain_text(engine, "hello", max_tokens=24).token_ids
+            assert done.stats.proposed > 0
+            assert max(done.stats.accepted_lengths) <= 2
+            plainly = answer(session.generate("hello", max_tokens=8, depth=0))
+            assert plainly.plan.mode == "plain"
+
+
+def test_an_unknown_mode_is_refused(tiny: TinyModels) -> None:
+    with pytest.raises(ProfileError, match='"auto" or "serial" or "pipelined"'):
+        tiny.load(mode="twice")
+
+
+def test_only_a_pipelined_plan_has_a_budget_and_each_answer_its_own(apart: Engine) -> None:
+    first, second = apart.pipeline_budget(), apart.pipeline_budget()
+    assert isinstance(first, MeasuredBudget)
+    assert first is not second
+    assert first.drafts_beside_prefill()

@@ -1,0 +1,355 @@
+"""A drafter's own process is killed and stopped: answers go on, equal to plain decoding's, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from edgespec.cli.status import status_line
+from edgespec.decoding.contracts import Restarting
+from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine import Engine
+from edgespec.errors import WorkerLostError
+from edgespec.events import Done, Event, Round, Text
+from edgespec.planning.depth import FixedDepth
+from edgespec.runtimes import worker_link
+from edgespec.runtimes.restarting import WorkerSettings
+from edgespec.runtimes.worker_deadlines import Deadlines
+from edgespec.session import Session, Speculation
+from tests.session.answers import SAMPLED, plain_text
+from tests.support.tiny_models import TinyModels, answer, require_speculation
+from tests.support.worker_loaders import command
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and file descriptors of POSIX")
+
+WAIT_S = 60.0
+TOKENS = 40
+PROMPT = "hello world"
+MODES = ("serial", "pipelined")
+
+# A tiny drafter answers in a fraction of a millisecond and is loaded within a second; one that is stopped, never.
+SHORT = Deadlines(load_s=4.0, answer_s=1.0, token_s=0.001, timed_s=0.4, cancel_s=0.5, close_s=0.2)
+QUICK = WorkerSettings(deadlines=SHORT, restart_after_s=0.05)
+# Where a loss that was none would fail a test: a busy machine may let a process wait for a second.
+CALM = replace(QUICK, deadlines=replace(SHORT, load_s=WAIT_S, answer_s=5.0, timed_s=2.0))
+NEVER_AGAIN = replace(CALM, restart_after_s=3600.0)
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_link, "_GRACE_S", 0.1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries(tiny: TinyModels) -> None:
+    """What they open when they are first loaded stays open."""
+    tiny.load(draft="none").close()
+
+
+def left() -> tuple[int, int, int]:
+    own = psutil.Process()
+    return own.num_fds(), threading.active_count(), len(own.children(recursive=True))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No process, not even a zombie, no file and no thread more than before."""
+    gc.collect()
+    before = left()
+    yield
+    gc.collect()
+    for _ in range(500):  # threads that were told to end do so when they are next scheduled
+        if left() == before:
+            return
+        time.sleep(0.01)
+    assert left() == before
+
+
+Load = Callable[..., Engine]
+
+
+@pytest.fixture
+def load(tiny: TinyModels) -> Load:
+    def load(worker: WorkerSettings = CALM, **overrides: object) -> Engine:
+        engine = tiny.load_speculating(lookup=False, draft_isolation="process", worker=worker, **overrides)
+        try:
+            require_speculation(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    return load
+
+
+def open_session(engine: Engine, mode: str) -> Session:
+    """A session that drafts as far as it may whatever it takes, in turns with the target or beside it."""
+    cap = engine.plan.depth_cap
+    budget = FixedBudget(most=cap, ahead=cap + 1, patience=0.05)
+    beside = mode == "pipelined"
+    return engine.session(
+        speculation=Speculation(
+            drafters=engine.drafters,
+            policy=FixedDepth(cap + beside),
+            depth_cap=cap,
+            budget=(lambda: budget) if beside else None,
+        )
+    )
+
+
+def wait_for_drafter(engine: Engine) -> None:
+    model = engine.drafter_model()
+    assert isinstance(model, Restarting)
+    assert model.wait(WAIT_S)
+
+
+def worker_process() -> psutil.Process:
+    """The one worker process there is; waits for it to be there."""
+    for _ in range(int(WAIT_S * 100)):
+        children = psutil.Process().children()
+        if children:
+            return children[0]
+        time.sleep(0.01)
+    raise AssertionError("no worker process was started")
+
+
+def say(session: Session, prompt: str = PROMPT, **settings: object) -> Done:
+    return answer(session.generate(prompt, raw=True, max_tokens=TOKENS, **settings))  # type: ignore[arg-type]
+
+
+def drafts_again(session: Session) -> bool:
+    """Whether there are drafts in one of a few answers: beside a target this fast, a drafter may come too late."""
+    return any(say(session).stats.proposed for _ in range(20))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) -> None:
+    with load() as engine, open_session(engine, mode) as session:
+        wait_for_drafter(engine)
+        expected = plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS, sampling=sampling)
+        done = say(session, sampling=sampling)
+        assert done.token_ids == expected.token_ids
+        assert done.speculation_off is None
+        assert drafts_again(session)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str) -> None:
+    patient = replace(QUICK, command=command("slow"), deadlines=replace(SHORT, load_s=3600.0))
+    with load(patient) as engine, open_session(engine, mode) as session:
+        done = say(session)
+        assert done.token_ids == plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
+        assert done.stats.proposed == 0
+        assert done.speculation_off == "drafter is still loading in a process of its own"
+        assert "plain decoding: drafter is still loading" in status_line(done)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_drafter_is_waited_for_and_used_again(load: Load, mode: str, hit: signal.Signals) -> None:
+    with load() as engine, open_session(engine, mode) as session:
+        wait_for_drafter(engine)
+        first = say(session)
+        before = worker_process()
+        os.kill(before.pid, hit)
+        # Beside the target it may take more than one answer until the drafter is missed.
+        while worker_process_or_none() == before:
+            assert say(session).token_ids == first.token_ids
+        wait_for_drafter(engine)
+        assert worker_process().pid != before.pid
+        assert drafts_again(session)
+        assert say(session).speculation_off is None
+
+
+def worker_process_or_none() -> psutil.Process | None:
+    return next(iter(psutil.Process().children()), None)
+
+
+@pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
+def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: signal.Signals) -> None:
+    with load(NEVER_AGAIN) as engine, open_session(engine, "serial") as session:
+        wait_for_drafter(engine)
+        os.kill(worker_process().pid, hit)
+        done = say(session)
+        why = {signal.SIGKILL: "it was ended by SIGKILL", signal.SIGSTOP: "it does not answer"}[hit]
+        expected = f"the worker process of drafter is lost: {why}; it is being started again"
+        assert (done.stats.proposed, done.speculation_off) == (0, expected)
+        assert f"plain decoding: {expected}" in status_line(done)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mode: str) -> None:
+    with load() as engine, open_session(engine, mode) as session:
+        expected = plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
+        for _ in range(2):
+            wait_for_drafter(engine)
+            lost = worker_process()
+            lost.kill()
+            while worker_process_or_none() == lost:
+                assert say(session).token_ids == expected
+        off = "model drafter: drafter is off: its worker process was lost twice, now since it was ended by SIGKILL"
+        for own in (session, open_session(engine, mode)):
+            for _ in range(3):  # until it has been asked once more
+                done = say(own)
+            assert done.token_ids == expected
+            assert (done.stats.proposed, done.speculation_off) == (0, off)
+            assert status_line(done).endswith(f"plain decoding: {off}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("leave", ["cancel", "close"])
+def test_leaving_does_not_wait_long_for_a_drafter_that_hangs(load: Load, mode: str, leave: str) -> None:
+    """Were it waited for, this test would be ended by its own limit."""
+    patient = replace(SHORT, answer_s=3600.0, timed_s=3600.0)
+    with load(replace(QUICK, deadlines=patient)) as engine:
+        session = open_session(engine, mode)
+        wait_for_drafter(engine)
+        say(session)
+        os.kill(worker_process().pid, signal.SIGSTOP)
+        generation = session.generate("the " * 100, raw=True, max_tokens=1000)
+        for event in generation:
+            if isinstance(event, Text):
+                time.sleep(0.05)  # now it is being asked, and does not answer
+                session.cancel() if leave == "cancel" else session.close()
+                break
+        done = list(generation)[-1]
+        assert isinstance(done, Done)
+        assert done.finish_reason == "cancelled"
+        session.close()
+
+
+# ------------------------------------------------------------------------------------------ at any moment
+
+
+def strike(process: psutil.Process, hit: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(hit)
+
+
+class Moments:
+    """Strikes workers, and compares every answer with plain decoding's."""
+
+    prompts = ("hello world", "the water of the river " * 12, "one two three four " * 30)
+
+    def __init__(self, mode: str, seed: int) -> None:
+        self.mode = mode
+        self.rng = random.Random(seed)
+        self.strikes = self.proposed = 0
+        self._expected: dict[tuple[str, bool], tuple[int, ...]] = {}
+
+    def expect(self, engine: Engine) -> None:
+        for prompt in self.prompts:
+            for sampling in (Sampling(), SAMPLED):
+                done = plain_text(engine, prompt, raw=True, max_tokens=TOKENS, sampling=sampling)
+                self._expected[prompt, sampling.greedy] = done.token_ids
+
+    def live_through(self, engine: Engine, phases: tuple[str, str], hits: tuple[signal.Signals, ...]) -> None:
+        """Take both processes of an engine from it, in these phases; it answers meanwhile and afterwards."""
+        with open_session(engine, self.mode) as session:
+            struck: psutil.Process | None = None
+            for phase, hit in zip(phases, hits, strict=True):
+                if phase == "loading":
+                    struck = self._strike_loading(session, hit, struck)
+                    continue
+                with contextlib.suppress(WorkerLostError):  # given up
+                    wait_for_drafter(engine)
+                    struck = worker_process()
+                    self._strike_working(session, phase, functools.partial(strike, struck, hit))
+                    while worker_process_or_none() == struck:
+                        self._answer(session)  # until it is missed
+            for _ in range(3):
+                self._answer(session)
+
+    def _strike_loading(
+        self, session: Session, hit: signal.Signals, former: psutil.Process | None
+    ) -> psutil.Process | None:
+        process = worker_process_or_none()
+        while process is None or process == former:
+            if "is off" in str(self._answer(session).speculation_off):
+                return former  # given up: a busy machine may have looked like a hang
+            process = worker_process_or_none()
+        at = time.monotonic() + self.rng.random() * 0.4
+        while time.monotonic() < at:
+            self._answer(session)
+        strike(process, hit)
+        self.strikes += 1
+        return process
+
+    def _strike_working(self, session: Session, phase: str, hit: Callable[[], None]) -> None:
+        prompt, sampling = self._question()
+        generation = session.generate(prompt, raw=True, max_tokens=TOKENS, sampling=sampling)
+        rounds = {"idle": -1, "reading": 0, "drafting": self.rng.randrange(1, 6)}[phase]
+        self.strikes += 1
+        if phase == "idle":
+            hit()
+        last: Event | None = None
+        for event in generation:
+            last = event
+            if rounds == 0 and isinstance(event, Text | Round):
+                time.sleep(self.rng.random() * 0.003)
+                hit()
+            rounds -= rounds == 0 or isinstance(event, Round)
+        hit()  # perhaps it ended before
+        self._check(last, prompt, sampling)
+
+    def _question(self) -> tuple[str, Sampling]:
+        return self.rng.choice(self.prompts), self.rng.choice((Sampling(), SAMPLED))
+
+    def _answer(self, session: Session) -> Done:
+        prompt, sampling = self._question()
+        done = say(session, prompt, sampling=sampling)
+        self._check(done, prompt, sampling)
+        return done
+
+    def _check(self, done: Event | None, prompt: str, sampling: Sampling) -> None:
+        assert isinstance(done, Done)
+        assert (done.finish_reason, len(done.token_ids)) == ("length", TOKENS)
+        assert done.token_ids == self._expected[prompt, sampling.greedy]
+        self.proposed += done.stats.proposed
+
+
+# Every phase with either signal, for the first process and for the second. A load that hangs is waited for longest.
+PHASES = (
+    ("reading", "drafting"),
+    ("drafting", "idle"),
+    ("idle", "reading"),
+    ("loading", "drafting"),
+    ("drafting", "drafting"),
+    ("reading", "reading"),
+    ("drafting", "loading"),
+)
+HITS = ((signal.SIGKILL, signal.SIGSTOP), (signal.SIGSTOP, signal.SIGKILL))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_at_fifty_moments_every_answer_is_plain_decodings_and_nothing_is_left(load: Load, mode: str) -> None:
+    moments = Moments(mode, seed=MODES.index(mode))
+    processes = left()[2]
+    resident: list[int] = []
+    for phases, hits in itertools.product(PHASES, HITS):
+        with load(QUICK, context=512) as engine:
+            if not resident:
+                moments.expect(engine)
+            moments.live_through(engine, phases, hits)
+        gc.collect()
+        assert left()[2] == processes
+        resident.append(psutil.Process().memory_info().rss)
+    assert moments.strikes >= 25
+    assert moments.proposed > 0
+    # Later engines use what earlier ones gave back: a model, a cache or a thread left behind each time would show.
+    assert resident[-1] - resident[3] < 16 * 2**20

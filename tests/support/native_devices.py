@@ -1,0 +1,49 @@
+"""A native library that lists whatever devices a test wants, as ggml's registry would, lies included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.runtimes.llama_devices import Device
+
+CPU, GPU, IGPU, ACCEL = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Native:
+    """What a backend says of one device."""
+
+    name: bytes | None = b"Vulkan0"
+    kind: int = GPU
+    description: bytes | None = b"a card"
+    free: int = 3
+    total: int = 8
+
+
+class NativeLibrary:
+    """Handles are 100, 101, ...; of ``count`` and ``null_handles`` it lies. It counts the questions for memory."""
+
+    def __init__(self, *devices: Native, count: int | None = None, null_handles: bool = False) -> None:
+        self.memory_questions = 0
+
+        def device(handle: int) -> Native:
+            return devices[handle - 100]
+
+        def memory(handle: int, free: Any, total: Any) -> None:
+            self.memory_questions += 1
+            free._obj.value, total._obj.value = device(handle).free, device(handle).total
+
+        self.ggml_backend_dev_count = lambda: len(devices) if count is None else count
+        self.ggml_backend_dev_get = lambda index: None if null_handles or index >= len(devices) else 100 + index
+        self.ggml_backend_dev_name = lambda handle: device(handle).name
+        self.ggml_backend_dev_description = lambda handle: device(handle).description
+        self.ggml_backend_dev_type = lambda handle: device(handle).kind
+        self.ggml_backend_dev_memory = memory
+
+
+def gpu(name: str = "Vulkan0", *, kind: str = "gpu", free: int | None = 2**33, total: int | None = 2**34) -> Device:
+    """A device as the list has it, that no driver knows of."""
+    return Device(
+        name=name, description=f"the {name}", kind=kind, free_bytes=free, total_bytes=total, handle=0xABC0 + len(name)
+    )

@@ -1,0 +1,50 @@
+"""Drafting that takes real time, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from edgespec.decoding.contracts import ChainGate, Proposal
+from edgespec.errors import CancelledError
+
+
+class Sleepy:
+    """Put before a DraftState: sleeps before each token, ends when its gate says so, and gives up when cancelled.
+
+    ``pace`` gives the seconds of each token; the other arguments are the state's own.
+    """
+
+    def __init__(self, *state: Any, pace: Callable[[], float]) -> None:
+        super().__init__(*state)
+        self._pace = pace
+        self._stop = threading.Event()
+        self.busy = 0
+
+    def slowly(self, ask: Callable[[], Proposal], gate: ChainGate | None) -> Proposal:
+        """What ``ask`` proposes, as far as there is time for it."""
+        self.busy += 1
+        assert self.busy == 1, "two proposals at once"
+        try:
+            whole = ask()
+            for count in range(1, len(whole.tokens) + 1):
+                if self._stop.wait(self._pace()):
+                    raise CancelledError("the drafter was cancelled")
+                if gate is not None and not gate.goes_on():
+                    return whole.cut(count)
+            return whole
+        finally:
+            self.busy -= 1
+
+    def observe(self, outcome: Any) -> None:
+        assert self.busy == 0, "told while at work"
+        super().observe(outcome)  # type: ignore[misc]
+
+    def cancel(self) -> None:
+        super().cancel()  # type: ignore[misc]
+        self._stop.set()
+
+    def reset_cancel(self) -> None:
+        super().reset_cancel()  # type: ignore[misc]
+        self._stop.clear()

@@ -1,0 +1,197 @@
+"""What drafts in a process of its own, what it takes of memory, and what is measured of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgespec.bench.arms import open_arm
+from edgespec.decoding.contracts import Restarting
+from edgespec.engine import Engine
+from edgespec.export.onnx_export import export_onnx
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.knowledge import Knowledge
+from edgespec.loading import Limits
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import PROCESS_BYTES, choose_threads, drafter_settings, memory_needed, target_settings
+from edgespec.planning.machine import describe_machine
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.restarting import RestartingModel, WorkerSettings
+from edgespec.runtimes.worker_deadlines import Deadlines
+from tests.support.calibrating import shorten_contention
+from tests.support.tiny_models import TinyModels, answer, require_speculation
+from tests.support.trimmed_folder import write_trimmed_folder
+from tests.support.worker_loaders import command
+
+WAIT_S = 60.0
+HANGING = WorkerSettings(command=command("slow"), deadlines=Deadlines(load_s=0.2, close_s=0.2), restart_after_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def trimmed(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = [token for token in range(640) if token % 4]
+    return write_trimmed_folder(tiny.drafter, tmp_path_factory.mktemp("trimmed") / "small-drafter", kept)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("onnx") / "onnx-drafter"
+    export_onnx(tiny.drafter, folder, name="onnx-drafter", sha256=None, kept=None)
+    return folder
+
+
+@pytest.fixture
+def drafter(request: pytest.FixtureRequest, tiny: TinyModels) -> Path:
+    return tiny.drafter if request.param == "gguf" else request.getfixturevalue(request.param)
+
+
+def wait_for_drafter(engine: Engine) -> RestartingModel:
+    model = engine.drafter_model()
+    assert isinstance(model, RestartingModel)
+    assert model.wait(WAIT_S)
+    return model
+
+
+def kill(model: RestartingModel) -> None:
+    (process,) = psutil.Process().children()
+    process.kill()
+    for _ in range(int(WAIT_S * 100)):
+        if model.waits_because is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("nobody missed it")
+
+
+@pytest.mark.parametrize("drafter", ["gguf", "trimmed", "folder"], indirect=True)
+def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
+    tiny: TinyModels, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(drafter.parent)
+    at_once = WorkerSettings(restart_after_s=0.0)
+    with tiny.load(
+        draft=f"./{drafter.name}", lookup=False, depth=2, draft_isolation="process", worker=at_once
+    ) as engine:
+        require_speculation(engine, 2)
+        model = wait_for_drafter(engine)
+        assert model.facts == engine.knowledge.drafter, "what is measured is found again"
+        monkeypatch.chdir(tmp_path)  # where its file was is remembered
+        with engine.session() as session:
+            plain = answer(session.generate("hello world", max_tokens=40, depth=0))
+            for life in ("first", "second"):
+                session.clear()
+                drafted = answer(session.generate("hello world", max_tokens=40))
+                assert drafted.token_ids == plain.token_ids
+                assert drafted.stats.rounds_by_source["model"] > 0
+                assert drafted.stats.accepted > 0
+                if life == "first":
+                    kill(model)
+                    wait_for_drafter(engine)
+        (process,) = psutil.Process().children()
+    assert not process.is_running()
+
+
+def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny: TinyModels) -> None:
+    for isolation, processes in (("auto", 0), ("thread", 0), ("process", 1)):
+        with tiny.load(lookup=False, draft_isolation=isolation) as engine:
+            model = engine.drafter_model()
+            assert isinstance(model, Restarting) is bool(processes)
+            if isinstance(model, Restarting):
+                model.wait(WAIT_S)
+            assert len(psutil.Process().children()) == processes
+
+
+def located(tiny: TinyModels, path: Path, tmp_path: Path) -> LocatedModel:
+    return Locator(store=Store(Home(tmp_path))).locate(str(path))
+
+
+def test_its_memory_counts_as_that_of_a_drafter_in_this_process(tiny: TinyModels, tmp_path: Path) -> None:
+    profile = load_profile(
+        None, environ={}, cwd=tmp_path, user_dir=tmp_path, flags={"threads": 1, "device": "cpu"}, only_the_named=True
+    )
+    threads = choose_threads(profile, describe_machine(), None)
+    needed = 0
+    for path, settings in ((tiny.target, target_settings), (tiny.drafter, drafter_settings)):
+        model = located(tiny, path, tmp_path)
+        own = settings(profile, threads, model)
+        needed += memory_needed(model.header, model.weight_bytes, 2048, own).total_bytes
+    cases = (("thread", needed, True), ("process", needed, False), ("process", needed + PROCESS_BYTES, True))
+    for isolation, allowed, fits in cases:
+        limits = Limits(max_memory_bytes=allowed)
+        with tiny.load(lookup=False, draft_isolation=isolation, device="cpu", limits=limits) as engine:
+            off = engine.plan.drafter_off
+            assert (off is None) is fits
+            assert fits or "drafter needs about" in str(off)
+
+
+# -------------------------------------------------------------------------------------------------- measuring
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_contention(monkeypatch)
+    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+
+
+Load = Callable[..., Engine]
+
+
+@pytest.fixture
+def load(tiny: TinyModels, home: Home, quick: None) -> Load:
+    def load(**overrides: object) -> Engine:
+        return tiny.load(store_home=home, context=256, lookup=False, draft_isolation="process", **overrides)
+
+    return load
+
+
+def test_it_is_calibrated_where_it_runs(load: Load) -> None:
+    with load(calibrate=True) as engine:
+        assert not engine.unmeasured
+        assert engine.knowledge.drafter_times() is not None
+        assert engine.knowledge.drafter is not None
+        assert engine.knowledge.drafter.settings["process"] is True
+        here = replace(engine.knowledge.drafter, settings={})
+        assert engine.knowledge.store.load_times(here) is None, "in a thread it takes other times"
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_one_that_does_not_load_is_no_reason_not_to_measure_the_rest(load: Load, learn: bool) -> None:
+    with load(worker=HANGING) as engine:
+        if learn:
+            while not engine.learn(0.05):
+                pass
+        else:
+            engine.calibrate()
+        assert engine.knowledge.target_times() is not None
+        assert "did not start again" in str(engine.knowledge.drafter_failure)
+        assert any("the model drafter is lost: drafter is off" in reason for reason in engine.plan.reasons)
+
+
+def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_arguments: object) -> Iterator[float]:
+        (process,) = psutil.Process().children()
+        process.kill()
+        drafter = engine.drafter_model()
+        while True:
+            sequence = drafter.open(16)
+            sequence.forward([1], 1)
+            sequence.close()
+            yield 0.0
+
+    monkeypatch.setattr("edgespec.learning.measure_drafter", lose)
+    with load() as engine:
+        engine.calibrate()
+        assert "is lost: it was ended by SIGKILL" in str(engine.knowledge.drafter_failure)
+        assert engine.knowledge.drafter_times() is None
+
+
+def test_the_arm_with_the_drafter_in_memory_waits_for_it(load: Load) -> None:
+    with load() as engine, open_arm(engine, "loaded", 2).session:
+        model = engine.drafter_model()
+        assert isinstance(model, Restarting)
+        assert model.waits_because is None

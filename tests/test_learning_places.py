@@ -1,0 +1,157 @@
+"""Calibrating where a model is not: every place with room is timed, and one that fails stays unmeasured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import edgespec.elsewhere as elsewhere_module
+from edgespec.engine import Engine
+from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
+from edgespec.files.gguf import read_header
+from edgespec.files.locations import Home
+from edgespec.loading import Limits
+from edgespec.opening import open_model
+from edgespec.planning.offload import layer_bytes
+from edgespec.planning.options import Ranking
+from edgespec.planning.ranking import HEADROOM_BYTES
+from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama_library import LlamaLibrary
+from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.native_devices import gpu
+from tests.support.tiny_models import TinyModels
+
+CONTEXT = 256
+
+
+@pytest.fixture
+def opened() -> list[LlamaSettings]:
+    """What was opened elsewhere."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def cards(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, opened: list[LlamaSettings]) -> None:
+    """A card that takes two of the target's three layers, and a GPU in the processor; the processor stands in."""
+    header = read_header(tiny.target)
+    bits = KV_TYPES["q8_0"][1]
+    free = layer_bytes(header, bits).split(2, CONTEXT).device_bytes + HEADROOM_BYTES
+    devices = (gpu("cpu", kind="cpu"), gpu("Vulkan0", free=free), gpu("Vulkan1", kind="igpu"))
+    monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: devices)
+
+    def stand_in(located: Any, settings: LlamaSettings) -> Any:
+        opened.append(settings)
+        return open_model(located, replace(settings, device="cpu", gpu_layers=None))
+
+    monkeypatch.setattr(elsewhere_module, "open_model", stand_in)
+    monkeypatch.setattr(
+        elsewhere_module, "open_drafter", lambda _profile, located, settings, _worker: stand_in(located, settings)
+    )
+    shorten_contention(monkeypatch)
+    fix_plain_ratio(monkeypatch, 1.5)
+
+
+@pytest.fixture
+def engine(tiny: TinyModels, home: Home) -> Iterator[Engine]:
+    with tiny.load(
+        store_home=home, context=CONTEXT, device="auto", draft_device="auto", max_memory_fraction=1.0
+    ) as engine:
+        assert (engine.plan.target.device, engine.profile.draft_device) == ("cpu", "cpu"), "nothing is measured yet"
+        yield engine
+
+
+def ranked(engine: Engine) -> Ranking:
+    ranking = engine.ranking()
+    assert ranking is not None
+    return ranking
+
+
+def test_calibrating_times_every_place_with_room(engine: Engine, home: Home, opened: list[LlamaSettings]) -> None:
+    engine.calibrate(alternatives=True)
+    assert [(settings.device, settings.gpu_layers) for settings in opened] == [
+        ("Vulkan0", 2),
+        ("Vulkan1", None),  # the target there, and then the drafter
+        ("Vulkan1", None),
+    ]
+    assert {kind: stored(home)[kind] for kind in ("times", "widths")} == {"times": 5, "widths": 3}
+    ranking = ranked(engine)
+    assert {candidate.target.short_name for candidate in ranking.candidates if candidate.mode == "plain"} == {
+        "target on cpu",
+        "target, 2 of 3 layers on Vulkan0",
+        "target on Vulkan1",
+    }
+    assert [refusal.what for refusal in ranking.rejected if refusal.target is None] == [
+        "target on Vulkan0",
+        "drafter on Vulkan0, drafting",
+    ]
+    considered = {(c.target.device, c.drafter.device) for c in ranking.candidates if c.drafter is not None}
+    considered |= {(r.target.device, r.drafter.device) for r in ranking.rejected if r.target and r.drafter}
+    assert {("cpu", "Vulkan1"), ("Vulkan1", "cpu"), ("Vulkan0", "Vulkan1")} <= considered
+
+
+def test_pairs_are_run_side_by_side(engine: Engine, home: Home) -> None:
+    """The target elsewhere with the drafter here, and the reverse; two on one device only where both run."""
+    engine.calibrate(alternatives=True)
+    assert stored(home)["contention"] == 4  # here, target on either GPU, drafter on one
+
+
+def test_what_is_known_is_not_timed_again(engine: Engine, opened: list[LlamaSettings]) -> None:
+    engine.calibrate(alternatives=True)
+    first = len(opened)
+    engine.calibrate(alternatives=True)
+    assert len(opened) == first
+    engine.calibrate(alternatives=True, afresh=True)
+    assert len(opened) == 2 * first
+
+
+def test_only_a_full_calibration_looks_elsewhere(engine: Engine, opened: list[LlamaSettings]) -> None:
+    engine.calibrate()
+    assert opened == []
+    assert any("2 of 3 layers on Vulkan0: not measured" in refusal.sentence for refusal in ranked(engine).rejected)
+
+
+def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(located: Any, settings: LlamaSettings) -> Any:
+        raise ModelFileError(located.path, f"llama.cpp could not load it on {settings.device}")
+
+    monkeypatch.setattr(elsewhere_module, "open_model", refuse)
+    engine.calibrate(alternatives=True)
+    unmeasured = [refusal.what for refusal in ranked(engine).rejected if "not measured (" in refusal.reason]
+    assert unmeasured == ["target, 2 of 3 layers on Vulkan0", "target on Vulkan1"]
+    assert {candidate.target.device for candidate in ranked(engine).candidates} == {"cpu"}
+
+
+def test_what_was_found_is_ranked_by_its_times(engine: Engine) -> None:
+    engine.calibrate(alternatives=True)
+    place = next(place for place in engine.elsewhere.places.targets if place.layers is not None)
+    times = engine.knowledge.store.load_times(place.facts)
+    assert times is not None
+    fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)
+    engine.knowledge.store.save_times(place.facts, replace(times, forward_s=fast))
+    assert ranked(engine).best.target.short_name == "target, 2 of 3 layers on Vulkan0"
+
+
+# -------------------------------------------------------------------------------------------- opening elsewhere
+
+
+def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
+    limits = Limits(max_memory_bytes=1 << 28)
+    with tiny.load(store_home=home, context=CONTEXT, device="auto", draft_device="auto", limits=limits) as engine:
+        elsewhere = engine.elsewhere
+        elsewhere._left_bytes = 1000
+        for place, open_there in (
+            (elsewhere.places.targets[-1], elsewhere.open_target),
+            (elsewhere.places.drafters[-1], elsewhere.open_drafter),
+        ):
+            with pytest.raises(MemoryLimitError, match=place.facts.name):
+                open_there(place)
+
+
+def test_without_a_drafter_there_is_none_to_open(tiny: TinyModels, home: Home) -> None:
+    with tiny.load(store_home=home, context=CONTEXT, device="auto", draft="none") as engine:
+        assert engine.elsewhere.places.drafters == ()
+        with pytest.raises(ClosedError, match="no drafter"):
+            engine.elsewhere.open_drafter(engine.elsewhere.places.targets[0])

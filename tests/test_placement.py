@@ -1,0 +1,344 @@
+"""Where target and drafter could go on a machine with graphics cards, and that there is nothing to choose without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import MemoryLimitError
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.placement import (
+    Placement,
+    Placements,
+    default_settings,
+    find_placements,
+    require_room,
+    room_for_drafter,
+    same_place,
+)
+from edgespec.planning.cost import Curve, DraftCost
+from edgespec.planning.offload import layer_bytes
+from edgespec.planning.ranking import HEADROOM_BYTES
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama_devices import Device
+from edgespec.runtimes.llama_library import LlamaLibrary
+from edgespec.runtimes.onnx import OnnxSettings
+from tests.support.native_devices import gpu
+from tests.support.tiny_models import TinyModels
+
+CONTEXT = 512
+ROOMY = 1 << 33
+PROFILE = replace(
+    load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True),
+    device="auto",
+    draft_device="auto",
+    gpu_layers="auto",
+    max_memory_fraction=1.0,
+)
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def target(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
+    return Locator(store=Store(Home(tmp_path))).locate(str(tiny.target))
+
+
+@pytest.fixture
+def drafter(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
+    return Locator(store=Store(Home(tmp_path))).locate(str(tiny.drafter))
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Let llama.cpp list these beside its processor."""
+
+    def install(*devices: Device) -> None:
+        found = (gpu("cpu", kind="cpu"), *devices)
+        monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: found)
+
+    return install
+
+
+def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: Any) -> Placements:
+    known = values.pop("known", lambda _facts: False)
+    return find_placements(replace(PROFILE, **values), 1, target, drafter, CONTEXT, known)
+
+
+def needed(model: LocatedModel, layers: int | None) -> int:
+    """Bytes of device memory for so many layers, the working buffers among them."""
+    bits = KV_TYPES["q8_0"][1]
+    return layer_bytes(model.header, bits).split(layers, CONTEXT).device_bytes + HEADROOM_BYTES
+
+
+def names(found: tuple[Placement, ...]) -> list[str]:
+    return [place.name for place in found]
+
+
+# ----------------------------------------------------------------------------------------------- enumeration
+
+
+def test_with_nothing_but_a_processor_there_is_nothing_to_choose(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
+    cards()
+    assert places(target, drafter) == Placements()
+    cards(gpu("BLAS", kind="accel"))
+    assert places(target, drafter) == Placements()
+
+
+def test_without_an_interest_in_cards_no_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch, target: LocatedModel, drafter: LocatedModel
+) -> None:
+    def devices(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[Device, ...]:
+        raise AssertionError("a driver was asked")
+
+    monkeypatch.setattr(LlamaLibrary, "devices", devices)
+    assert places(target, drafter, device="cpu", draft_device="CPU") == Placements()
+
+
+def test_each_model_on_each_device(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+    cards(gpu("Vulkan1", kind="igpu"), gpu("CUDA0", free=ROOMY), gpu("CUDA1", free=None))
+    found = places(target, drafter)
+    everywhere = ["cpu", "CUDA0", "CUDA1", "Vulkan1"]  # those in the processor come last
+    assert names(found.targets) == [f"target on {device}" for device in everywhere]
+    assert names(found.drafters) == [f"drafter on {device}" for device in everywhere]
+    assert found.memory_bytes == {"CUDA0": ROOMY}
+    assert [place.memory for place in found.targets] == ["cpu", "CUDA0", "CUDA1", "cpu"]
+    assert places(target).drafters == ()
+
+
+def test_the_profile_says_which_share_of_a_card_may_be_used(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("CUDA0", free=1000))
+    assert places(target, max_memory_fraction=0.75).memory_bytes == {"CUDA0": 750}
+
+
+@pytest.mark.parametrize(
+    ("device", "draft_device", "targets", "drafters"),
+    [
+        ("cpu", "auto", ["cpu"], ["cpu", "Vulkan0"]),
+        ("vulkan0", "CPU", ["Vulkan0"], ["cpu"]),
+        ("auto", "Vulkan0", ["cpu", "Vulkan0"], ["Vulkan0"]),
+        ("CUDA7", "auto", [], ["cpu", "Vulkan0"]),
+    ],
+)
+def test_a_profile_that_names_devices_is_obeyed(
+    cards: Install,
+    target: LocatedModel,
+    drafter: LocatedModel,
+    device: str,
+    draft_device: str,
+    targets: list[str],
+    drafters: list[str],
+) -> None:
+    cards(gpu("Vulkan0"))
+    found = places(target, drafter, device=device, draft_device=draft_device)
+    assert [place.facts.device for place in found.targets] == targets
+    assert [place.facts.device for place in found.drafters] == drafters
+
+
+def test_models_of_onnx_stay_where_they_are_put(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+    onnx: Any = SimpleNamespace(weight_bytes=1)
+    cards(gpu("Vulkan0"))
+    found = places(replace(target, onnx=onnx), drafter)
+    assert (found.targets, len(found.drafters)) == ((), 2)
+    found = places(target, replace(drafter, onnx=onnx))
+    assert (len(found.targets), found.drafters) == (2, ())
+
+
+# --------------------------------------------------------------------------------------------- partial offload
+
+
+def test_a_card_too_small_for_the_target_is_offered_the_layers_that_fit(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)))
+    found = places(target)
+    assert names(found.targets) == ["target on cpu", "target on Vulkan0", "target, 2 of 3 layers on Vulkan0"]
+    assert [place.settings.gpu_layers for place in found.targets] == [None, None, 2]
+    assert [found.room(place) for place in found.targets] == [True, False, True]
+    whole, some = found.targets[1:]
+    assert whole.needed_bytes["Vulkan0"] == needed(target, None)
+    assert some.needed_bytes["Vulkan0"] == needed(target, 2)
+    assert some.needed_bytes["cpu"] > whole.needed_bytes["cpu"]
+    assert some.facts.settings["gpu_layers"] == 2
+    assert some.facts != whole.facts
+
+
+@pytest.mark.parametrize(("spare", "layers"), [(-1, [None]), (0, [None, 1]), (1 << 33, [None])])
+def test_nothing_in_part_where_nothing_or_everything_fits(
+    cards: Install, target: LocatedModel, spare: int, layers: list[int | None]
+) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 1) + spare, total=1 << 40))
+    assert [p.settings.gpu_layers for p in places(target, device="Vulkan0").targets] == layers
+
+
+def test_a_drafter_on_the_same_card_takes_room_of_the_target(
+    cards: Install, target: LocatedModel, drafter: LocatedModel
+) -> None:
+    """Alone all of it fits; beside the drafter only the head and one block do."""
+    cards(gpu("Vulkan0", free=needed(target, 2) + needed(drafter, None), total=1 << 40))
+    found = places(target, drafter, device="Vulkan0")
+    assert [place.settings.gpu_layers for place in found.targets] == [None, 2]
+    elsewhere = places(target, drafter, device="Vulkan0", draft_device="cpu")
+    assert [place.settings.gpu_layers for place in elsewhere.targets] == [None]
+
+
+def test_a_number_of_layers_that_was_asked_for(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=10))
+    assert names(places(target, gpu_layers=2).targets) == ["target on cpu", "target, 2 of 3 layers on Vulkan0"]
+    assert names(places(target, gpu_layers=0).targets) == ["target on cpu"]
+    assert names(places(target, gpu_layers=50).targets) == ["target on cpu", "target on Vulkan0"]
+
+
+def test_what_was_measured_counts(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0"))
+    found = places(target, known=lambda facts: not facts.settings["repack"] and facts.device == "cpu")
+    assert [place.settings.repack for place in found.targets] == [False, True]
+
+
+# ------------------------------------------------------------------------------------------------ as options
+
+
+def test_the_target_as_an_option(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)), gpu("Vulkan1", kind="igpu"))
+    curve = Curve(widths=(1,), forward_s=(0.5,))
+    here, whole, some, shared = (place.target_option(curve, 3) for place in places(target).targets)
+    assert [option.short_name for option in (here, whole, some, shared)] == [
+        "target on cpu",
+        "target on Vulkan0",
+        "target, 2 of 3 layers on Vulkan0",
+        "target on Vulkan1",
+    ]
+    assert [option.memory_name for option in (here, whole, some, shared)] == ["cpu", "Vulkan0", "Vulkan0", "cpu"]
+    bits = KV_TYPES["q8_0"][1]
+    split = layer_bytes(target.header, bits).split(2, CONTEXT)
+    assert some.needed_bytes(0) == split.device_bytes
+    assert some.host_bytes == split.host_bytes
+    assert (here.host_bytes, shared.host_bytes) == (0, 0)
+    assert here.weights_bytes == target.weight_bytes
+    assert shared.needed_bytes(7) == shared.weights_bytes + shared.cache_bytes + 7
+    assert (some.layers, some.depth_cap_stable, some.curve, some.threads) == ((2, 3), 3, curve, 1)
+    assert some.settings == {
+        "flash_attention": True,
+        "repack": True,
+        "gpu_layers": 2,
+        "device_description": "the Vulkan0",
+        "kv_type": "q8_0",
+    }
+
+
+def test_the_drafter_as_an_option(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+    cards(gpu("Vulkan0"), gpu("Vulkan1", kind="igpu"))
+    cost = DraftCost(token_s=0.1)
+    here, card, shared = (place.drafter_option(cost, (0.5,)) for place in places(target, drafter).drafters)
+    assert [option.short_name for option in (here, card, shared)] == [
+        "drafter on cpu",
+        "drafter on Vulkan0",
+        "drafter on Vulkan1",
+    ]
+    assert [option.memory_name for option in (here, card, shared)] == ["cpu", "Vulkan0", "cpu"]
+    assert here.weights_bytes == drafter.weight_bytes > card.weights_bytes > 0
+    assert (card.cost, card.acceptance, card.kind, card.runtime) == (cost, (0.5,), "model", "llama")
+
+
+def test_what_nobody_measured_is_not_guessed(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)), gpu("CUDA1", free=None))
+    found = places(target, drafter)
+    whole, some, unknown = found.targets[1:]
+    assert some.not_measured().sentence.startswith("target, 2 of 3 layers on Vulkan0: not measured")
+    assert found.drafters[0].not_measured(drafting=True).what == "drafter on cpu, drafting"
+    assert found.too_small(some) is None
+    refusal = found.too_small(whole)
+    assert refusal is not None
+    assert (refusal.needed_bytes, refusal.available_bytes) == (needed(target, None), needed(target, 2))
+    assert refusal.sentence.startswith("target on Vulkan0: needs ")
+    refusal = found.too_small(unknown, drafting=True)
+    assert refusal is not None
+    assert refusal.sentence == "target on CUDA1, drafting: how much memory CUDA1 has is not known"
+    assert refusal.needed_bytes is None
+
+
+# -------------------------------------------------------------------------------------- before anything is measured
+
+
+def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int | None]:
+    profile = replace(PROFILE, **values)
+    settings = default_settings(profile, 1, target, places(target, **values), allowed)
+    assert isinstance(settings, LlamaSettings)
+    assert settings.kv_type == ("q8_0+f16" if settings.device == "cpu" else "q8_0")
+    return settings.device, settings.gpu_layers
+
+
+def test_the_target_goes_where_it_fits(cards: Install, target: LocatedModel) -> None:
+    plenty = 1 << 40
+    cards()
+    assert chosen(target, plenty) == chosen(target, 0) == ("cpu", None), "as ever, without a card"
+    cards(gpu("Vulkan0"))
+    assert chosen(target, plenty) == ("Vulkan0", None)
+    assert chosen(target, plenty, device="cpu") == ("cpu", None)
+    cards(gpu("Vulkan0", free=needed(target, 2)))
+    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", 2)
+    assert chosen(target, plenty, device="Vulkan0", gpu_layers=1) == ("Vulkan0", 1)
+    cards(gpu("Vulkan0", free=5))
+    assert chosen(target, plenty) == ("cpu", None)
+    assert chosen(target, plenty, device="Vulkan0") == ("Vulkan0", None), "for require_room to refuse"
+
+
+def test_a_target_too_large_for_the_memory_may_fit_in_two(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)))
+    some = next(place for place in places(target).targets if place.layers)
+    here = places(target).targets[0]
+    assert some.needed_bytes["cpu"] < here.needed_bytes["cpu"]
+    assert chosen(target, here.needed_bytes["cpu"]) == ("cpu", None)
+    assert chosen(target, here.needed_bytes["cpu"] - 1) == ("Vulkan0", 2)
+
+
+def test_an_onnx_target_is_left_alone(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0"))
+    onnx: Any = SimpleNamespace(weight_bytes=1)
+    folder = replace(target, onnx=onnx)
+    assert default_settings(PROFILE, 2, folder, places(folder), 1 << 40) == OnnxSettings(threads=2, provider="cpu")
+
+
+def test_a_card_without_room_is_refused_with_the_numbers(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)), gpu("CUDA1", free=None))
+    found = places(target)
+    on_card = LlamaSettings(device="Vulkan0", kv_type="q8_0")
+    with pytest.raises(MemoryLimitError, match="target on Vulkan0 needs about") as raised:
+        require_room(on_card, found)
+    assert (raised.value.needed_bytes, raised.value.available_bytes) == (needed(target, None), needed(target, 2))
+    assert "gpu_layers" in (raised.value.hint or "")
+    for fitting in (
+        replace(on_card, gpu_layers=2),
+        LlamaSettings(),
+        LlamaSettings(device="CUDA1"),
+        OnnxSettings(),
+    ):
+        require_room(fitting, found)
+    require_room(on_card, Placements())
+
+
+def test_room_for_a_drafter_beside_the_target(cards: Install, target: LocatedModel, drafter: LocatedModel) -> None:
+    free = needed(target, None) + 1000
+    cards(gpu("Vulkan0", free=free, total=1 << 40), gpu("CUDA1", free=None))
+    found = places(target, drafter)
+    alone, beside = (room_for_drafter(LlamaSettings(device=d), "Vulkan0", found) for d in ("cpu", "Vulkan0"))
+    assert alone == (needed(drafter, None), free)
+    assert beside == (needed(drafter, None), 1000)
+    for device in ("cpu", "CUDA1", "CUDA9"):
+        assert room_for_drafter(LlamaSettings(), device, found) is None
+
+
+def test_the_same_place(cards: Install, target: LocatedModel) -> None:
+    cards(gpu("Vulkan0", free=needed(target, 2)))
+    here, whole, some = (place.facts for place in places(target).targets)
+    assert same_place(here, replace(here, threads=9, kv_type="f16"))
+    assert not same_place(here, whole)
+    assert not same_place(whole, some)
