@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgespec.decoding.rows import IdArray, LogitsArray, Rows
+from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
 from edgespec.runtimes.native_weights import NativeWeights
