@@ -185,7 +185,7 @@ class Knowledge:
             elif not same_place(place.facts, self.target):  # else the target's own setting there speaks for it
                 rejected.append(places.too_small(place) or place.not_measured())
         for place in places.drafters:
-            if any(place.facts.device == known.device for known in drafters):
+            if any((place.facts.device, place.facts.runtime) == (known.device, known.runtime) for known in drafters):
                 continue
             drafting = self.store.load_times(place.facts)
             if drafting is not None:

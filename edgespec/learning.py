@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgespec.decoding.contracts import Model, ModelFacts, Restarting
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.events import Loading
-from edgespec.opening import fewer_threads, other_caches
+from edgespec.opening import LoadedModel, fewer_threads, other_caches
 from edgespec.placement import Placement, same_place
 from edgespec.planning.calibration import (
     Scope,
@@ -111,6 +113,8 @@ class Learning:
         yield from self._drafter_steps()
         if self._alternatives:
             yield from self._place_steps()
+        else:
+            yield from self._rival_steps()
 
     def _thread_steps(self) -> Steps:
         """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
@@ -226,6 +230,22 @@ class Learning:
                 with suppress(EdgespecError):
                     yield from self._drafter_at(place)
 
+    def _rival_steps(self) -> Steps:
+        """Plain decoding in the other runtime for this processor, once: which is faster, nobody knows before."""
+        engine, store = self._engine, self._engine.knowledge.store
+        own = engine.target_model
+        own_s = store.plain_s(own.facts)
+        for place in engine.elsewhere.places.targets:
+            rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
+            if own_s is None or not rival or store.plain_s(place.facts) is not None:
+                continue
+            with suppress(EdgespecError):  # one that has no room stays unmeasured
+                other = yield from _opened(partial(engine.elsewhere.open_target, place), place.name)
+                with other:
+                    steps = measure_plain_ratio(own, other, engine.plan.context_length)
+                    ratio = yield from _labelled(steps, f"measuring {place.name}")
+                store.save_plain_s(place.facts, own_s * ratio)
+
     def _target_at(self, place: Placement) -> Steps:
         engine, store, drafting = self._engine, self._engine.knowledge.store, self._engine.knowledge.drafter
         apart = drafting is not None and drafting.device != place.facts.device
@@ -286,3 +306,27 @@ def _until_loaded(model: Model) -> Steps:
     """Wait for a model that loads in a process of its own. Raises what loading raises."""
     while isinstance(model, Restarting) and not model.wait(_LOOK_AGAIN_S):
         yield Loading(f"loading {model.facts.name}")
+
+
+def _opened(load: Callable[[], LoadedModel], name: str) -> Generator[Loading, None, LoadedModel]:
+    """A model, loaded on a thread of its own: that takes longer than a step may. Raises what loading raises."""
+    given_up = threading.Event()
+
+    def work() -> LoadedModel:
+        model = load()
+        if given_up.is_set():
+            model.close()
+        return model
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-load") as pool:
+        loading = pool.submit(work)
+        try:
+            while not loading.done():
+                wait([loading], timeout=_LOOK_AGAIN_S)
+                yield Loading(f"loading {name}")
+            return loading.result()
+        except GeneratorExit:
+            given_up.set()
+            if loading.done() and loading.exception() is None:
+                loading.result().close()
+            raise

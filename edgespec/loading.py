@@ -20,6 +20,7 @@ from edgespec.opening import (
     drafter_settings,
     memory_needed,
     open_model,
+    runtime_of,
     stable_settings,
 )
 from edgespec.placement import Placements, default_settings, find_placements, require_room, room_for_drafter
@@ -117,14 +118,15 @@ def load_parts(
     if drafter is not None:
         too_large = _too_large(profile, drafter, settings, places, context_length, left)
         drafter, drafter_off = (drafter, drafter_off) if too_large is None else (None, too_large)
+    drafting = None if drafter is None else drafter_settings(profile, settings.threads, drafter)
     wish = Wish(
         depth=profile.depth,
         exactness=profile.exactness,
         context_length=context_length,
         sources=source_names(profile, drafter),
         drafter_model=None if drafter is None else drafter.name,
-        drafter_runtime="llama" if drafter is None else drafter.runtime,
-        drafter_device="cpu" if drafter is None else drafter_settings(profile, settings.threads, drafter).device,
+        drafter_runtime="llama" if drafting is None else runtime_of(drafting),
+        drafter_device="cpu" if drafting is None else drafting.device,
         drafter_off=drafter_off,
         mode=profile.mode,
     )

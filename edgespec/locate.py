@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.artefact import TrimmedDrafter, is_trimmed_drafter, read_artefact
@@ -28,7 +28,8 @@ class LocatedModel:
     ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
     folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
     header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
-    that of the tokenizer beside it and lists no tensors.
+    that of the tokenizer beside it and lists no tensors. ``runtime`` is the one that was asked for to run this very
+    model, or "auto".
     """
 
     name: str
@@ -38,15 +39,11 @@ class LocatedModel:
     spec: ModelSpec | None
     artefact: TrimmedDrafter | None = None
     onnx: OnnxArtefact | None = None
+    runtime: Literal["auto", "llama", "native"] = "auto"
 
     @property
     def weight_bytes(self) -> int:
         return self.header.tensor_bytes if self.onnx is None else self.onnx.weight_bytes
-
-    @property
-    def runtime(self) -> str:
-        """The runtime that opens it."""
-        return "llama" if self.onnx is None else "onnx"
 
     @property
     def tokenizer_path(self) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
-from edgespec.errors import RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
 from edgespec.planning.devices import llama_devices, llama_gpus
@@ -17,13 +17,11 @@ from edgespec.planning.offload import layer_bytes
 from edgespec.planning.options import HOST
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes import llama, native, onnx
+from edgespec.runtimes.native_library import load as load_kernels
 from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_frames import LoadRequest
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
-
-# The device by whose name a profile asks for our own processor kernels, for the target.
-NATIVE = "native"
 
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
@@ -85,9 +83,10 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     """The fastest setting the target is known to run in. Raises InvalidRequestError."""
     if target.onnx is not None:
         return _onnx_settings(profile.device, threads)
-    if profile.device == NATIVE:
-        return native.NativeSettings(threads=threads)
     device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
+    wanted = profile.runtime if target.runtime == "auto" else target.runtime
+    if processor_runtimes(wanted, device, target)[0] == "native":
+        return native.NativeSettings(threads=threads)
     settings = llama.LlamaSettings(
         threads=threads,
         device=device,
@@ -105,7 +104,47 @@ def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> M
     if drafter.onnx is not None:
         return _onnx_settings(profile.draft_device, threads)
     device = choose_device(profile.draft_device, drafter.weight_bytes)
+    if processor_runtimes(profile.draft_runtime, device, drafter)[0] == "native":
+        return native.NativeSettings(threads=threads)
     return llama.LlamaSettings(threads=threads, device=device, kv_type=cache_type(device))
+
+
+def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Sequence[str]:
+    """The runtimes that may run a GGUF file on ``device``, the one to begin with first.
+
+    Off the processor that is llama.cpp alone. Our own kernels come first where they are built for instructions that
+    this processor has; in portable C they are slower than llama.cpp. Raises RuntimeUnavailableError, with the reason,
+    where they alone are ``wanted`` and cannot be had.
+    """
+    if device.lower() != HOST:
+        if wanted == "native":
+            raise InvalidRequestError(f"the native runtime runs on the processor, not on {device}")
+        return ("llama",)
+    if wanted == "llama":
+        return ("llama",)
+    try:
+        library = load_kernels()
+        reason = native.unsupported_reason(located.header) if located.artefact is None else "its head is trimmed"
+    except RuntimeUnavailableError:
+        if wanted == "native":
+            raise
+        return ("llama",)
+    if wanted == "native":
+        if reason is not None:
+            raise RuntimeUnavailableError(
+                f"the native runtime does not run {located.name}: {reason}", hint="llama.cpp does"
+            )
+        return ("native",)
+    if reason is not None:
+        return ("llama",)
+    return ("native", "llama") if library.levels[-1] != "portable" else ("llama", "native")
+
+
+def runtime_of(settings: ModelSettings) -> str:
+    """The runtime that these settings are for."""
+    if isinstance(settings, onnx.OnnxSettings):
+        return "onnx"
+    return "native" if isinstance(settings, native.NativeSettings) else "llama"
 
 
 def drafts_in_process(profile: Profile, settings: ModelSettings) -> bool:
@@ -165,7 +204,7 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
         return open_model(drafter, settings)
     folder = drafter.artefact or drafter.onnx
     request = LoadRequest(
-        runtime=drafter.runtime,
+        runtime=runtime_of(settings),
         path=drafter.path if folder is None else folder.folder,
         settings=asdict(settings),
         name=drafter.name,
@@ -199,7 +238,7 @@ def memory_needed(
 
     What lies in a GPU's memory is not in it, what llama.cpp keeps beside a GPU is.
     """
-    bits = _cache_bits(settings)
+    bits = cache_bits(settings)
     whole = replace(estimate_memory(header, context_length, bits), weights_bytes=weight_bytes)
     if not isinstance(settings, llama.LlamaSettings) or not has_own_memory(settings.device):
         return whole
@@ -207,7 +246,8 @@ def memory_needed(
     return replace(whole, weights_bytes=split.host_weights, cache_bytes=split.host_cache)
 
 
-def _cache_bits(settings: ModelSettings) -> float:
+def cache_bits(settings: ModelSettings) -> float:
+    """Bits that one element of the cache takes."""
     if isinstance(settings, onnx.OnnxSettings):
         return _ONNX_CACHE_BITS
     if isinstance(settings, native.NativeSettings):

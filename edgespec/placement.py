@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import MemoryLimitError
 from edgespec.locate import LocatedModel
-from edgespec.opening import ModelSettings, cache_type, describe, describe_drafter, stable_settings, target_settings
+from edgespec.opening import (
+    ModelSettings,
+    cache_bits,
+    cache_type,
+    describe,
+    describe_drafter,
+    processor_runtimes,
+    runtime_of,
+    stable_settings,
+    target_settings,
+)
 from edgespec.planning.cost import Curve, DraftCost
 from edgespec.planning.devices import Device, llama_gpus
 from edgespec.planning.memory import estimate_memory
@@ -22,7 +31,8 @@ from edgespec.planning.options import HOST, DrafterOption, Rejected, TargetOptio
 from edgespec.planning.ranking import HEADROOM_BYTES
 from edgespec.planning.weighing import gib
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings, usable_settings
+from edgespec.runtimes.llama import LlamaSettings, usable_settings
+from edgespec.runtimes.native import NativeSettings
 
 __all__ = [
     "NOT_MEASURED",
@@ -48,7 +58,7 @@ class Placement:
     buffers in the machine's memory, ``memory`` the device whose memory holds what is on the device.
     """
 
-    settings: LlamaSettings
+    settings: ModelSettings
     facts: ModelFacts
     memory: str
     split: Split
@@ -57,20 +67,20 @@ class Placement:
 
     @property
     def name(self) -> str:
-        return placed_name(self.facts.name, self.facts.device, self.layers)
+        facts = self.facts
+        runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # on the processor there may be two
+        return f"{placed_name(facts.name, facts.device, self.layers)}{runtime}"
 
     def is_of(self, settings: ModelSettings) -> bool:
         """Whether these settings put a model here."""
-        own = self.settings
-        return isinstance(settings, LlamaSettings) and (
-            (own.device, own.gpu_layers) == (settings.device, settings.gpu_layers)
-        )
+        return _where(self.settings) == _where(settings)
 
-    @property
-    def placing(self) -> dict[str, Any]:
-        """What of ``LlamaSettings`` puts a model here."""
+    def put(self, settings: ModelSettings) -> ModelSettings:
+        """Those settings, as they put a model here."""
         own = self.settings
-        return {"device": own.device, "gpu_layers": own.gpu_layers, "kv_type": own.kv_type}
+        if isinstance(own, LlamaSettings) and isinstance(settings, LlamaSettings):
+            return replace(settings, device=own.device, gpu_layers=own.gpu_layers, kv_type=own.kv_type)
+        return own
 
     @property
     def needed_bytes(self) -> Mapping[str, int]:
@@ -166,7 +176,7 @@ def find_placements(
     context_length: int,
     known: Known = lambda _facts: False,
 ) -> Placements:
-    """Where the profile lets the two run, in llama.cpp; ONNX models stay where they are put.
+    """Where the profile lets the two run, and in which runtime; ONNX models stay where they are put.
 
     A GPU that is too small for all of the target is offered as many layers as fit on it, by themselves and beside the
     drafter. Of the settings a place can be used in the first that is ``known`` (measured) counts, else the fastest.
@@ -174,7 +184,8 @@ def find_placements(
     """
     wanted, wanted_drafter = profile.device.lower(), profile.draft_device.lower()
     gpus = () if wanted == wanted_drafter == HOST else llama_gpus()
-    if not gpus:
+    runtimes, draft_runtimes = _runtimes(profile.runtime, target), _runtimes(profile.draft_runtime, drafter)
+    if not gpus and max(len(runtimes), len(draft_runtimes)) < 2:
         return Placements()
     memory_bytes = {
         gpu.name: int(gpu.free_bytes * profile.max_memory_fraction)
@@ -182,18 +193,19 @@ def find_placements(
         if gpu.memory != HOST and gpu.free_bytes is not None
     }
     drafters: list[Placement] = []
-    if drafter is not None and drafter.onnx is None:
-        for device in _allowed(wanted_drafter, gpus):
-            settings = _settings(drafter, threads, device)
-            facts = describe_drafter(profile, drafter, settings)
-            drafters.append(_placement(drafter, settings, facts, device, context_length))
+    for device, runtime in _allowed(wanted_drafter, gpus, draft_runtimes):
+        assert drafter is not None  # else there are no runtimes for it
+        settings = _settings(drafter, threads, device, runtime)
+        facts = describe_drafter(profile, drafter, settings)
+        drafters.append(_placement(drafter, settings, facts, device, context_length))
     targets: list[Placement] = []
-    for device in _allowed(wanted, gpus) if target.onnx is None else ():
+    for device, runtime in _allowed(wanted, gpus, runtimes):
         room = None if device is None else memory_bytes.get(device.name)
         beside = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
         for layers in _layer_counts(profile, target, device, context_length, room, sum(beside)):
-            preferred = _settings(target, threads, device, layers)
-            settings = next((s for s in _variants(preferred) if known(describe(target, s))), preferred)
+            preferred = _settings(target, threads, device, runtime, layers)
+            variants = stable_settings(preferred)
+            settings = next((s for s in variants if known(describe(target, s))), preferred)
             targets.append(_placement(target, settings, describe(target, settings), device, context_length))
     return Placements(targets=tuple(targets), drafters=tuple(drafters), memory_bytes=memory_bytes)
 
@@ -214,8 +226,12 @@ def default_settings(
         return 0 if place.is_of(settings) else 1 if place.facts.device == HOST else 2
 
     for place in sorted(places.targets, key=order):
-        if places.room(place) and place.needed_bytes[HOST] <= allowed_bytes:
-            return replace(settings, **place.placing)
+        if (
+            isinstance(place.settings, LlamaSettings)
+            and places.room(place)
+            and place.needed_bytes[HOST] <= allowed_bytes
+        ):
+            return place.put(settings)
     return settings
 
 
@@ -246,31 +262,48 @@ def room_for_drafter(settings: ModelSettings, device: str, places: Placements) -
 
 
 def same_place(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether two settings put a model on the same device with as many layers."""
+    """Whether two settings put a model on the same device, in the same runtime and with as many layers."""
     layers = "gpu_layers"
-    return one.device == other.device and one.settings.get(layers) == other.settings.get(layers)
+    return (one.runtime, one.device, one.settings.get(layers)) == (
+        other.runtime,
+        other.device,
+        other.settings.get(layers),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- one place
 
 
-def _allowed(wanted: str, gpus: Sequence[Device]) -> Iterator[Device | None]:
-    """The devices a profile's value allows; None is the CPU."""
+def _where(settings: ModelSettings) -> tuple[str, str, int | None]:
+    layers = settings.gpu_layers if isinstance(settings, LlamaSettings) else None
+    return runtime_of(settings), settings.device, layers
+
+
+def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[str]:
+    """What may run a model on the processor; nothing for an ONNX model, which is not placed here."""
+    if located is None or located.onnx is not None:
+        return ()
+    return processor_runtimes(wanted, HOST, located)
+
+
+def _allowed(wanted: str, gpus: Sequence[Device], runtimes: Sequence[str]) -> Iterator[tuple[Device | None, str]]:
+    """The devices a profile's value allows, and the runtimes on them; None is the CPU."""
     if wanted in ("auto", HOST):
-        yield None
-    for gpu in gpus:
+        for runtime in runtimes:
+            yield None, runtime
+    for gpu in gpus if runtimes else ():
         if wanted in ("auto", gpu.name.lower()):
-            yield gpu
+            yield gpu, "llama"
 
 
-def _settings(located: LocatedModel, threads: int, device: Device | None, layers: int | None = None) -> LlamaSettings:
+def _settings(
+    located: LocatedModel, threads: int, device: Device | None, runtime: str, layers: int | None = None
+) -> ModelSettings:
+    if runtime == "native":
+        return NativeSettings(threads=threads)
     name = HOST if device is None else device.name
     settings = LlamaSettings(threads=threads, device=name, gpu_layers=layers, kv_type=cache_type(name))
     return usable_settings(settings, located.header)
-
-
-def _variants(settings: LlamaSettings) -> list[LlamaSettings]:
-    return [each for each in stable_settings(settings) if isinstance(each, LlamaSettings)]
 
 
 def _layer_counts(
@@ -289,8 +322,7 @@ def _layer_counts(
     counts: list[int | None] = [None]
     if room is None:  # not known, or the machine's own memory, of which a part is no easier to have than the whole
         return counts
-    bits = KV_TYPES[_settings(target, 1, device).kv_type][1]
-    layers = layer_bytes(target.header, bits)
+    layers = layer_bytes(target.header, cache_bits(_settings(target, 1, device, "llama")))
     for free in (room, room - beside_bytes):
         count = layers_that_fit(layers, context_length, free, headroom_bytes=HEADROOM_BYTES)
         if 0 < count < layers.layers and count not in counts:
@@ -299,11 +331,11 @@ def _layer_counts(
 
 
 def _placement(
-    located: LocatedModel, settings: LlamaSettings, facts: ModelFacts, device: Device | None, context_length: int
+    located: LocatedModel, settings: ModelSettings, facts: ModelFacts, device: Device | None, context_length: int
 ) -> Placement:
-    bits = KV_TYPES[settings.kv_type][1]
+    bits = cache_bits(settings)
     layers = layer_bytes(located.header, bits)
-    some = settings.gpu_layers
+    some = settings.gpu_layers if isinstance(settings, LlamaSettings) else None
     return Placement(
         settings=settings,
         facts=facts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError
@@ -108,11 +108,22 @@ def choose_places(
         return settings, profile
     best = ranking.best
     for place in places.targets:
-        if (place.facts.device, place.layers) == (best.target.device, best.target.layers):
-            settings = replace(settings, **place.placing)
+        facts = place.facts
+        if (facts.runtime, facts.device, place.layers) == (
+            best.target.runtime,
+            best.target.device,
+            best.target.layers,
+        ):
+            settings = place.put(settings)
     if best.drafter is not None and best.drafter.device is not None:
-        profile = replace(profile, draft_device=best.drafter.device)
+        profile = _with_drafter_at(profile, best.drafter.device, best.drafter.runtime)
     return settings, profile
+
+
+def _with_drafter_at(profile: Profile, device: str, runtime: str | None) -> Profile:
+    """The profile with the drafter's place decided; one of ONNX has a runtime that no profile names."""
+    decided = cast("Literal['llama', 'native']", runtime) if runtime in ("llama", "native") else profile.draft_runtime
+    return replace(profile, draft_device=device, draft_runtime=decided)
 
 
 # ------------------------------------------------------------------------------ where plain decoding may be faster

@@ -59,8 +59,8 @@ def bench(
         list[str] | None,
         typer.Option(
             "--beside",
-            metavar="MODEL",
-            help="Another file of the same model, such as its ONNX export: decodes plainly too (repeatable).",
+            metavar="[RUNTIME:]MODEL",
+            help="The same model in another runtime (llama:MODEL) or file (its ONNX export), decoding plainly.",
         ),
     ] = None,
     cold: Annotated[

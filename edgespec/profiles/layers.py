@@ -141,6 +141,8 @@ KEYS: Mapping[str, _Key] = {
     "threads": _integer(1, 1024, auto=True),
     "device": _text('"auto" or a device name such as "cpu" or "Vulkan0"'),
     "draft_device": _text('"auto" or a device name such as "cpu" or "Vulkan0"'),
+    "runtime": _choice("auto", "llama", "native"),
+    "draft_runtime": _choice("auto", "llama", "native"),
     "draft_isolation": _choice("auto", "process", "thread"),
     "gpu_layers": _integer(0, 10_000, auto=True),
     "max_memory_fraction": _fraction(),

@@ -45,6 +45,8 @@ class Profile:
     threads: int | Auto
     device: str
     draft_device: str
+    runtime: Literal["auto", "llama", "native"]
+    draft_runtime: Literal["auto", "llama", "native"]
     draft_isolation: Literal["auto", "process", "thread"]
     gpu_layers: int | Auto
     max_memory_fraction: float

@@ -74,7 +74,14 @@ def _load_onnx(request: LoadRequest) -> Model:
     return load_onnx(read_onnx_folder(request.path), settings, name=request.name, sha256=request.sha256)
 
 
-LOADERS: abc.Mapping[str, Loader] = {"llama": _load_llama, "onnx": _load_onnx}
+def _load_native(request: LoadRequest) -> Model:
+    from edgespec.runtimes.native import NativeSettings, load_native
+
+    settings = _settings(NativeSettings, request.settings)
+    return load_native(request.path, settings, name=request.name, sha256=request.sha256)
+
+
+LOADERS: abc.Mapping[str, Loader] = {"llama": _load_llama, "onnx": _load_onnx, "native": _load_native}
 
 
 def _settings(kind: Callable[..., _S], given: abc.Mapping[str, Any]) -> _S:
