@@ -27,6 +27,7 @@ from typing import Any
 from acceptance_bench import BENCH_STEPS
 from acceptance_equality import PROMPTS, row_of, verification_prompts
 from acceptance_export import EXPORT_STEPS
+from acceptance_native import NATIVE_STEPS
 from acceptance_optimum import OPTIMUM_STEPS
 from acceptance_pipelined import PIPELINED_STEPS
 from acceptance_quality import QUALITY_STEPS
@@ -209,6 +210,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     **STATIC_STEPS,
     **TRIM_STEPS,
     **PIPELINED_STEPS,
+    **NATIVE_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }

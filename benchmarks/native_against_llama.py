@@ -1,0 +1,135 @@
+"""How do our own kernels and llama.cpp compare on the same file: T(w), and how fast a prompt is read?
+
+llama.cpp runs in every setting that changes what its kernels do: on each power of two of threads, with its weights
+repacked for this processor and as they are in the file. Everything takes turns in one process; each figure is the
+median of its turns, and ratios are of times of the same turn. The read bandwidth is measured before and after.
+
+    python benchmarks/native_against_llama.py MODEL.gguf [--threads N] [--prompt TOKENS] [--turns N]
+
+Prints one JSON object. Wants a quiet machine; trust the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.runtimes import REST_S, NamedModel, RuntimeTimes, measure_runtimes
+from edgespec.decoding.contracts import Model, Sequence
+from edgespec.planning.bandwidth import measure_read_bandwidth
+from edgespec.planning.widths import probe_tokens
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.native import NativeSettings, load_native
+
+NATIVE = "native"
+
+
+def open_models(stack: ExitStack, path: Path, threads: int) -> dict[str, Model]:
+    """Our own first, then llama.cpp in each setting."""
+    models: dict[str, Model] = {NATIVE: stack.enter_context(load_native(path, NativeSettings(threads=threads)))}
+    for repack in (True, False):
+        settings = LlamaSettings(threads=threads, repack=repack, kv_type="f16")
+        loaded = stack.enter_context(load_model(path, settings))
+        weights = "repacked" if repack else "as in the file"
+        models[f"llama, {weights}, {threads} threads"] = loaded
+        fewer = threads // 2
+        while fewer:
+            own = stack.enter_context(loaded.with_caches(threads=fewer))
+            models[f"llama, {weights}, {fewer} threads"] = own
+            fewer //= 2
+    return models
+
+
+def time_widths(models: dict[str, Model], context: int) -> tuple[RuntimeTimes, ...]:
+    named = [NamedModel(name=name, arm=None, model=model) for name, model in models.items()]
+    steps = measure_runtimes(named, context)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            times: tuple[RuntimeTimes, ...] = done.value
+            return times
+
+
+def time_prompts(models: dict[str, Model], tokens: int, turns: int) -> dict[str, list[float]]:
+    """Seconds to read a prompt of so many tokens from an empty cache, for each model and turn."""
+    found: dict[str, list[float]] = {name: [] for name in models}
+    with ExitStack() as stack:
+        sequences: dict[str, Sequence] = {
+            name: stack.enter_context(closing(model.open(tokens))) for name, model in models.items()
+        }
+        for turn in range(turns + 1):  # once around without counting
+            for name, sequence in list(sequences.items())[:: 1 if turn % 2 else -1]:
+                ids = probe_tokens(tokens, models[name].facts.vocabulary_size)
+                sequence.rewind(0)
+                time.sleep(REST_S)
+                started = time.perf_counter()
+                sequence.forward(ids, 1).argmax()
+                if turn:
+                    found[name].append(time.perf_counter() - started)
+    return found
+
+
+def report_of(times: tuple[RuntimeTimes, ...], prompts: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    own = times[0]
+    fastest = min(times[1:], key=lambda each: each.t1_ratio)
+    quickest = min((name for name in prompts if name != NATIVE), key=lambda name: statistics.median(prompts[name]))
+    speedups = [theirs / ours for theirs, ours in zip(prompts[quickest], prompts[NATIVE], strict=True)]
+    return {
+        "forward_ms": {
+            each.name: {width: round(1e3 * s, 3) for width, s in zip(each.widths, each.forward_s, strict=True)}
+            for each in times
+        },
+        "ratio_to_plain": {
+            each.name: {
+                width: round(s / each.forward_s[0], 3) for width, s in zip(each.widths, each.forward_s, strict=True)
+            }
+            for each in times
+        },
+        "t1_over_native": {each.name: [round(each.t1_ratio, 3), *map(_short, each.t1_ratio_range)] for each in times},
+        "plain_speedup_over_fastest_llama": round(fastest.t1_ratio, 3),
+        "fastest_llama": fastest.name,
+        "plain_bytes_per_s": round(own.facts.bytes_per_forward / own.forward_s[0]),
+        "prompt_tokens": tokens,
+        "prompt_tokens_per_s": {name: round(tokens / statistics.median(s), 1) for name, s in prompts.items()},
+        "prompt_speedup_over_fastest_llama": round(statistics.median(speedups), 3),
+    }
+
+
+def _short(value: float) -> float:
+    return round(value, 3)
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--turns", type=int, default=3, help="times that each reads the prompt")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        before = measure_read_bandwidth([arguments.threads]).by_threads[0].best_bytes_per_s
+        models = open_models(stack, arguments.model, arguments.threads)
+        times = time_widths(models, 256)
+        prompts = time_prompts(models, arguments.prompt, arguments.turns)
+        after = measure_read_bandwidth([arguments.threads]).by_threads[0].best_bytes_per_s
+    report = {
+        "model": arguments.model.name,
+        "threads": arguments.threads,
+        **report_of(times, prompts, arguments.prompt),
+    }
+    report["read_bytes_per_s"] = [round(before), round(after)]
+    report["share_of_read_bandwidth"] = round(report["plain_bytes_per_s"] / max(before, after), 3)
+    json.dump(report, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
