@@ -2,6 +2,7 @@
 #ifndef EDGESPEC_ROW_KERNELS_H
 #define EDGESPEC_ROW_KERNELS_H
 
+#include "half.h"
 #include "lanes.h"
 #include "level.h"
 
@@ -19,6 +20,14 @@ static void normalise(const float *x, const float *weight, float epsilon, size_t
 
 /* Below this a scale counts as 0, so that no product of scales becomes subnormal, which processors are slow at. */
 #define LEAST_SCALE 0x1p-100f
+
+/* To the 11 bits of a half's significand, ties to even, with a float's range: the product with a weight's scale, a half
+ * itself, is then exact. llama.cpp keeps these scales as halves, so that its scores are nearer as well. */
+static inline float scale_of(float exact)
+{
+    uint32_t bits = bits_of_float(exact);
+    return float_of_bits((bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu);
+}
 
 static void quantise(const float *x, size_t blocks, struct activation_block *to)
 {
@@ -40,7 +49,7 @@ static void quantise(const float *x, size_t blocks, struct activation_block *to)
         lanes_int_store_bytes(to->q, q_low);
         lanes_int_store_bytes(to->q + LANES, q_high);
         int32_t sum_low = lanes_int_sum(q_low), sum = sum_low + lanes_int_sum(q_high);
-        to->scale = usable ? scale : finite ? 0.0f : NAN;
+        to->scale = usable ? scale_of(scale) : finite ? 0.0f : NAN;
         to->scaled_sum = to->scale * (float)sum;
         to->minus8 = -8 * sum;
         to->minus8_low = -8 * sum_low;
