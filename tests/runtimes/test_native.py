@@ -264,6 +264,7 @@ def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: Na
         kv_type="f16",
         can_rewind=True,
         can_fork=True,
+        can_branch=True,
         settings={"level": LEVELS[-1]},
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader, TensorInfo, read_header
-from edgespec.runtimes.native_layout import read_layout, unsupported_reason
+from edgespec.runtimes.native_layout import Rope, read_layout, unsupported_reason
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -41,7 +41,8 @@ def test_the_layout_is_the_files(header: GgufHeader) -> None:
     layout = read_layout(header)
     assert (layout.embedding, layout.heads, layout.kv_heads, layout.head_length) == (64, 4, 2, 16)
     assert (layout.feed_forward, layout.vocabulary, len(layout.layers)) == (128, header.vocabulary_size, 2)
-    assert (layout.rope_length, layout.rope_base, layout.rope_scale, layout.rope_pairs) == (16, 10000.0, 1.0, 0)
+    assert (layout.rope_length, layout.rope_pairs) == (16, 0)
+    assert layout.ropes == (Rope(base=10000.0, scale=1.0),)
     assert layout.norm_epsilon == pytest.approx(1e-5)
     assert layout.head.tensor.name == "output.weight"
     assert (layout.layers[1].down.rows, layout.layers[1].down.columns) == (64, 128)
@@ -51,7 +52,7 @@ def test_the_layout_is_the_files(header: GgufHeader) -> None:
 def test_linear_rope_scaling_and_a_missing_base(header: GgufHeader) -> None:
     changed = with_metadata(header, rope__scaling__type="linear", rope__scaling__factor=4.0, rope__freq_base=None)
     layout = read_layout(changed)
-    assert (layout.rope_scale, layout.rope_base) == (4.0, 10000.0)
+    assert layout.ropes == (Rope(base=10000.0, scale=4.0),)
 
 
 def test_tied_heads_and_biases(header: GgufHeader) -> None:
