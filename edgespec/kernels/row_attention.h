@@ -108,6 +108,7 @@ struct block {
     size_t border;                       /* what lies behind it is the queries' own */
     size_t from[TOGETHER], to[TOGETHER]; /* what each sees */
     size_t shared_from, shared_to;       /* what all see */
+    int ragged;                          /* whether some see more than that */
 };
 
 ALWAYS_INLINE struct block block_of(const int count, const struct attention_cache *cache, size_t start,
@@ -123,6 +124,8 @@ ALWAYS_INLINE struct block block_of(const int count, const struct attention_cach
     }
     if (block.shared_to < block.shared_from)
         block.shared_to = block.shared_from;
+    for (int q = 0; q < count; q++)
+        block.ragged |= block.from[q] < block.shared_from || block.to[q] > block.shared_to;
     return block;
 }
 
@@ -150,15 +153,18 @@ ALWAYS_INLINE void mix_values(const int count, const int both, const struct atte
     for (int q = 0; q < count; q++)
         sum[q][0] = sum[q][1] = lanes_set(0.0f);
     /* Positions that not all see may hold anything for whoever does not. */
-    if (block->shared_from)
+    if (block->ragged)
         UNROLLED
         for (int q = 0; q < count; q++)
             add_range(1, both, cache, block, queries + q, d, block->from[q],
                       block->to[q] < block->shared_from ? block->to[q] : block->shared_from, weights[q], sum + q);
     add_range(count, both, cache, block, queries, d, block->shared_from, block->shared_to, weights[0], sum);
+    if (block->ragged)
+        UNROLLED
+        for (int q = 0; q < count; q++)
+            add_range(1, both, cache, block, queries + q, d, block->shared_to, block->to[q], weights[q], sum + q);
     UNROLLED
     for (int q = 0; q < count; q++) {
-        add_range(1, both, cache, block, queries + q, d, block->shared_to, block->to[q], weights[q], sum + q);
         int first = queries[q].first >= block->start;
         merge(queries[q].out + d, sum[q][0], &standing[q], first);
         if (both)
