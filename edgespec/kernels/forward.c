@@ -26,7 +26,7 @@ static void begin_rows(const struct step *step)
 {
     const struct es_model *model = step->model;
     size_t embedding = (size_t)model->embedding, begin, end;
-    size_t row_bytes = embedding / BLOCK * file_block_bytes(model->embedding_type);
+    size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
     float scale = (float)model->embedding_scale;
     share(step, step->forward->rows, &begin, &end);
     for (size_t r = begin; r < end; r++) {
