@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
-from edgespec.runtimes.native_weights import NativeWeights
+from edgespec.runtimes.native_parts import ModelPart
 
 __all__ = ["NativeCache", "NativeRows"]
 
@@ -27,7 +27,7 @@ class NativeCache:
 
     def __init__(
         self,
-        weights: NativeWeights,
+        part: ModelPart,
         *,
         context_length: int,
         cache_bytes: int,
@@ -35,14 +35,14 @@ class NativeCache:
         level: str,
         keep_hidden: tuple[int, ...] = (),
     ) -> None:
-        self._api = weights.library.api
-        self._weights = weights
-        self._scores_per_row = int(weights.struct.head.rows)
-        self._embedding = int(weights.struct.embedding)
+        self._api = part.library.api
+        self._part = part
+        self._scores_per_row = int(part.struct.head.rows)
+        self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
         if cache_bytes <= _MOST_CACHE_BYTES:
-            self._pointer = self._api.es_open(ctypes.byref(weights.struct), context_length, threads, LEVELS[level])
+            self._pointer = self._api.es_open(ctypes.byref(part.struct), context_length, threads, LEVELS[level])
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",

@@ -24,11 +24,12 @@ from edgespec.errors import (
 )
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, checked_ids, chunk_sizes
 from edgespec.runtimes.native_cache import NativeCache, NativeRows
+from edgespec.runtimes.trimmed_rows import TrimmedRows
 from edgespec.runtimes.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from edgespec.runtimes.native_model import NativeModel
-    from edgespec.runtimes.native_weights import NativeWeights
+    from edgespec.runtimes.native_parts import ModelPart
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class NativeSequence:
     """One native cache and its worker thread. Implements the TreeSequence contract."""
 
     def __init__(
-        self, model: NativeModel, weights: NativeWeights, context_length: int, keep_hidden: tuple[int, ...]
+        self, model: NativeModel, part: ModelPart, context_length: int, keep_hidden: tuple[int, ...]
     ) -> None:
         self._model = model  # whoever keeps only the cache still has its facts and its weights
         self._context_length = context_length
@@ -51,8 +52,9 @@ class NativeSequence:
         facts = model.facts
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
+        self._head_ids = None if part.head is None else part.head.ids
         self._native = NativeCache(
-            weights,
+            part,
             context_length=context_length,
             cache_bytes=facts.kv_bytes_per_token * context_length,
             threads=facts.threads,
@@ -111,7 +113,8 @@ class NativeSequence:
 
     def _rows(self, count: int) -> Rows:
         self._scored, generation = count, self._generation
-        return NativeRows(self._native, count, lambda: self._generation == generation)
+        rows = NativeRows(self._native, count, lambda: self._generation == generation)
+        return rows if self._head_ids is None else TrimmedRows(rows, self._head_ids, self._vocabulary_size)
 
     def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """See the contract. A tree has at most MAX_SCORED_ROWS tokens: more raise InvalidRequestError."""

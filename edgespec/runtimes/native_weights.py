@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.contracts import IdArray
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf import GgufHeader, TensorInfo
 from edgespec.runtimes.native_layout import ModelLayout, Rope, WeightTensor
@@ -125,6 +126,12 @@ class NativeWeights:
                 raise ValueError("rope factors must be finite and positive")
             frequencies /= factors
         return frequencies
+
+    def rows(self, weight: WeightTensor, ids: IdArray) -> NDArray[np.uint8]:
+        """Some rows of a matrix as the file holds them: uint8 of shape (len(ids), bytes of a row)."""
+        tensor = weight.tensor
+        whole = np.frombuffer(self._file, dtype=np.uint8, count=tensor.byte_count, offset=tensor.offset)
+        return np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
 
     def relay(self, strip: _Strip) -> int:
         """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
