@@ -57,22 +57,33 @@ struct es_matrix {
     int64_t type;
 };
 
+/* What the feed-forward does to its gate. */
+enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1 };
+
 struct es_layer {
     const float *attention_norm;
     const float *feed_forward_norm;
+    const float *attention_post_norm, *feed_forward_post_norm; /* of what a half adds, before it is added; or null */
+    const float *query_norm, *key_norm;                        /* [head_length], of each head; or null */
     struct es_matrix query, key, value, output;
     struct es_matrix gate, up, down;
+    int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
+    int64_t rope_table; /* which of the model's frequencies */
 };
 
 struct es_model {
     int64_t layers, embedding, heads, kv_heads, head_length, feed_forward, vocabulary;
+    int64_t activation;  /* enum es_activation */
     int64_t rope_length; /* leading elements of a head that are rotated; even */
     int64_t rope;        /* enum es_rope */
     double norm_epsilon;
-    const double *rope_frequencies; /* [rope_length / 2], radians for each position */
+    double embedding_scale; /* of what enters the first layer */
+    double attention_scale; /* of a query's product with a key */
+    int64_t rope_tables;
+    const double *rope_frequencies; /* [rope_tables][rope_length / 2], radians for each position */
     const struct es_layer *layer;
     const float *output_norm;
-    struct es_matrix head;
+    struct es_matrix head; /* as many scores as this has rows */
     const uint8_t *embedding_rows; /* [vocabulary] rows as in the file */
     int64_t embedding_type;
 };
@@ -100,35 +111,52 @@ ES_EXPORT void es_close(struct es_sequence *sequence);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
  *
- * Positions from `start` on are overwritten, earlier ones left as they are, whatever happens. `visible` is for trees:
- * a bit for each pair of rows, who may see whom; null means that each row sees all before it. Only null is supported.
- * Returns an es_status. */
+ * Positions from `start` on are overwritten, earlier ones left as they are, whatever happens. Returns an es_status. */
 ES_EXPORT int32_t es_forward(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
-                             int32_t scored, const uint64_t *visible);
+                             int32_t scored);
+/* Adds `count` tokens to a tree that grows from position `start` on, and scores all of them.
+ *
+ * They become nodes first .. first + count - 1, at most ES_MOST_SCORED in all. parents[i], of all nodes so far, is the
+ * node that node i follows, an earlier one, or -1. A node's row is that of its path fed by es_forward, bit for bit. The
+ * cache stays as it is, and so do earlier nodes; es_forward does not touch the tree. Returns an es_status. */
+ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *tokens, int32_t count, int64_t start,
+                                  const int32_t *parents, int32_t first);
+/* Copies these nodes' keys and values into the cache, from position `start` on. */
+ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, int32_t count, int64_t start);
 /* Copies the first `length` positions from another cache of the same model. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
 /* From any thread: makes the forward in flight, and later ones until called with 0, return ES_CANCELLED. */
 ES_EXPORT void es_cancel(struct es_sequence *sequence, int32_t cancelled);
 
-/* The scores of the last forward's rows, [scored][vocabulary]. */
+/* From the next forward on, keeps what stands behind each of these layers, all different: the sum that enters the next
+ * layer, or the head's norm. ES_BAD_REQUEST for no such layer, without memory, or a second time. */
+ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count);
+/* The last forward's scored rows behind a layer, [scored][embedding]: layer -1 is behind the head's norm. Null for a
+ * layer that is not kept. */
+ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t layer);
+
+/* The scores of the last forward's rows, [scored][head rows]. */
 ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 /* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
-/* The k best of a row, best first, ties by lowest id; k <= vocabulary. A NaN is below everything. */
+/* The k best of a row, best first, ties by lowest id; k <= head rows. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
 
 /* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */
 ES_EXPORT int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level);
-/* For tests: one row of RMSNorm, exp, SwiGLU or a dequantised row, by one level. Lengths are multiples of 32. */
+/* For tests: one row of RMSNorm, exp, SwiGLU, GeGLU or a dequantised row, by one level. Lengths are multiples of 32. */
 ES_EXPORT int32_t es_normalise(const float *x, const float *weight, double epsilon, int64_t length, float *y,
                                int32_t level);
 ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
+ES_EXPORT int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
 /* For tests: quantised activations; 48 bytes for each 32 of x, see activation.h. */
 ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
-/* For tests: attention of `queries` heads, each [head_length], that see `visible[i]` positions of one cache. */
+/* For tests: attention of `queries` heads, each [head_length]; query i sees positions seen[i][0] .. seen[i][1] - 1 of
+ * one cache, as if those from own_from on, a multiple of 16, were its own. */
 ES_EXPORT int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length,
-                            const float *queries, const int64_t *visible, int64_t count, float *out, int32_t level);
+                            const float *queries, const int64_t *seen, int64_t count, int64_t own_from, float *out,
+                            int32_t level);
 
 #endif

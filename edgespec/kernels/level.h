@@ -37,6 +37,16 @@ struct attention_cache {
     const uint16_t *keys;
     const uint16_t *values;
     size_t head_length;
+    size_t own_from; /* from this position on, a multiple of 16, each query has keys and values of its own */
+};
+
+/* A query sees positions first .. end - 1, at least one. Its own keys and values, laid out like the cache's, begin at
+ * position own_from; null where nobody looks that far. */
+struct attention_query {
+    const float *from;
+    float *out;
+    size_t first, end;
+    const uint16_t *own_keys, *own_values;
 };
 
 struct level {
@@ -48,10 +58,12 @@ struct level {
     void (*quantise)(const float *x, size_t blocks, struct activation_block *to);
     /* SwiGLU (Shazeer 2020): y = gate / (1 + e^-gate) * up. length: a multiple of 16. */
     void (*swiglu)(const float *gate, const float *up, size_t length, float *y);
+    /* GeGLU (Shazeer 2020), with the tanh approximation of GELU (Hendrycks and Gimpel 2016). length: as above. */
+    void (*geglu)(const float *gate, const float *up, size_t length, float *y);
     void (*exponential)(const float *x, size_t length, float *y);
-    /* Softmax attention of up to MOST_QUERIES queries; query i sees positions 0 .. visible[i] - 1, at least one. */
-    void (*attend)(const struct attention_cache *cache, float scale, size_t count, const float *const *queries,
-                   const int64_t *visible, float *const *out);
+    /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
+    void (*attend)(const struct attention_cache *cache, float scale, size_t count,
+                   const struct attention_query *queries);
     /* See es_argmax. */
     int64_t (*argmax)(const float *scores, size_t count);
 };

@@ -11,6 +11,7 @@ const struct level level_avx512_vnni = {
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,
+    .geglu = geglu,
     .exponential = exponential,
     .attend = attend,
     .argmax = argmax,

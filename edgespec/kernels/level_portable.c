@@ -9,6 +9,7 @@ const struct level level_portable = {
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,
+    .geglu = geglu,
     .exponential = exponential,
     .attend = attend,
     .argmax = argmax,

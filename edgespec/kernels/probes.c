@@ -30,35 +30,51 @@ int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, 
     ON_LEVEL(swiglu(gate, up, (size_t)length, y));
 }
 
+int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t number)
+{
+    ON_LEVEL(geglu(gate, up, (size_t)length, y));
+}
+
 int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t number)
 {
     ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks));
 }
 
 int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,
-                  const int64_t *visible, int64_t count, float *out, int32_t number)
+                  const int64_t *seen, int64_t count, int64_t own_from, float *out, int32_t number)
 {
     const struct level *level = level_of(number);
-    if (!level || head_length < TILE_ROWS || head_length % TILE_ROWS || count < 1 || count > MOST_QUERIES)
+    if (!level || head_length < TILE_ROWS || head_length % TILE_ROWS || count < 1 || count > MOST_QUERIES ||
+        own_from < 0 || own_from % TILE_ROWS)
         return ES_BAD_REQUEST;
     size_t length = (size_t)head_length, padded = ((size_t)positions + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     uint16_t *cache = calloc(2 * padded * length, sizeof *cache);
     if (!cache)
         return ES_BAD_REQUEST;
-    struct attention_cache view = {.keys = cache, .values = cache + padded * length, .head_length = length};
     for (size_t p = 0; p < (size_t)positions; p++)
         for (size_t d = 0; d < length; d++) {
             cache[(p / TILE_ROWS * length + d) * TILE_ROWS + p % TILE_ROWS] = float_to_half(keys[p * length + d]);
             cache[(padded + p) * length + d] = float_to_half(values[p * length + d]);
         }
-    const float *query[MOST_QUERIES];
-    float *to[MOST_QUERIES];
-    for (size_t q = 0; q < (size_t)count; q++) {
-        query[q] = queries + q * length;
-        to[q] = out + q * length;
-    }
+    const struct attention_cache view = {
+        .keys = cache,
+        .values = cache + padded * length,
+        .head_length = length,
+        .own_from = (size_t)own_from,
+    };
+    size_t own = own_from < positions ? view.own_from * length : 0;
+    struct attention_query query[MOST_QUERIES];
+    for (size_t q = 0; q < (size_t)count; q++)
+        query[q] = (struct attention_query){
+            .from = queries + q * length,
+            .out = out + q * length,
+            .first = (size_t)seen[2 * q],
+            .end = (size_t)seen[2 * q + 1],
+            .own_keys = view.keys + own,
+            .own_values = view.values + own,
+        };
     unsigned mode = float_mode_set();
-    level->attend(&view, 1.0f / sqrtf((float)length), (size_t)count, query, visible, to);
+    level->attend(&view, 1.0f / sqrtf((float)length), (size_t)count, query);
     float_mode_restore(mode);
     free(cache);
     return ES_OK;

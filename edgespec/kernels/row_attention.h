@@ -13,9 +13,9 @@
 /* Queries that share one load of a key or a value: each takes a register for scores, two for values. */
 enum { TOGETHER = 4 };
 
-/* Unscaled scores of 16 positions: a chain of fma along the head for each query. */
-ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head_length, const float *const *queries,
-                              float *scores, lanes scale)
+/* Scores of 16 positions: a chain of fma along the head for each query. */
+ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head_length,
+                              const struct attention_query *queries, float *scores, lanes scale)
 {
     lanes sum[TOGETHER];
     UNROLLED
@@ -25,53 +25,43 @@ ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head
         lanes key = lanes_from_halves(keys + d * LANES);
         UNROLLED
         for (int q = 0; q < count; q++)
-            sum[q] = lanes_fma(key, lanes_set(queries[q][d]), sum[q]);
+            sum[q] = lanes_fma(key, lanes_set(queries[q].from[d]), sum[q]);
     }
     UNROLLED
     for (int q = 0; q < count; q++)
         lanes_store(scores + q * ATTENTION_BLOCK, lanes_mul(sum[q], scale));
 }
 
-/* Adds positions from .. to - 1 of 32 elements of the values, in order, to each query's sums. */
-ALWAYS_INLINE void add_values(const int count, const uint16_t *values, size_t head_length, size_t from, size_t to,
-                              float (*weights)[ATTENTION_BLOCK], lanes (*sum)[2])
+/* Adds so many positions of 32 elements of the values (of 16, without `both`), in order, to each query's sums. */
+ALWAYS_INLINE void add_values(const int count, const int both, const uint16_t *values, size_t head_length,
+                              const float *weights, size_t positions, lanes (*sum)[2])
 {
-    for (size_t p = from; p < to; p++) {
-        lanes first = lanes_from_halves(values + p * head_length);
-        lanes second = lanes_from_halves(values + p * head_length + LANES);
+    for (size_t p = 0; p < positions; p++, values += head_length) {
+        lanes low = lanes_from_halves(values), high = both ? lanes_from_halves(values + LANES) : low;
         UNROLLED
         for (int q = 0; q < count; q++) {
-            lanes weight = lanes_set(weights[q][p]);
-            sum[q][0] = lanes_fma(first, weight, sum[q][0]);
-            sum[q][1] = lanes_fma(second, weight, sum[q][1]);
+            lanes weight = lanes_set(weights[q * ATTENTION_BLOCK + p]);
+            sum[q][0] = lanes_fma(low, weight, sum[q][0]);
+            if (both)
+                sum[q][1] = lanes_fma(high, weight, sum[q][1]);
         }
     }
 }
 
-/* The same for the last 16 elements of a head whose length is an odd multiple of 16. */
-ALWAYS_INLINE void add_values_16(const int count, const uint16_t *values, size_t head_length, size_t from, size_t to,
-                                 float (*weights)[ATTENTION_BLOCK], lanes (*sum)[2])
+/* One block's softmax in place: scores from .. to - 1 become exponentials. Returns their largest and their sum. */
+static inline void soften(float *scores, size_t from, size_t to, float *largest, float *total)
 {
-    for (size_t p = from; p < to; p++) {
-        lanes value = lanes_from_halves(values + p * head_length);
-        UNROLLED
-        for (int q = 0; q < count; q++)
-            sum[q][0] = lanes_fma(value, lanes_set(weights[q][p]), sum[q][0]);
-    }
-}
-
-/* One block's softmax in place: scores become exponentials. Returns their largest score and their sum. */
-static inline void soften(float *scores, size_t visible, float *largest, float *total)
-{
-    size_t whole = (visible + LANES - 1) / LANES * LANES;
-    for (size_t p = visible; p < whole; p++)
+    size_t begin = from / LANES * LANES, end = (to + LANES - 1) / LANES * LANES;
+    for (size_t p = begin; p < from; p++)
         scores[p] = -INFINITY;
-    lanes most = lanes_load(scores);
-    for (size_t p = LANES; p < whole; p += LANES)
+    for (size_t p = to; p < end; p++)
+        scores[p] = -INFINITY;
+    lanes most = lanes_load(scores + begin);
+    for (size_t p = begin + LANES; p < end; p += LANES)
         most = lanes_max(lanes_load(scores + p), most);
     *largest = lanes_largest(most);
     lanes sum = lanes_set(0.0f);
-    for (size_t p = 0; p < whole; p += LANES) {
+    for (size_t p = begin; p < end; p += LANES) {
         lanes weight = lanes_exp(lanes_sub(lanes_load(scores + p), lanes_set(*largest)));
         lanes_store(scores + p, weight);
         sum = lanes_add(sum, weight);
@@ -112,76 +102,138 @@ ALWAYS_INLINE void merge(float *out, lanes sum, const struct standing *own, int 
     lanes_store(out, sum);
 }
 
-/* One block of positions for `count` queries; `visible[q]` of its positions count, at least one. */
-ALWAYS_INLINE void attend_block(const int count, const struct attention_cache *cache, size_t start, float scale,
-                                const float *const *queries, const size_t *visible, struct standing *standing,
-                                float *const *out)
+/* A block of positions as the queries in hand see it, counted from its first. */
+struct block {
+    size_t start;
+    size_t border;                       /* what lies behind it is the queries' own */
+    size_t from[TOGETHER], to[TOGETHER]; /* what each sees */
+    size_t shared_from, shared_to;       /* what all see */
+    int ragged;                          /* whether some see more than that */
+};
+
+ALWAYS_INLINE struct block block_of(const int count, const struct attention_cache *cache, size_t start,
+                                    const struct attention_query *queries)
 {
-    float weights[TOGETHER][ATTENTION_BLOCK];
-    size_t head_length = cache->head_length, most = 0, shared = ATTENTION_BLOCK;
+    struct block block = {.start = start, .shared_to = ATTENTION_BLOCK};
+    block.border = cache->own_from > start ? cache->own_from - start : 0;
     for (int q = 0; q < count; q++) {
-        most = visible[q] > most ? visible[q] : most;
-        shared = visible[q] < shared ? visible[q] : shared;
+        block.from[q] = queries[q].first > start ? queries[q].first - start : 0;
+        block.to[q] = queries[q].end - start < ATTENTION_BLOCK ? queries[q].end - start : ATTENTION_BLOCK;
+        block.shared_from = block.from[q] > block.shared_from ? block.from[q] : block.shared_from;
+        block.shared_to = block.to[q] < block.shared_to ? block.to[q] : block.shared_to;
     }
-    for (size_t p = 0; p < most; p += LANES)
-        score_tile(count, cache->keys + (start + p) * head_length, head_length, queries, weights[0] + p,
-                   lanes_set(scale));
-    for (int q = 0; q < count; q++) {
-        float largest, total;
-        soften(weights[q], visible[q], &largest, &total);
-        meet(&standing[q], largest, total, start == 0);
-    }
-    for (size_t d = 0; d < head_length; d += 2 * LANES) {
-        const uint16_t *values = cache->values + start * head_length + d;
-        int both = d + LANES < head_length;
-        lanes sum[TOGETHER][2];
+    if (block.shared_to < block.shared_from)
+        block.shared_to = block.shared_from;
+    for (int q = 0; q < count; q++)
+        block.ragged |= block.from[q] < block.shared_from || block.to[q] > block.shared_to;
+    return block;
+}
+
+/* Positions from .. to - 1 of the block; `count` queries with the same keys and values. */
+ALWAYS_INLINE void add_range(const int count, const int both, const struct attention_cache *cache,
+                             const struct block *block, const struct attention_query *query, size_t d, size_t from,
+                             size_t to, const float *weights, lanes (*sum)[2])
+{
+    size_t length = cache->head_length, middle = block->border < to ? block->border : to;
+    if (from < middle)
+        add_values(count, both, cache->values + (block->start + from) * length + d, length, weights + from,
+                   middle - from, sum);
+    middle = middle > from ? middle : from;
+    if (middle < to)
+        add_values(count, both, query->own_values + (block->start + middle - cache->own_from) * length + d, length,
+                   weights + middle, to - middle, sum);
+}
+
+ALWAYS_INLINE void mix_values(const int count, const int both, const struct attention_cache *cache,
+                              const struct block *block, const struct attention_query *queries, size_t d,
+                              float (*weights)[ATTENTION_BLOCK], const struct standing *standing)
+{
+    lanes sum[TOGETHER][2];
+    UNROLLED
+    for (int q = 0; q < count; q++)
+        sum[q][0] = sum[q][1] = lanes_set(0.0f);
+    /* Positions that not all see may hold anything for whoever does not. */
+    if (block->ragged)
         UNROLLED
         for (int q = 0; q < count; q++)
-            sum[q][0] = sum[q][1] = lanes_set(0.0f);
-        /* All queries see the first `shared` positions; those beyond may hold anything for whoever does not. */
-        if (both)
-            add_values(count, values, head_length, 0, shared, weights, sum);
-        else
-            add_values_16(count, values, head_length, 0, shared, weights, sum);
+            add_range(1, both, cache, block, queries + q, d, block->from[q],
+                      block->to[q] < block->shared_from ? block->to[q] : block->shared_from, weights[q], sum + q);
+    add_range(count, both, cache, block, queries, d, block->shared_from, block->shared_to, weights[0], sum);
+    if (block->ragged)
         UNROLLED
-        for (int q = 0; q < count; q++) {
-            if (both)
-                add_values(1, values, head_length, shared, visible[q], weights + q, sum + q);
-            else
-                add_values_16(1, values, head_length, shared, visible[q], weights + q, sum + q);
-            merge(out[q] + d, sum[q][0], &standing[q], start == 0);
-            if (both)
-                merge(out[q] + d + LANES, sum[q][1], &standing[q], start == 0);
-        }
+        for (int q = 0; q < count; q++)
+            add_range(1, both, cache, block, queries + q, d, block->shared_to, block->to[q], weights[q], sum + q);
+    UNROLLED
+    for (int q = 0; q < count; q++) {
+        int first = queries[q].first >= block->start;
+        merge(queries[q].out + d, sum[q][0], &standing[q], first);
+        if (both)
+            merge(queries[q].out + d + LANES, sum[q][1], &standing[q], first);
     }
 }
 
-static void attend(const struct attention_cache *cache, float scale, size_t count, const float *const *queries,
-                   const int64_t *visible, float *const *out)
+/* One block of positions for `count` queries that all see some of it, and have the same keys and values there. */
+ALWAYS_INLINE void attend_block(const int count, const struct attention_cache *cache, size_t start, float scale,
+                                const struct attention_query *queries, struct standing *standing)
+{
+    float weights[TOGETHER][ATTENTION_BLOCK];
+    const struct block block = block_of(count, cache, start, queries);
+    size_t length = cache->head_length, least = ATTENTION_BLOCK, most = 0;
+    for (int q = 0; q < count; q++) {
+        least = block.from[q] < least ? block.from[q] : least;
+        most = block.to[q] > most ? block.to[q] : most;
+    }
+    for (size_t p = least / LANES * LANES; p < most; p += LANES) {
+        const uint16_t *keys = p < block.border ? cache->keys + (start + p) * length
+                                                : queries->own_keys + (start + p - cache->own_from) * length;
+        score_tile(count, keys, length, queries, weights[0] + p, lanes_set(scale));
+    }
+    for (int q = 0; q < count; q++) {
+        float largest, total;
+        soften(weights[q], block.from[q], block.to[q], &largest, &total);
+        meet(&standing[q], largest, total, queries[q].first >= start);
+    }
+    size_t d = 0;
+    for (; d + 2 * LANES <= length; d += 2 * LANES)
+        mix_values(count, 1, cache, &block, queries, d, weights, standing);
+    if (d < length)
+        mix_values(count, 0, cache, &block, queries, d, weights, standing);
+}
+
+static inline int sees_block(const struct attention_query *query, size_t start)
+{
+    return query->end > start && query->first < start + ATTENTION_BLOCK;
+}
+
+static void attend(const struct attention_cache *cache, float scale, size_t count,
+                   const struct attention_query *queries)
 {
     struct standing standing[MOST_QUERIES];
-    int64_t longest = 0;
-    for (size_t q = 0; q < count; q++)
-        longest = visible[q] > longest ? visible[q] : longest;
-    for (int64_t start = 0; start < longest; start += ATTENTION_BLOCK) {
-        for (size_t q = 0; q < count;) {
-            size_t here[TOGETHER], first = q, together = 0;
-            for (; q < count && together < TOGETHER && visible[q] > start; q++, together++)
-                here[together] = visible[q] - start < ATTENTION_BLOCK ? (size_t)(visible[q] - start) : ATTENTION_BLOCK;
-            struct standing *own = standing + first;
-            switch (together) {
-            case 1: attend_block(1, cache, start, scale, queries + first, here, own, out + first); break;
-            case 2: attend_block(2, cache, start, scale, queries + first, here, own, out + first); break;
-            case 3: attend_block(3, cache, start, scale, queries + first, here, own, out + first); break;
-            case 4: attend_block(4, cache, start, scale, queries + first, here, own, out + first); break;
-            default: q++; /* this one sees nothing here */
+    size_t first = SIZE_MAX, end = 0;
+    for (size_t q = 0; q < count; q++) {
+        first = queries[q].first < first ? queries[q].first : first;
+        end = queries[q].end > end ? queries[q].end : end;
+    }
+    for (size_t start = first / ATTENTION_BLOCK * ATTENTION_BLOCK; start < end; start += ATTENTION_BLOCK) {
+        int shared = start + ATTENTION_BLOCK <= cache->own_from;
+        for (size_t q = 0, next; q < count; q = next) {
+            const struct attention_query *here = queries + q;
+            for (next = q; next < count && next < q + TOGETHER && sees_block(&queries[next], start); next++)
+                if (!shared && queries[next].own_keys != here->own_keys)
+                    break;
+            switch (next - q) {
+            case 1: attend_block(1, cache, start, scale, here, standing + q); break;
+            case 2: attend_block(2, cache, start, scale, here, standing + q); break;
+            case 3: attend_block(3, cache, start, scale, here, standing + q); break;
+            case 4: attend_block(4, cache, start, scale, here, standing + q); break;
+            default: next = q + 1; /* this one sees nothing here */
             }
         }
     }
     for (size_t q = 0; q < count; q++) {
         lanes total = lanes_set(standing[q].total);
         for (size_t d = 0; d < cache->head_length; d += LANES)
-            lanes_store(out[q] + d, lanes_div(lanes_load(out[q] + d), total));
+            lanes_store(queries[q].out + d, lanes_div(lanes_load(queries[q].out + d), total));
     }
 }
 

@@ -66,6 +66,19 @@ static void swiglu(const float *gate, const float *up, size_t length, float *y)
     }
 }
 
+/* gelu(g) = g (1 + tanh u) / 2 with u = sqrt(2 / pi) (g + 0.044715 g^3), and (1 + tanh u) / 2 = 1 / (1 + e^-2u): a
+ * quotient without the cancellation of 1 + tanh u near -1. */
+static void geglu(const float *gate, const float *up, size_t length, float *y)
+{
+    lanes one = lanes_set(1.0f), minus_two_roots = lanes_set(-0x1.988454p+0f); /* -2 sqrt(2 / pi) */
+    for (size_t k = 0; k < length; k += LANES) {
+        lanes g = lanes_load(gate + k);
+        lanes cubic = lanes_fma(lanes_mul(lanes_set(0.044715f), lanes_mul(g, g)), g, g);
+        lanes gelu = lanes_div(g, lanes_add(one, lanes_exp(lanes_mul(minus_two_roots, cubic))));
+        lanes_store(y + k, lanes_mul(gelu, lanes_load(up + k)));
+    }
+}
+
 static void exponential(const float *x, size_t length, float *y)
 {
     for (size_t k = 0; k < length; k += LANES)

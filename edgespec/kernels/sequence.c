@@ -25,17 +25,21 @@ static struct activations carve_activations(struct carver *carver, int64_t colum
     return made;
 }
 
-static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
+static void carve_buffers(struct es_sequence *sequence, struct carver *carver, size_t threads)
 {
     const struct es_model *model = sequence->model;
     size_t row = ES_MOST_TOKENS * sizeof(float);
     sequence->hidden = carve(carver, row * (size_t)model->embedding);
-    sequence->rotation = carve(carver, row * (size_t)model->rope_length);
+    sequence->added = carve(carver, row * (size_t)model->embedding);
+    sequence->rotation = carve(carver, row * (size_t)(model->rope_tables * model->rope_length));
     sequence->projected = carve(carver, row * projected_length(model));
     sequence->normed = carve_activations(carver, model->embedding);
     sequence->mixed = carve_activations(carver, (int64_t)query_length(model));
     sequence->fed = carve_activations(carver, model->feed_forward);
-    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->vocabulary * sizeof(float));
+    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->head.rows * sizeof(float));
+    size_t head = 2 * (size_t)model->head_length * sizeof(uint16_t); /* a key and a value */
+    sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
+    sequence->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
 }
 
 struct es_sequence *es_open(const struct es_model *model, int64_t context_length, int32_t threads, int32_t level)
@@ -56,11 +60,11 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, 0);
 
     struct carver carver = {0};
-    carve_buffers(sequence, &carver);
+    carve_buffers(sequence, &carver, (size_t)threads);
     sequence->buffer_bytes = carver.used;
     sequence->buffers = es_memory_take((int64_t)carver.used, 0);
     carver = (struct carver){.base = sequence->buffers};
-    carve_buffers(sequence, &carver);
+    carve_buffers(sequence, &carver, (size_t)threads);
 
     if (sequence->cache && sequence->buffers)
         sequence->pool = pool_open(threads, &sequence->cancelled);
@@ -78,6 +82,8 @@ void es_close(struct es_sequence *sequence)
         pool_close(sequence->pool);
     es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
     es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);
+    es_memory_give(sequence->kept, (int64_t)sequence->kept_bytes);
+    free(sequence->kept_layers);
     free(sequence);
 }
 
@@ -102,6 +108,38 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
     return ES_OK;
 }
 
+int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count)
+{
+    size_t row_bytes = (size_t)sequence->model->embedding * sizeof(float);
+    if (sequence->kept_layers || count < 1 || count > sequence->model->layers)
+        return ES_BAD_REQUEST;
+    for (int64_t i = 0; i < count; i++)
+        if (layers[i] < 0 || layers[i] >= sequence->model->layers)
+            return ES_BAD_REQUEST;
+    sequence->kept_bytes = (size_t)count * ES_MOST_SCORED * row_bytes;
+    sequence->kept = es_memory_take((int64_t)sequence->kept_bytes, 0);
+    sequence->kept_layers = malloc((size_t)count * sizeof *layers);
+    if (!sequence->kept || !sequence->kept_layers)
+        return ES_BAD_REQUEST; /* nothing is kept, and es_close frees what there is */
+    memcpy(sequence->kept_layers, layers, (size_t)count * sizeof *layers);
+    sequence->kept_count = (size_t)count;
+    return ES_OK;
+}
+
+float *kept_slot(const struct es_sequence *sequence, int64_t layer)
+{
+    for (size_t i = 0; i < sequence->kept_count; i++)
+        if (sequence->kept_layers[i] == layer)
+            return sequence->kept + i * ES_MOST_SCORED * (size_t)sequence->model->embedding;
+    return NULL;
+}
+
+const float *es_hidden(const struct es_sequence *sequence, int64_t layer)
+{
+    /* The head reads the scored rows, and nothing else is written there after it. */
+    return layer == -1 ? sequence->normed.floats : kept_slot(sequence, layer);
+}
+
 const float *es_scores(const struct es_sequence *sequence)
 {
     return sequence->scores;
@@ -109,6 +147,6 @@ const float *es_scores(const struct es_sequence *sequence)
 
 int64_t es_argmax(const struct es_sequence *sequence, int32_t row)
 {
-    size_t count = (size_t)sequence->model->vocabulary;
+    size_t count = (size_t)sequence->model->head.rows;
     return sequence->level->argmax(sequence->scores + (size_t)row * count, count);
 }

@@ -3,6 +3,7 @@
 #define EDGESPEC_SEQUENCE_H
 
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/types.h>
 
 #include "activation.h"
@@ -22,18 +23,33 @@ struct es_sequence {
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */
     size_t cache_bytes;
 
+    uint16_t *tree; /* keys, then values of a tree's nodes: [layer][kv head][node][head_length] */
+
+    /* What a caller asked to keep of the scored rows: slot i, [scored][embedding], is of layer kept_layers[i]. */
+    int64_t *kept_layers;
+    float *kept;
+    size_t kept_count, kept_bytes;
+
     /* Buffers for ES_MOST_TOKENS rows; what a forward does not use is never touched, and takes no memory. */
     uint8_t *buffers;
     size_t buffer_bytes;
     float *hidden;             /* [row][embedding]: the residual stream */
-    float *rotation;           /* [row][rope_length / 2][cos, sin] */
+    float *added;              /* [row][embedding]: what is normalised before it is added to that */
+    float *rotation;           /* [rope table][row][rope_length / 2][cos, sin] */
     float *projected;          /* [row][query heads, key heads, value heads] */
     struct activations normed; /* what the projections and the head read */
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
-    float *scores;             /* [scored][vocabulary] */
+    float *scores;             /* [scored][head rows] */
+    uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
     int32_t scored;
 };
+
+/* Rows of a chunk that attention takes at a time, and the positions that a row's path can add to the last tile. */
+enum { ATTENTION_ROWS = 8, PATH_POSITIONS = (TILE_ROWS - 1 + ES_MOST_SCORED + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS };
+
+/* Where a layer's hidden rows are kept; null if they are not. */
+float *kept_slot(const struct es_sequence *sequence, int64_t layer);
 
 static inline size_t query_length(const struct es_model *model)
 {
@@ -58,6 +74,28 @@ static inline uint16_t *keys_of(const struct es_sequence *sequence, size_t layer
 static inline uint16_t *values_of(const struct es_sequence *sequence, size_t layer, size_t kv_head)
 {
     return keys_of(sequence, (size_t)sequence->model->layers + layer, kv_head);
+}
+
+static inline uint16_t *tree_key_of(const struct es_sequence *sequence, size_t layer, size_t kv_head, size_t node)
+{
+    const struct es_model *model = sequence->model;
+    size_t head = layer * (size_t)model->kv_heads + kv_head;
+    return sequence->tree + (head * ES_MOST_SCORED + node) * (size_t)model->head_length;
+}
+
+static inline uint16_t *tree_value_of(const struct es_sequence *sequence, size_t layer, size_t kv_head, size_t node)
+{
+    return tree_key_of(sequence, (size_t)sequence->model->layers + layer, kv_head, node);
+}
+
+/* Puts one position's key and value among others laid out as in struct attention_cache. */
+static inline void put_position(uint16_t *keys, uint16_t *values, size_t head_length, size_t position,
+                                const uint16_t *key, const uint16_t *value)
+{
+    keys += position / TILE_ROWS * TILE_ROWS * head_length + position % TILE_ROWS;
+    for (size_t d = 0; d < head_length; d++)
+        keys[d * TILE_ROWS] = key[d];
+    memcpy(values + position * head_length, value, head_length * sizeof *value);
 }
 
 #endif

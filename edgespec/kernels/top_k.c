@@ -42,10 +42,10 @@ static void sink(struct candidates *all, int64_t at)
 
 int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores)
 {
-    int64_t vocabulary = sequence->model->vocabulary;
-    if (k < 0 || k > vocabulary || row < 0 || row >= sequence->scored)
+    int64_t rows = sequence->model->head.rows;
+    if (k < 0 || k > rows || row < 0 || row >= sequence->scored)
         return ES_BAD_REQUEST;
-    const float *from = sequence->scores + row * vocabulary;
+    const float *from = sequence->scores + row * rows;
     struct candidates all = {.ids = ids, .scores = scores, .count = k};
     for (int64_t id = 0; id < k; id++) {
         ids[id] = id;
@@ -54,7 +54,7 @@ int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int
     for (int64_t at = k / 2; at-- > 0;)
         sink(&all, at);
     /* Ids ascend, so a score equal to the worst kept one belongs to a higher id and stays out. */
-    for (int64_t id = k; k && id < vocabulary; id++)
+    for (int64_t id = k; k && id < rows; id++)
         if (from[id] > scores[0]) {
             ids[0] = id;
             scores[0] = from[id];

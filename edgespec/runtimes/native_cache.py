@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
 from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
-from edgespec.runtimes.native_weights import NativeWeights
+from edgespec.runtimes.native_parts import ModelPart
 
 __all__ = ["NativeCache", "NativeRows"]
 
@@ -25,21 +26,35 @@ class NativeCache:
     """
 
     def __init__(
-        self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: int, level: str
+        self,
+        part: ModelPart,
+        *,
+        context_length: int,
+        cache_bytes: int,
+        threads: int,
+        level: str,
+        keep_hidden: tuple[int, ...] = (),
     ) -> None:
-        self._api = weights.library.api
-        self._weights = weights
-        self._vocabulary_size = int(weights.struct.vocabulary)
+        self._api = part.library.api
+        self._part = part
+        self._scores_per_row = int(part.struct.head.rows)
+        self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
         if cache_bytes <= _MOST_CACHE_BYTES:
-            self._pointer = self._api.es_open(ctypes.byref(weights.struct), context_length, threads, LEVELS[level])
+            self._pointer = self._api.es_open(ctypes.byref(part.struct), context_length, threads, LEVELS[level])
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",
                 needed_bytes=cache_bytes,
                 available_bytes=None,
                 hint="use a smaller --context",
+            )
+        layers = np.array(keep_hidden, dtype=np.int64)
+        if keep_hidden and self._api.es_keep_hidden(self._pointer, layers.ctypes.data, len(layers)):
+            self.free()
+            raise MemoryLimitError(
+                f"no memory for the hidden states of {len(layers)} layers", needed_bytes=None, available_bytes=None
             )
 
     def _open(self) -> int:
@@ -53,23 +68,36 @@ class NativeCache:
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
-        code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows, None)
-        if code == CANCELLED:
-            raise CancelledError("the forward was cancelled")
-        if code == OTHER_PROCESS:
-            raise ForwardError(
-                "this sequence belongs to the process that opened it",
-                code=code,
-                hint="load the model after forking",
-            )
-        if code:
-            raise ForwardError(f"the forward of {len(tokens)} tokens at {position} was refused", code=code)
+        code = self._api.es_forward(self._open(), tokens.ctypes.data, len(tokens), position, rows)
+        _check(code, f"the forward of {len(tokens)} tokens at {position}")
+
+    def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
+        """Add ``ids`` to a tree that follows ``position`` positions, and score them; ``parents`` are all nodes'.
+
+        Raises as ``decode``.
+        """
+        tokens, every = np.ascontiguousarray(ids, dtype=np.int32), np.array(parents, dtype=np.int32)
+        first = len(every) - len(tokens)
+        code = self._api.es_forward_tree(
+            self._open(), tokens.ctypes.data, len(tokens), position, every.ctypes.data, first
+        )
+        _check(code, f"the forward of a tree of {len(every)} tokens at {position}")
+
+    def keep(self, nodes: Sequence[int], position: int) -> None:
+        """Copy these nodes of the tree to where the cache holds ``position`` and what follows."""
+        every = np.array(nodes, dtype=np.int32)
+        _check(self._api.es_keep(self._open(), every.ctypes.data, len(every), position), "keeping a path")
+
+    def hidden(self, layer: int, rows: int) -> NDArray[np.float32]:
+        """A copy of the last decode's hidden states: float32 of shape (rows, embedding)."""
+        with self._lock:
+            address = self._api.es_hidden(self._open(), layer)
+            view = (ctypes.c_float * (rows * self._embedding)).from_address(address)
+            return np.array(view, dtype=np.float32).reshape(rows, self._embedding)
 
     def copy_from(self, other: NativeCache, length: int) -> None:
         """Take the first ``length`` positions from a cache of the same weights. Raises ForwardError, ClosedError."""
-        code = self._api.es_copy(self._open(), other._open(), length)
-        if code:
-            raise ForwardError(f"{length} positions cannot be copied", code=code)
+        _check(self._api.es_copy(self._open(), other._open(), length), f"copying {length} positions")
 
     def cancel(self, cancelled: bool) -> None:
         with self._lock:
@@ -79,8 +107,8 @@ class NativeCache:
     def row(self, index: int) -> LogitsArray:
         """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
         with self._lock:
-            start = ctypes.addressof(self._api.es_scores(self._open()).contents) + index * self._vocabulary_size * 4
-            view = (ctypes.c_float * self._vocabulary_size).from_address(start)
+            start = ctypes.addressof(self._api.es_scores(self._open()).contents) + index * self._scores_per_row * 4
+            view = (ctypes.c_float * self._scores_per_row).from_address(start)
             return np.array(view, dtype=np.float32)
 
     def argmax(self, index: int) -> int:
@@ -93,7 +121,7 @@ class NativeCache:
         with self._lock:
             code = self._api.es_top_k(self._open(), index, len(ids), ids.ctypes.data, scores.ctypes.data)
         if code:
-            raise ValueError(f"a row of {self._vocabulary_size} scores has no best {len(ids)}")
+            raise ValueError(f"a row of {self._scores_per_row} scores has no best {len(ids)}")
 
     def free(self) -> None:
         """Idempotent."""
@@ -101,6 +129,17 @@ class NativeCache:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
+
+
+def _check(code: int, what: str) -> None:
+    if code == CANCELLED:
+        raise CancelledError("the forward was cancelled")
+    if code == OTHER_PROCESS:
+        raise ForwardError(
+            "this sequence belongs to the process that opened it", code=code, hint="load the model after forking"
+        )
+    if code:
+        raise ForwardError(f"{what} was refused", code=code)
 
 
 class NativeRows(Rows):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader, TensorInfo
 
-__all__ = ["LayerTensors", "ModelLayout", "WeightTensor", "read_layout", "unsupported_reason"]
+__all__ = ["LayerTensors", "ModelLayout", "Rope", "WeightTensor", "read_layout", "unsupported_reason"]
 
 # The types that kernels exist for, by the numbers GGUF and the kernels give them.
 TYPES: Mapping[str, int] = {
@@ -29,13 +29,35 @@ SUPER_BLOCK = 256  # columns that share scales of scales in the K types
 BLOCK = 32  # columns that are quantised together, weights and activations alike
 LANES = 16  # elements of a head that attention takes at a time
 
-# Architecture -> how rotary embedding pairs a head's elements: 0 neighbours, 1 halves. llama's converter reorders the
-# rows of queries and keys so that neighbours belong together.
-_ROPE_PAIRS: Mapping[str, int] = {"llama": 0, "qwen2": 1}
+SWIGLU, GEGLU = 0, 1  # what the feed-forward does to its gate, by the numbers the kernels give it
 
-_DEFAULT_ROPE_BASE = 10000.0  # where a file does not say, as llama.cpp has it
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Architecture:
+    """How a family of models differs from llama. ``rope_pairs`` is how rotary embedding pairs a head's elements: 0
+    neighbours, 1 halves; llama's converter reorders the rows of queries and keys so that neighbours belong together.
+    """
+
+    rope_pairs: int
+    has_biases: bool = False
+    has_head_norms: bool = False
+    is_gemma: bool = False
+
+
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture(rope_pairs=0, has_biases=True),
+    "qwen2": _Architecture(rope_pairs=1, has_biases=True),
+    "qwen3": _Architecture(rope_pairs=1, has_head_norms=True),
+    "gemma3": _Architecture(rope_pairs=1, has_head_norms=True, is_gemma=True),
+}
+
+_DEFAULT_ROPE_BASE = 10000.0  # where a file does not say, as llama.cpp has it; also of layers with a window
+_WINDOW_PERIOD = 6  # gemma3: every sixth layer sees all positions, where a file does not say otherwise
+_LAYERS_OF_27B = 62  # gemma3's largest model scales attention by the embedding's share of a head (its config.json)
 _MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _NORMS = ("attn_norm", "ffn_norm")
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+_POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 _EMBEDDING, _HEAD, _OUTPUT_NORM, _ROPE_FACTORS = (
     "token_embd.weight",
     "output.weight",
@@ -66,6 +88,10 @@ class WeightTensor:
 class LayerTensors:
     attention_norm: TensorInfo
     feed_forward_norm: TensorInfo
+    attention_post_norm: TensorInfo | None
+    feed_forward_post_norm: TensorInfo | None
+    query_norm: TensorInfo | None
+    key_norm: TensorInfo | None
     query: WeightTensor
     key: WeightTensor
     value: WeightTensor
@@ -73,11 +99,24 @@ class LayerTensors:
     gate: WeightTensor
     up: WeightTensor
     down: WeightTensor
+    window: int
+    rope_table: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """What rotary frequencies are made of: base ** -(2i / rope_length) / scale / factors[i]."""
+
+    base: float
+    scale: float
+    factors: TensorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """A model's numbers and tensors. ``rope_base`` and ``rope_factors`` make the frequencies; see ``read_layout``."""
+    """A model's numbers and tensors. A layer's ``rope_table`` is one of ``ropes``, its ``window`` the number of
+    positions that a row sees, 0 for all.
+    """
 
     embedding: int
     heads: int
@@ -87,10 +126,11 @@ class ModelLayout:
     vocabulary: int
     rope_length: int
     rope_pairs: int
-    rope_base: float
-    rope_scale: float
-    rope_factors: TensorInfo | None
+    ropes: tuple[Rope, ...]
     norm_epsilon: float
+    embedding_scale: float
+    attention_scale: float
+    activation: int
     layers: tuple[LayerTensors, ...]
     output_norm: TensorInfo
     head: WeightTensor
@@ -120,15 +160,25 @@ def read_layout(header: GgufHeader) -> ModelLayout:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    embedding: int
+    queries: int
+    keys: int
+    head_length: int
+    feed_forward: int
+
+
 class _Reader:
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
+        if header.architecture not in _ARCHITECTURES:
+            raise _UnsupportedError(f"it knows {', '.join(_ARCHITECTURES)}, not {header.architecture}")
+        self._architecture = _ARCHITECTURES[header.architecture]
 
     def layout(self) -> ModelLayout:
         header = self._header
-        if header.architecture not in _ROPE_PAIRS:
-            raise _UnsupportedError(f"it knows {' and '.join(_ROPE_PAIRS)}, not {header.architecture}")
         self._refuse_variants()
         heads, kv_heads = self._one(header.head_count, "heads"), self._one(header.head_count_kv, "key-value heads")
         head_length, embedding = header.key_length, header.embedding_length
@@ -148,14 +198,18 @@ class _Reader:
             raise ModelFileError(header.path, f"{rope_length} of {head_length} elements of a head cannot be rotated")
         vocabulary = header.vocabulary_size
         rows = self._matrix(_EMBEDDING, vocabulary, embedding)
+        shape = _Shape(embedding, heads * head_length, kv_heads * head_length, head_length, feed_forward)
+        window, period = self._window()
         layers = tuple(
-            self._layer(f"blk.{number}", embedding, heads * head_length, kv_heads * head_length, feed_forward)
+            self._layer(f"blk.{number}", shape, window if period and (number + 1) % period else 0)
             for number in range(header.block_count)
         )
         output_norm = self._vector(_OUTPUT_NORM, embedding)
         head = self._matrix(_HEAD, vocabulary, embedding) if _HEAD in self._tensors else rows
-        factors = self._vector(_ROPE_FACTORS, rope_length // 2) if _ROPE_FACTORS in self._tensors else None
+        ropes = self._ropes(rope_length)
         self._refuse_unknown_tensors()
+        is_gemma = self._architecture.is_gemma
+        share = embedding // heads if is_gemma and header.block_count == _LAYERS_OF_27B else head_length
         return ModelLayout(
             embedding=embedding,
             heads=heads,
@@ -164,11 +218,12 @@ class _Reader:
             feed_forward=feed_forward,
             vocabulary=vocabulary,
             rope_length=rope_length,
-            rope_pairs=_ROPE_PAIRS[header.architecture],
-            rope_base=self._number("rope.freq_base", _DEFAULT_ROPE_BASE),
-            rope_scale=self._rope_scale(),
-            rope_factors=factors,
+            rope_pairs=self._architecture.rope_pairs,
+            ropes=ropes,
             norm_epsilon=self._number("attention.layer_norm_rms_epsilon", None),
+            embedding_scale=math.sqrt(embedding) if is_gemma else 1.0,
+            attention_scale=1.0 / math.sqrt(share),
+            activation=GEGLU if is_gemma else SWIGLU,
             layers=layers,
             output_norm=output_norm,
             head=head,
@@ -180,17 +235,47 @@ class _Reader:
     def _refuse_variants(self) -> None:
         if self._integer("expert_count", 0):
             raise _UnsupportedError("it is a mixture of experts")
-        if self._integer("attention.sliding_window", 0):
-            raise _UnsupportedError("its attention has a sliding window")
+        window, context = self._integer("attention.sliding_window", 0), self._header.context_length
+        if 0 < window < context and not self._architecture.is_gemma:
+            raise _UnsupportedError(f"its attention has a sliding window of {window}, and its context is {context}")
         if self._value("attention.causal") is False:
             raise _UnsupportedError("its attention is not causal")
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if self._value(cap):
+                raise _UnsupportedError(f"it has {cap}")
+
+    def _window(self) -> tuple[int, int]:
+        """Positions that a row sees in layers with a window, and the period of those without; 0 and 0 for no windows.
+
+        Layer i is without where i + 1 is a multiple of the period, as llama.cpp has it.
+        """
+        window = self._integer("attention.sliding_window", 0)
+        if not self._architecture.is_gemma or window == 0:
+            return 0, 0
+        period = self._integer("attention.sliding_window_pattern", _WINDOW_PERIOD)
+        if window < 0 or period < 1:
+            raise ModelFileError(self._header.path, f"a window of {window} in a pattern of {period} is not sane")
+        return window, period
+
+    def _ropes(self, rope_length: int) -> tuple[Rope, ...]:
+        """Of layers that see all positions, and for gemma of those with a window, which knows no scaling."""
+        factors = self._vector(_ROPE_FACTORS, rope_length // 2) if _ROPE_FACTORS in self._tensors else None
+        whole = Rope(
+            base=self._number("rope.freq_base", _DEFAULT_ROPE_BASE), scale=self._rope_scale(), factors=factors
+        )
+        if not self._architecture.is_gemma:
+            return (whole,)
+        return whole, Rope(base=self._number("rope.freq_base_swa", _DEFAULT_ROPE_BASE), scale=1.0)
 
     def _rope_scale(self) -> float:
         kind = self._value("rope.scaling.type")
-        if kind in (None, "none"):
-            return 1.0
-        if kind != "linear":
+        if kind not in (None, "none", "linear"):
             raise _UnsupportedError(f"its rope scaling is {kind!r}")
+        if self._number("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise _UnsupportedError("its rope scaling has an attention factor")
+        # Without a type, a factor is linear; rope.scale_linear is its old name.
+        if kind == "none" or (kind is None and self._value("rope.scaling.factor") is None):
+            return 1.0 if kind == "none" else self._number("rope.scale_linear", 1.0)
         return self._number("rope.scaling.factor", None)
 
     def _value(self, suffix: str) -> object:
@@ -223,20 +308,30 @@ class _Reader:
 
     # --------------------------------------------------------------------------------------- tensors
 
-    def _layer(self, block: str, embedding: int, queries: int, keys: int, feed_forward: int) -> LayerTensors:
+    def _layer(self, block: str, shape: _Shape, window: int) -> LayerTensors:
         def matrix(name: str, rows: int, columns: int) -> WeightTensor:
             return self._matrix(f"{block}.{name}.weight", rows, columns)
 
+        def norm(name: str, length: int, exists: bool) -> TensorInfo | None:
+            return self._vector(f"{block}.{name}.weight", length) if exists else None
+
+        embedding, architecture = shape.embedding, self._architecture
         return LayerTensors(
             attention_norm=self._vector(f"{block}.attn_norm.weight", embedding),
             feed_forward_norm=self._vector(f"{block}.ffn_norm.weight", embedding),
-            query=matrix("attn_q", queries, embedding),
-            key=matrix("attn_k", keys, embedding),
-            value=matrix("attn_v", keys, embedding),
-            output=matrix("attn_output", embedding, queries),
-            gate=matrix("ffn_gate", feed_forward, embedding),
-            up=matrix("ffn_up", feed_forward, embedding),
-            down=matrix("ffn_down", embedding, feed_forward),
+            attention_post_norm=norm("post_attention_norm", embedding, architecture.is_gemma),
+            feed_forward_post_norm=norm("post_ffw_norm", embedding, architecture.is_gemma),
+            query_norm=norm("attn_q_norm", shape.head_length, architecture.has_head_norms),
+            key_norm=norm("attn_k_norm", shape.head_length, architecture.has_head_norms),
+            query=matrix("attn_q", shape.queries, embedding),
+            key=matrix("attn_k", shape.keys, embedding),
+            value=matrix("attn_v", shape.keys, embedding),
+            output=matrix("attn_output", embedding, shape.queries),
+            gate=matrix("ffn_gate", shape.feed_forward, embedding),
+            up=matrix("ffn_up", shape.feed_forward, embedding),
+            down=matrix("ffn_down", embedding, shape.feed_forward),
+            window=window,
+            rope_table=1 if window else 0,
         )
 
     def _tensor(self, name: str) -> TensorInfo:
@@ -273,9 +368,12 @@ class _Reader:
 
     def _refuse_unknown_tensors(self) -> None:
         known = {_EMBEDDING, _HEAD, _OUTPUT_NORM, _ROPE_FACTORS}
+        norms = [*_NORMS, *(_HEAD_NORMS if self._architecture.has_head_norms else ())]
+        norms += _POST_NORMS if self._architecture.is_gemma else ()
         for number in range(self._header.block_count):
-            known.update(f"blk.{number}.{name}.weight" for name in (*_MATRICES, *_NORMS))
-            known.update(f"blk.{number}.{name}.bias" for name in _MATRICES)
+            known.update(f"blk.{number}.{name}.weight" for name in (*_MATRICES, *norms))
+            if self._architecture.has_biases:
+                known.update(f"blk.{number}.{name}.bias" for name in _MATRICES)
         strange = next((name for name in self._tensors if name not in known), None)
         if strange is not None:
             raise _UnsupportedError(f"it has a tensor {strange}")

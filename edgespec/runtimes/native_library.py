@@ -8,7 +8,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Mapping
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,10 @@ class Layer(ctypes.Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
         ("feed_forward_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("feed_forward_post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
         ("query", Matrix),
         ("key", Matrix),
         ("value", Matrix),
@@ -66,6 +70,8 @@ class Layer(ctypes.Structure):
         ("gate", Matrix),
         ("up", Matrix),
         ("down", Matrix),
+        ("window", c_int64),
+        ("rope_table", c_int64),
     )
 
 
@@ -80,9 +86,13 @@ class NativeModelStruct(ctypes.Structure):
         ("head_length", c_int64),
         ("feed_forward", c_int64),
         ("vocabulary", c_int64),
+        ("activation", c_int64),
         ("rope_length", c_int64),
         ("rope", c_int64),
         ("norm_epsilon", c_double),
+        ("embedding_scale", c_double),
+        ("attention_scale", c_double),
+        ("rope_tables", c_int64),
         ("rope_frequencies", c_void_p),
         ("layer", POINTER(Layer)),
         ("output_norm", c_void_p),
@@ -98,7 +108,9 @@ _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays 
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, c_int32, c_int32)),
     "es_close": (None, (c_void_p,)),
-    "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32, POINTER(c_uint64))),
+    "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
+    "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
+    "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
@@ -106,7 +118,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
         c_int32,
-        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, _FLOATS, c_int32),
+        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, _FLOATS, c_int32),
     ),
 }
 # Calls of microseconds. They keep the lock: beside a busy Python thread, getting it back takes milliseconds.
@@ -116,12 +128,15 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
     "es_cancel": (None, (c_void_p, c_int32)),
+    "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
+    "es_hidden": (c_void_p, (c_void_p, c_int64)),
     "es_scores": (POINTER(c_float), (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
     "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
     "es_exponential": (c_int32, (_FLOATS, c_int64, _FLOATS, c_int32)),
     "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_geglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_dequantise": (c_int32, (c_int64, _BYTES, c_int64, _FLOATS)),
     "es_quantise": (c_int32, (_FLOATS, c_int64, _BYTES, c_int32)),
 }

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.contracts import IdArray
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf import GgufHeader, TensorInfo
-from edgespec.runtimes.native_layout import ModelLayout, WeightTensor
+from edgespec.runtimes.native_layout import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.native_library import Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.worker_thread import WorkerThread
 
@@ -25,6 +26,7 @@ __all__ = ["NativeWeights", "load_weights"]
 _LINE_BYTES = 64  # matrices start on cache lines of their own
 
 _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+_OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm", "key_norm")
 
 # Rows laid out at a time, whole tiles of 16: a few megabytes, so that a large head is shared among the threads, and
 # little of the file is in memory beside its copy.
@@ -71,6 +73,10 @@ class NativeWeights:
             layer.feed_forward_norm = self._floats(tensors.feed_forward_norm)
             for name in _MATRICES:
                 setattr(layer, name, self._matrix(getattr(tensors, name)))
+            for name in _OPTIONAL_NORMS:
+                norm = getattr(tensors, name)
+                setattr(layer, name, None if norm is None else self._floats(norm))
+            layer.window, layer.rope_table = tensors.window, tensors.rope_table
         return NativeModelStruct(
             layers=len(layout.layers),
             embedding=layout.embedding,
@@ -79,10 +85,14 @@ class NativeWeights:
             head_length=layout.head_length,
             feed_forward=layout.feed_forward,
             vocabulary=layout.vocabulary,
+            activation=layout.activation,
             rope_length=layout.rope_length,
             rope=layout.rope_pairs,
             norm_epsilon=layout.norm_epsilon,
-            rope_frequencies=self._keep(self._frequencies(layout)),
+            embedding_scale=layout.embedding_scale,
+            attention_scale=layout.attention_scale,
+            rope_tables=len(layout.ropes),
+            rope_frequencies=self._keep(np.stack([self._frequencies(layout, rope) for rope in layout.ropes])),
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
@@ -106,16 +116,22 @@ class NativeWeights:
             type=weight.type_number,
         )
 
-    def _frequencies(self, layout: ModelLayout) -> NDArray[np.float64]:
+    def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
         """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
         exponents = np.arange(0, layout.rope_length, 2, dtype=np.float64) / layout.rope_length
-        frequencies = np.array([layout.rope_base**-exponent for exponent in exponents.tolist()]) / layout.rope_scale
-        if layout.rope_factors is not None:
-            factors = _read_floats(self._file, layout.rope_factors).astype(np.float64)
+        frequencies = np.array([rope.base**-exponent for exponent in exponents.tolist()]) / rope.scale
+        if rope.factors is not None:
+            factors = _read_floats(self._file, rope.factors).astype(np.float64)
             if not (np.isfinite(factors).all() and (factors > 0).all()):
                 raise ValueError("rope factors must be finite and positive")
             frequencies /= factors
         return frequencies
+
+    def rows(self, weight: WeightTensor, ids: IdArray) -> NDArray[np.uint8]:
+        """Some rows of a matrix as the file holds them: uint8 of shape (len(ids), bytes of a row)."""
+        tensor = weight.tensor
+        whole = np.frombuffer(self._file, dtype=np.uint8, count=tensor.byte_count, offset=tensor.offset)
+        return np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
 
     def relay(self, strip: _Strip) -> int:
         """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""

@@ -70,6 +70,38 @@ def test_what_a_query_does_not_see_does_not_touch_it(library: NativeLibrary, lev
     assert np.isnan(beside[1]).all()
 
 
+@pytest.mark.parametrize("head_length", [16, 64, 256])
+def test_a_window_hides_what_lies_before_it(library: NativeLibrary, level: str, head_length: int) -> None:
+    keys, values = cache(head_length)
+    first = [max(0, seen - 1 - 40 * index) for index, seen in enumerate(SEEN)]
+    queries = some_queries(len(SEEN), head_length)
+    found = attend(library, level, keys, values, queries, SEEN, first=first)
+    assert same_bits(found, attend(library, "portable", keys, values, queries, SEEN, first=first))
+    for index, (start, seen) in enumerate(zip(first, SEEN, strict=True)):
+        alone = attend(library, level, keys, values, queries[index : index + 1], [seen], first=[start])
+        assert same_bits(alone[0], found[index]), (start, seen)
+        scores = keys[start:seen].astype(np.float64) @ queries[index].astype(np.float64) / np.sqrt(head_length)
+        weights = np.exp(scores - scores.max())
+        expected = weights / weights.sum() @ values[start:seen]
+        assert np.abs(found[index] - expected).max() < 1e-3
+        hidden, spoiled = keys.copy(), values.copy()
+        hidden[:start], spoiled[:start] = np.nan, np.inf
+        one = queries[index : index + 1]
+        assert same_bits(attend(library, level, hidden, spoiled, one, [seen], first=[start])[0], found[index])
+
+
+@pytest.mark.parametrize("own_from", [0, 16, 240, 256, 512, 688])
+def test_positions_of_its_own_are_as_good_as_the_caches(library: NativeLibrary, level: str, own_from: int) -> None:
+    for head_length in (16, 48, 64):
+        keys, values = cache(head_length)
+        queries = some_queries(len(SEEN), head_length)
+        first = [seen // 2 for seen in SEEN]
+        for starts in (None, first):
+            expected = attend(library, level, keys, values, queries, SEEN, first=starts)
+            found = attend(library, level, keys, values, queries, SEEN, first=starts, own_from=own_from)
+            assert same_bits(found, expected)
+
+
 def test_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> None:
     """The largest score is met in the second block; what the first gave is scaled away to nothing."""
     keys, values = cache(32, 600)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.runtimes.native_library import NativeLibrary
-from tests.support.kernel_calls import Floats, exponential, normalise, quantise, same_bits, swiglu
+from tests.support.kernel_calls import Floats, exponential, geglu, normalise, quantise, same_bits, swiglu
 
 
 def normal(seed: int, count: int) -> Floats:
@@ -138,6 +138,25 @@ def test_swiglu_of_large_values(library: NativeLibrary, level: str) -> None:
     gate = np.resize(np.array([1e4, -1e4, 88, -88, 200, -200], np.float32), 96)
     found = swiglu(library, level, gate, np.ones(96, np.float32))
     assert np.allclose(found, np.maximum(gate, 0), atol=1e-30)
+
+
+def test_geglu_is_numpys_up_to_rounding_and_the_same_on_every_level(library: NativeLibrary, level: str) -> None:
+    gate, up = normal(3, 4096) * 3, normal(4, 4096)
+    found = geglu(library, level, gate, up)
+    g = gate.astype(np.float64)
+    u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    expected = g * 0.5 * (1 + np.tanh(u)) * up
+    # As for SwiGLU; and the exponent, 2u, is 4 roundings off, which moves the exponential by so much of itself.
+    # numpy's own 1 + tanh loses what is below 2^-53 of 1.
+    bound = (4 + 4 * np.abs(u)) * 2.0**-23 * np.abs(expected) + 2.0**-50 * np.abs(g * up)
+    assert (np.abs(found - expected) <= bound).all()
+    assert same_bits(found, geglu(library, "portable", gate, up))
+
+
+def test_geglu_of_large_values(library: NativeLibrary, level: str) -> None:
+    gate = np.resize(np.array([1e4, -1e4, 88, -88, 1e20, -1e20], np.float32), 96)
+    found = geglu(library, level, gate, np.ones(96, np.float32))
+    assert np.allclose(found, np.maximum(gate, 0), rtol=1e-6, atol=1e-15)
 
 
 @pytest.mark.parametrize("length", [32, 576, 1536])

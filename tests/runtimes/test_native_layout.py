@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader, TensorInfo, read_header
-from edgespec.runtimes.native_layout import read_layout, unsupported_reason
+from edgespec.runtimes.native_layout import GEGLU, Rope, read_layout, unsupported_reason
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -41,7 +41,8 @@ def test_the_layout_is_the_files(header: GgufHeader) -> None:
     layout = read_layout(header)
     assert (layout.embedding, layout.heads, layout.kv_heads, layout.head_length) == (64, 4, 2, 16)
     assert (layout.feed_forward, layout.vocabulary, len(layout.layers)) == (128, header.vocabulary_size, 2)
-    assert (layout.rope_length, layout.rope_base, layout.rope_scale, layout.rope_pairs) == (16, 10000.0, 1.0, 0)
+    assert (layout.rope_length, layout.rope_pairs) == (16, 0)
+    assert layout.ropes == (Rope(base=10000.0, scale=1.0),)
     assert layout.norm_epsilon == pytest.approx(1e-5)
     assert layout.head.tensor.name == "output.weight"
     assert (layout.layers[1].down.rows, layout.layers[1].down.columns) == (64, 128)
@@ -51,7 +52,7 @@ def test_the_layout_is_the_files(header: GgufHeader) -> None:
 def test_linear_rope_scaling_and_a_missing_base(header: GgufHeader) -> None:
     changed = with_metadata(header, rope__scaling__type="linear", rope__scaling__factor=4.0, rope__freq_base=None)
     layout = read_layout(changed)
-    assert (layout.rope_scale, layout.rope_base) == (4.0, 10000.0)
+    assert layout.ropes == (Rope(base=10000.0, scale=4.0),)
 
 
 def test_tied_heads_and_biases(header: GgufHeader) -> None:
@@ -62,12 +63,57 @@ def test_tied_heads_and_biases(header: GgufHeader) -> None:
     assert layout.layers[0].query.bias == bias
 
 
+def test_a_window_that_hides_nothing(header: GgufHeader) -> None:
+    assert {layer.window for layer in read_layout(with_metadata(header, attention__sliding_window=2048)).layers} == {
+        0
+    }
+
+
+def test_qwen3_has_norms_of_heads_and_no_biases(tmp_path: Path) -> None:
+    header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="qwen3", head_length=32))
+    layer = read_layout(header).layers[1]
+    assert (layer.query_norm, layer.key_norm) == tuple(
+        next(t for t in header.tensors if t.name == f"blk.1.attn_{name}_norm.weight") for name in "qk"
+    )
+    assert (layer.attention_post_norm, layer.query.rows, read_layout(header).head_length) == (None, 128, 32)
+    without = tuple(t for t in header.tensors if t.name != "blk.1.attn_k_norm.weight")
+    with pytest.raises(ModelFileError, match="attn_k_norm"):
+        read_layout(replace(header, tensors=without))
+    bias = TensorInfo("blk.0.attn_q.bias", (128,), "F32", 0, 512)
+    reason = unsupported_reason(replace(header, tensors=(*header.tensors, bias)))
+    assert reason is not None
+    assert "blk.0.attn_q.bias" in reason
+
+
+def test_gemma3_has_windows_but_in_every_sixth_layer(tmp_path: Path) -> None:
+    header = read_header(write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3", window=30, layers=13))
+    layout = read_layout(header)
+    assert [layer.window for layer in layout.layers] == [*[30] * 5, 0, *[30] * 5, 0, 30]
+    assert [layer.rope_table for layer in layout.layers] == [*[1] * 5, 0, *[1] * 5, 0, 1]
+    assert layout.ropes == (Rope(base=1e6, scale=1.0), Rope(base=10000.0, scale=1.0))
+    assert (layout.activation, layout.embedding_scale, layout.attention_scale) == (GEGLU, 8.0, 0.25)
+    insane = {**header.metadata, "gemma3.attention.sliding_window_pattern": 0}
+    with pytest.raises(ModelFileError, match="pattern"):
+        read_layout(replace(header, metadata=insane))
+    each = {**header.metadata, "gemma3.attention.sliding_window_pattern": (True,) * 13}
+    assert "pattern is not one number" in str(unsupported_reason(replace(header, metadata=each)))
+
+
+def test_the_largest_gemma3_scales_attention_by_the_embeddings_share(tmp_path: Path) -> None:
+    for layers, scale in ((61, 32**-0.5), (62, 0.25)):
+        path = write_tiny_gguf(tmp_path / "t.gguf", architecture="gemma3", head_length=32, layers=layers, window=9)
+        assert read_layout(read_header(path)).attention_scale == pytest.approx(scale)
+
+
 UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "mamba": lambda h: replace(h, architecture="mamba"),
     "mixture": lambda h: with_metadata(h, expert_count=8),
     "window": lambda h: with_metadata(h, attention__sliding_window=512),
     "causal": lambda h: with_metadata(h, attention__causal=False),
     "scaling": lambda h: with_metadata(h, rope__scaling__type="yarn"),
+    "longrope": lambda h: with_metadata(h, rope__scaling__type="longrope"),
+    "attention factor": lambda h: with_metadata(h, rope__scaling__attn_factor=1.2),
+    "final_logit_softcapping": lambda h: with_metadata(h, final_logit_softcapping=30.0),
     "Q3_K": lambda h: with_tensor(h, "blk.0.attn_q.weight", type_name="Q3_K"),
     "F16": lambda h: with_tensor(h, "blk.0.attn_norm.weight", type_name="F16"),
     "blk.0.attn_q_norm": lambda h: replace(

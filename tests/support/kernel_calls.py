@@ -164,12 +164,30 @@ def dequantise(library: NativeLibrary, weights: Weights, row: int) -> Floats:
     return y
 
 
+def geglu(library: NativeLibrary, level: str, gate: Floats, up: Floats) -> Floats:
+    y = np.empty_like(gate)
+    checked(library.api.es_geglu(gate.ctypes.data, up.ctypes.data, len(gate), y.ctypes.data, LEVELS[level]))
+    return y
+
+
 def attend(
-    library: NativeLibrary, level: str, keys: Floats, values: Floats, queries: Floats, visible: list[int]
+    library: NativeLibrary,
+    level: str,
+    keys: Floats,
+    values: Floats,
+    queries: Floats,
+    visible: list[int],
+    *,
+    first: list[int] | None = None,
+    own_from: int = 2**40,
 ) -> Floats:
-    """keys, values (positions, length), queries (n, length) -> (n, length); query i sees ``visible[i]`` positions."""
+    """keys, values (positions, length), queries (n, length) -> (n, length).
+
+    Query i sees ``visible[i]`` positions, or those from ``first[i]`` on. Positions from ``own_from`` on are looked up
+    as a tree's are.
+    """
     out = np.full_like(queries, np.nan)
-    seen = np.array(visible, dtype=np.int64)
+    seen = np.array([[0] * len(visible) if first is None else first, visible], dtype=np.int64).T.copy()
     keys, values, queries = (np.ascontiguousarray(each) for each in (keys, values, queries))
     checked(
         library.api.es_attend(
@@ -180,6 +198,7 @@ def attend(
             queries.ctypes.data,
             seen.ctypes.data,
             len(queries),
+            own_from,
             out.ctypes.data,
             LEVELS[level],
         )

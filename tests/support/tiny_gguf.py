@@ -7,7 +7,7 @@ multi-byte pieces and chat control tokens. Models written with the same ``vocabu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
     "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_S,
     "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
 }
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
 
 CHATML = (
     "{% for message in messages %}"
@@ -79,29 +80,48 @@ def write_tiny_gguf(
     chat_template: str | None = CHATML,
     extra_tokens: int = 0,
     end_scale: float = 0.0,
-    architecture: Literal["llama", "qwen2"] = "llama",
+    architecture: Architecture = "llama",
     tied: bool = False,
+    head_length: int | None = None,
+    window: int = 0,
+    rope_factors: bool = False,
+    leave_out: Sequence[int] = (),
+    settings: Mapping[str, int | float | str] | None = None,
 ) -> Path:
-    """Write a model to ``path`` and return it; one of qwen2 has biases on queries, keys and values.
+    """Write a model to ``path`` and return it.
+
+    One of qwen2 has biases on queries, keys and values; qwen3 and gemma3 have norms of heads, with random weights;
+    gemma3 has norms behind each half of a layer and a sliding ``window``, and its head is always tied.
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the table at its tail. With ``end_scale`` 0 the
     greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of
-    256 for K-quants.
-    ``tied`` leaves the head out: the embedding is used in its place.
+    256 for K-quants. ``tied`` leaves the head out: the embedding is used in its place. ``head_length`` is width /
+    heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies. Layers of ``leave_out`` are
+    drawn but not written, and those behind them move up. ``settings`` are more of the architecture's own keys.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name(f"tiny-{seed}")
     writer.add_context_length(context_length)
-    writer.add_block_count(layers)
+    writer.add_block_count(layers - len(leave_out))
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(2 * width)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(width // heads)
-    writer.add_rope_freq_base(10000.0)
+    head_width = width // heads if head_length is None else head_length
+    queries, keys = heads * head_width, kv_heads * head_width
+    writer.add_rope_dimension_count(head_width)
+    if head_length is not None:
+        writer.add_key_length(head_length)
+        writer.add_value_length(head_length)
+    if window:
+        writer.add_sliding_window(window)
+    writer.add_rope_freq_base(1e6 if architecture == "gemma3" else 10000.0)
+    for key, value in (settings or {}).items():
+        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_file_type(_FILE_TYPES[quant])
@@ -119,35 +139,56 @@ def write_tiny_gguf(
         writer.add_chat_template(chat_template)
 
     random = np.random.default_rng(seed)
-    head_width = width // heads
+    is_gemma = architecture == "gemma3"
+    written = {layer: number for number, layer in enumerate(each for each in range(layers) if each not in leave_out)}
 
     def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
-        _add(writer, name, _normal(random, rows, columns, scale), quant)
+        weights = _normal(random, rows, columns, scale)
+        if name:
+            _add(writer, name, weights, quant)
+
+    def vector(name: str, weights: npt.NDArray[np.float32]) -> None:
+        if name:
+            writer.add_tensor(name, weights)
 
     # Padding rows are zero and drawn from no generator: the same seed gives the same model, whatever its padding.
     padding, rows = ((0, extra_tokens), (0, 0)), len(tokens) - extra_tokens
-    embedding = _normal(random, rows, width, np.sqrt(width))  # entries of about 1
+    # Entries of about 1; gemma3 scales them by sqrt(width) itself, and has no other head, see below.
+    embedding = _normal(random, rows, width, 3.0 if is_gemma else np.sqrt(width))
+    if is_gemma:
+        embedding *= np.maximum(_head_scales(types[:rows], eos, end_scale), 0.1)[:, None]
     _add(writer, "token_embd.weight", np.pad(embedding, padding), quant)
+    if rope_factors:
+        writer.add_tensor("rope_freqs.weight", np.geomspace(1, 8, head_width // 2, dtype=np.float32))
     for layer in range(layers):
-        block = f"blk.{layer}"
-        writer.add_tensor(f"{block}.attn_norm.weight", np.ones(width, np.float32))
+
+        def named(name: str, layer: int = layer) -> str:
+            return f"blk.{written[layer]}.{name}" if layer in written else ""
+
+        vector(named("attn_norm.weight"), np.ones(width, np.float32))
         # Attention scores with a spread of about 2: positions matter, and the text does not fall into a short loop.
-        matrix(f"{block}.attn_q.weight", width, width, 2.0)
-        matrix(f"{block}.attn_k.weight", kv_heads * head_width, width)
-        matrix(f"{block}.attn_v.weight", kv_heads * head_width, width)
-        matrix(f"{block}.attn_output.weight", width, width, 2.0)
-        writer.add_tensor(f"{block}.ffn_norm.weight", np.ones(width, np.float32))
-        matrix(f"{block}.ffn_gate.weight", 2 * width, width)
-        matrix(f"{block}.ffn_up.weight", 2 * width, width)
-        matrix(f"{block}.ffn_down.weight", width, 2 * width, 2.0)
+        matrix(named("attn_q.weight"), queries, width, 2.0)
+        matrix(named("attn_k.weight"), keys, width)
+        matrix(named("attn_v.weight"), keys, width)
+        matrix(named("attn_output.weight"), width, queries, 2.0)
+        vector(named("ffn_norm.weight"), np.ones(width, np.float32))
+        matrix(named("ffn_gate.weight"), 2 * width, width)
+        matrix(named("ffn_up.weight"), 2 * width, width)
+        matrix(named("ffn_down.weight"), width, 2 * width, 2.0)
         if architecture == "qwen2":
-            for name, rows_ in (("q", width), ("k", kv_heads * head_width), ("v", kv_heads * head_width)):
-                writer.add_tensor(f"{block}.attn_{name}.bias", random.standard_normal(rows_, dtype=np.float32))
+            for name, rows_ in (("q", queries), ("k", keys), ("v", keys)):
+                vector(named(f"attn_{name}.bias"), random.standard_normal(rows_, dtype=np.float32))
+        if architecture in ("qwen3", "gemma3"):
+            for name in ("q", "k"):
+                vector(named(f"attn_{name}_norm.weight"), 1 + 0.5 * random.random(head_width, dtype=np.float32))
+        if is_gemma:
+            for name in ("attention", "ffw"):
+                vector(named(f"post_{name}_norm.weight"), 0.5 + random.random(width, dtype=np.float32))
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     # Logits with a spread of about 3, so that distributions are neither flat nor one-hot.
     head = _normal(random, rows, width, 3.0)
     head *= _head_scales(types[:rows], eos, end_scale)[:, None]
-    if not tied:
+    if not tied and not is_gemma:
         _add(writer, "output.weight", np.pad(head, padding), quant)
 
     writer.write_header_to_file()

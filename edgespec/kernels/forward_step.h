@@ -1,0 +1,48 @@
+/* What the steps of a forward know, and those that attention_step.c does. */
+#ifndef EDGESPEC_FORWARD_STEP_H
+#define EDGESPEC_FORWARD_STEP_H
+
+#include "sequence.h"
+#include "tree.h"
+
+struct forward {
+    struct es_sequence *sequence;
+    const int32_t *tokens;
+    size_t rows, scored;
+    size_t start;             /* the first row's position, or that of a tree's roots */
+    const struct tree *tree;  /* null: a chain */
+    bool finished;
+};
+
+/* What every step knows. */
+struct step {
+    struct forward *forward;
+    struct es_sequence *sequence;
+    const struct es_model *model;
+    const struct level *level;
+    int thread, threads;
+};
+
+static inline void share(const struct step *step, size_t items, size_t *begin, size_t *end)
+{
+    pool_share(items, step->thread, step->threads, begin, end);
+}
+
+static inline size_t position_of(const struct forward *forward, size_t row)
+{
+    return forward->start + (forward->tree ? forward->tree->depth[forward->tree->first + row] : row);
+}
+
+/* Cosines and sines of a row's position, [rope_length / 2][cos, sin]. */
+static inline float *rotation_of(const struct step *step, size_t table, size_t row)
+{
+    return step->sequence->rotation + (table * ES_MOST_TOKENS + row) * (size_t)step->model->rope_length;
+}
+
+/* Normalises and turns queries and keys by their positions, and puts keys and values into the cache or the tree. */
+void place_heads(const struct step *step, size_t layer);
+
+/* Attention, into `mixed`. */
+void mix(const struct step *step, size_t layer);
+
+#endif

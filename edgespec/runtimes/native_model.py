@@ -1,0 +1,213 @@
+"""A model file in the native runtime: its settings, its facts, and the weights that its Sequences share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import abc
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgespec.decoding.contracts import IdArray, ModelFacts
+from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.gguf import GgufHeader, read_header
+from edgespec.runtimes.native_layout import read_layout
+from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native_parts import HeadRows, ModelPart
+from edgespec.runtimes.native_sequence import NativeSequence
+from edgespec.runtimes.native_weights import load_weights
+
+__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
+
+KV_TYPE, KV_BITS = "f16", 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeSettings:
+    """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
+
+    Neither changes a bit of what is computed.
+    """
+
+    threads: int = 1
+    level: str = "auto"
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def kv_type(self) -> str:
+        return KV_TYPE
+
+
+def load_native(
+    path: Path,
+    settings: NativeSettings,
+    *,
+    name: str | None = None,
+    sha256: str | None = None,
+    header: GgufHeader | None = None,
+) -> NativeModel:
+    """Check the file, then lay its weights out for the kernels.
+
+    Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
+    MemoryLimitError, CancelledError.
+    """
+    header = read_header(path) if header is None else header
+    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
+    weights = load_weights(load(), header, read_layout(header), settings.threads)
+    return NativeModel(ModelPart(weights), header, settings, facts)
+
+
+def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None) -> ModelFacts:
+    """The facts of a model as ``load_native`` would report them, from its header alone.
+
+    Raises RuntimeUnavailableError, InvalidRequestError.
+    """
+    if settings.threads < 1:
+        raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
+    library = load()
+    return ModelFacts(
+        name=name,
+        sha256=sha256,
+        architecture=header.architecture,
+        runtime="native",
+        build=library.build,
+        device=settings.device,
+        threads=settings.threads,
+        vocabulary_size=header.vocabulary_size,
+        trained_context_length=header.context_length,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
+        kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
+        kv_type=KV_TYPE,
+        can_fork=True,
+        can_branch=True,
+        settings={"level": _level(library, settings.level)},
+    )
+
+
+def _level(library: NativeLibrary, wanted: str) -> str:
+    if wanted == "auto":
+        return library.levels[-1]
+    if wanted not in LEVELS:
+        raise InvalidRequestError(f"unknown level {wanted!r}", hint=f"one of auto, {', '.join(LEVELS)}")
+    if wanted not in library.levels:
+        raise RuntimeUnavailableError(
+            f"this processor or this build cannot run {wanted}", hint=f"here are {', '.join(library.levels)}"
+        )
+    return wanted
+
+
+def _facts_of_part(facts: ModelFacts, header: GgufHeader, part: ModelPart) -> ModelFacts:
+    read, kv = facts.bytes_per_forward, facts.kv_bytes_per_token
+    settings = dict(facts.settings)
+    if part.skipped:
+        blocks = tuple(f"blk.{number}." for number in part.skipped)
+        read -= sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(blocks))
+        kv = kv // header.block_count * (header.block_count - len(part.skipped))  # layers are all alike
+        settings["skipped_layers"] = ",".join(map(str, part.skipped))
+    if part.head is not None:
+        head = read_layout(header).head
+        read -= head.tensor.byte_count // head.rows * (head.rows - len(part.head.ids))
+        settings["head_rows"] = len(part.head.ids)
+    return replace(facts, bytes_per_forward=read, kv_bytes_per_token=kv, settings=settings)
+
+
+class NativeModel:
+    """Weights laid out for the kernels. Implements the Model contract."""
+
+    def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
+        self.header = header
+        self.settings = settings
+        self._facts = _facts_of_part(facts, header, part)
+        self._part: ModelPart | None = part
+        self._lock = threading.Lock()
+        self._sequences: weakref.WeakSet[NativeSequence] = weakref.WeakSet()
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    def facts_with(self, *, threads: int | None = None) -> ModelFacts:
+        """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
+        with self._lock:
+            return _facts_of_part(self._whole_facts(self._settings_with(threads)), self.header, self._open_part())
+
+    def with_caches(self, *, threads: int | None = None) -> NativeModel:
+        """The same weights, shared, on another number of threads; to be closed like any other model.
+
+        Raises ClosedError, InvalidRequestError.
+        """
+        with self._lock:
+            return self._with_part(self._open_part(), self._settings_with(threads))
+
+    def with_layers(self, skip: abc.Sequence[int]) -> NativeModel:
+        """The same weights, shared, without these of the file's layers: what a file without them would compute, to
+        the bit (self-speculation; Zhang et al., 2024). To be closed like any other model, and its caches are its own.
+
+        What this model skips itself comes back unless it is named again. Raises ClosedError, InvalidRequestError.
+        """
+        with self._lock:
+            part = self._open_part()
+            return self._with_part(ModelPart(part.weights, skip, part.head), self.settings)
+
+    def with_head_rows(self, ids: IdArray) -> NativeModel:
+        """The same weights, shared, with a head that scores these tokens only: ascending ids, integers of shape (n,).
+
+        Any token can be fed; those without a score are at -infinity, the others' scores are the whole head's, to the
+        bit (VocabTrim, Goel et al., 2025). To be closed like any other model. Raises ClosedError, MemoryLimitError,
+        InvalidRequestError.
+        """
+        with self._lock:
+            part = self._open_part()
+            head = HeadRows(part.weights, read_layout(self.header).head, ids)
+            return self._with_part(ModelPart(part.weights, part.skipped, head), self.settings)
+
+    def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
+        return NativeModel(part, self.header, settings, self._whole_facts(settings))
+
+    def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
+        return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+
+    def _settings_with(self, threads: int | None) -> NativeSettings:
+        return self.settings if threads is None else replace(self.settings, threads=threads)
+
+    def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
+        """A fresh Sequence with room for ``context_length`` tokens, which can tell the hidden states of its forwards
+        behind the layers ``keep_hidden``; -1 is behind the head's norm.
+
+        Raises MemoryLimitError, ClosedError, InvalidRequestError.
+        """
+        if context_length < 1:
+            raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
+        kept = tuple(dict.fromkeys(keep_hidden))
+        with self._lock:
+            part = self._open_part()
+            strange = [layer for layer in kept if not -1 <= layer < part.struct.layers]
+            if strange:
+                raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
+            sequence = NativeSequence(self, part, context_length, kept)
+            self._sequences.add(sequence)
+            return sequence
+
+    def _open_part(self) -> ModelPart:
+        if self._part is None:
+            raise ClosedError(f"model {self._facts.name} is closed")
+        return self._part
+
+    def close(self) -> None:
+        """Close every open Sequence, then free the weights. Idempotent."""
+        with self._lock:
+            part, self._part = self._part, None
+            sequences = list(self._sequences)
+        for sequence in sequences:
+            sequence.close()
+        del part  # a forgotten Sequence still being finalized on another thread may hold it a moment longer
+
+    def __enter__(self) -> NativeModel:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()

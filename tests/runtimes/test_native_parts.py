@@ -1,0 +1,195 @@
+"""Parts of a native model: layers left out, rows of the head, and the hidden states in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.contracts import LogitsArray
+from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
+from edgespec.files.gguf import read_header
+from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from tests.runtimes.contract import equal, ids, logits
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+
+require_native()
+
+SHAPE: dict[str, Any] = {"width": 128, "layers": 4, "quant": "Q4_0"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("parts") / "tiny.gguf", **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def model(file: Path) -> Iterator[NativeModel]:
+    with load_native(file, NativeSettings(threads=2)) as model:
+        yield model
+
+
+def rows_of(model: NativeModel, tokens: list[int]) -> list[LogitsArray]:
+    with model.open(len(tokens)) as sequence:
+        sequence.forward(tokens[:-5], 0)
+        return logits(sequence.forward(tokens[-5:], 5))
+
+
+# ------------------------------------------------------------------------------------------------ layers
+
+
+@pytest.mark.parametrize("skip", [(0,), (3,), (1, 2), (3, 1, 1), (0, 1, 2)])
+def test_without_layers_it_is_the_file_without_them(
+    model: NativeModel, tmp_path: Path, skip: tuple[int, ...]
+) -> None:
+    tokens = ids(40, model)
+    shorter = write_tiny_gguf(tmp_path / "shorter.gguf", leave_out=tuple(set(skip)), **SHAPE)
+    with load_native(shorter, NativeSettings()) as other, model.with_layers(skip) as part:
+        found = rows_of(part, tokens)
+        assert equal(found, rows_of(other, tokens))
+        assert not equal(found, rows_of(model, tokens))
+        assert part.facts.kv_bytes_per_token == other.facts.kv_bytes_per_token
+        assert part.facts.bytes_per_forward == other.facts.bytes_per_forward
+        assert part.facts.settings["skipped_layers"] == ",".join(map(str, sorted(set(skip))))
+        assert part.facts.vocabulary_size == model.facts.vocabulary_size
+
+
+def test_a_part_has_caches_of_its_own_and_shares_the_weights(model: NativeModel) -> None:
+    tokens = ids(20, model)
+    with model.open(40) as whole, model.with_layers([1]) as part, part.open(40) as shorter:
+        whole.forward(tokens[:-1], 0)
+        shorter.forward(tokens[:-1], 0)
+        assert np.array_equal(whole.forward(tokens[-1:], 1).logits(0), rows_of(model, tokens)[-1])
+        with shorter.fork() as fork:
+            assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), rows_of(part, tokens)[-1])
+        with part.with_caches(threads=3) as beside:
+            assert beside.facts == part.facts_with(threads=3)
+            assert beside.facts.settings == part.facts.settings
+            assert equal(rows_of(beside, tokens), rows_of(part, tokens))
+        with part.with_layers([]) as again:
+            assert again.facts == model.facts
+            assert equal(rows_of(again, tokens), rows_of(model, tokens))
+
+
+def test_a_part_outlives_the_whole(file: Path) -> None:
+    model = load_native(file, NativeSettings())
+    part = model.with_layers([0])
+    tokens = ids(12, model)
+    expected = rows_of(part, tokens)
+    model.close()
+    assert equal(rows_of(part, tokens), expected)
+    part.close()
+    for use in (lambda: model.with_layers([0]), lambda: part.with_head_rows(np.arange(3)), part.facts_with):
+        with pytest.raises(ClosedError):
+            use()
+
+
+@pytest.mark.parametrize("skip", [[4], [-1], [0, 1, 2, 3]])
+def test_layers_that_cannot_be_left_out(model: NativeModel, skip: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match="layer"):
+        model.with_layers(skip)
+
+
+# -------------------------------------------------------------------------------------------- rows of the head
+
+
+@pytest.mark.parametrize("settings", [{}, {"architecture": "qwen2", "tied": True, "quant": "Q8_0"}])
+def test_rows_of_the_head_score_what_the_whole_head_does(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | settings)
+    with load_native(path, NativeSettings(threads=2)) as model:
+        size = model.facts.vocabulary_size
+        kept = np.sort(np.random.default_rng(1).permutation(size)[:100])
+        tokens = ids(30, model)  # of the whole vocabulary
+        whole = rows_of(model, tokens)
+        with model.with_head_rows(kept) as part, part.open(40) as sequence:
+            assert part.facts.vocabulary_size == size
+            assert part.facts.settings["head_rows"] == 100
+            table = next(t for t in read_header(path).tensors if t.name in ("output.weight", "token_embd.weight"))
+            saved = model.facts.bytes_per_forward - part.facts.bytes_per_forward
+            assert saved == table.byte_count // size * (size - 100)
+            sequence.forward(tokens[:-5], 0)
+            rows = sequence.forward(tokens[-5:], 5)
+            for index, expected in enumerate(whole):
+                row = rows.logits(index)
+                assert np.array_equal(row[kept], expected[kept])
+                assert np.isneginf(np.delete(row, kept)).all()
+                assert rows.argmax_row(index) == kept[np.argmax(expected[kept])]
+            best, scores = rows.top_k(3)
+            order = kept[np.argsort(-whole[0][kept], kind="stable")[:3]]
+            assert np.array_equal(best[0], order)
+            assert np.array_equal(scores[0], whole[0][order])
+            tree = sequence.forward_tree([1, 2], [-1, 0])
+            assert tree.argmax_row(1) in kept
+            sequence.keep([0])
+            with pytest.raises(StaleRowsError):
+                tree.argmax()
+            with part.with_layers([1]) as both:
+                assert both.facts.settings["head_rows"] == 100
+                with model.with_layers([1]) as shorter:
+                    assert np.array_equal(rows_of(both, tokens)[0][kept], rows_of(shorter, tokens)[0][kept])
+
+
+@pytest.mark.parametrize("rows", [[], [2, 1], [1, 1], [-1, 2], [5, 10**6], [[1, 2]], [0.5, 2.0]])
+def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="rows of a head"):
+        model.with_head_rows(np.array(rows))
+
+
+# ---------------------------------------------------------------------------------------------- hidden states
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_hidden_states_are_what_stands_between_layers(tmp_path: Path, architecture: Any) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | {"architecture": architecture, "quant": "F32"})
+    with load_native(path, NativeSettings(threads=2)) as model, model.open(60, keep_hidden=(0, 2, 3, -1)) as sequence:
+        tokens = ids(50, model)
+        plain = rows_of(model, tokens)
+        sequence.forward(tokens[:-5], 0)
+        assert equal(logits(sequence.forward(tokens[-5:], 5)), plain), "looking changes nothing"
+        for layer in (0, 2, 3):
+            found = sequence.hidden(layer)
+            assert (found.shape, found.dtype) == ((5, 128), np.float32)
+            with model.with_layers(range(layer + 1, 4)) as part, part.open(60, keep_hidden=[layer, -1]) as shorter:
+                shorter.forward(tokens[:-5], 0)
+                shorter.forward(tokens[-5:], 5)
+                assert np.array_equal(shorter.hidden(layer), found)
+                # The tiny models' last norm has weights of 1.
+                exact = found.astype(np.float64)
+                normed = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5)
+                assert np.abs(shorter.hidden(-1) - normed).max() < 1e-5
+        # The same rows one by one, and as a tree.
+        found = sequence.hidden(2)
+        sequence.rewind(45)
+        sequence.forward_tree(tokens[-5:], [-1, 0, 1, 2, 3])
+        assert np.array_equal(sequence.hidden(2), found)
+        sequence.forward(tokens[-5:-4], 1)
+        assert np.array_equal(sequence.hidden(2), found[:1])
+        with sequence.fork() as fork:
+            fork.forward(tokens[-4:], 1)
+            assert np.array_equal(fork.hidden(2), found[-1:])
+
+
+def test_hidden_states_nobody_asked_for_or_that_are_gone(model: NativeModel) -> None:
+    for strange in (4, -2):
+        with pytest.raises(InvalidRequestError, match="no layer"):
+            model.open(20, keep_hidden=[strange])
+    with model.open(20, keep_hidden=[1]) as sequence:
+        with pytest.raises(StaleRowsError):
+            sequence.hidden(1)
+        sequence.forward([1, 2, 3], 2)
+        assert sequence.hidden(1).shape == (2, 128)
+        for unasked in (0, -1):
+            with pytest.raises(InvalidRequestError, match="not kept"):
+                sequence.hidden(unasked)
+        sequence.rewind(1)
+        with pytest.raises(StaleRowsError):
+            sequence.hidden(1)
+        sequence.forward([1, 2], 0)
+        with pytest.raises(StaleRowsError):
+            sequence.hidden(1)
+    with pytest.raises(ClosedError):
+        sequence.hidden(1)
