@@ -36,7 +36,8 @@ INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select -
 
 ABI = 1
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
-LEVELS: Mapping[str, int] = {"portable": 0, "avx512-vnni": 1}
+# The later, the faster; those of other processors' families are never there.
+LEVELS: Mapping[str, int] = {"portable": 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
 
 _LOADING = threading.Lock()
 
