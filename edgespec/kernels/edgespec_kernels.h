@@ -27,7 +27,20 @@ enum es_status {
 };
 
 /* Weight types, numbered as in GGUF files. */
-enum es_type { ES_F32 = 0, ES_F16 = 1, ES_Q4_0 = 2, ES_Q4_1 = 3, ES_Q8_0 = 8 };
+enum es_type {
+    ES_F32 = 0,
+    ES_F16 = 1,
+    ES_Q4_0 = 2,
+    ES_Q4_1 = 3,
+    ES_Q5_0 = 6,
+    ES_Q5_1 = 7,
+    ES_Q8_0 = 8,
+    ES_Q4_K = 12,
+    ES_Q5_K = 13,
+    ES_Q6_K = 14,
+    ES_BF16 = 30,
+    ES_TYPES = 31, /* one above the highest */
+};
 
 /* Instruction sets, each a build of the same arithmetic: the same bits come out of all. The later, the faster. */
 enum es_level { ES_PORTABLE, ES_AVX2, ES_AVX_VNNI, ES_AVX512_VNNI, ES_NEON_DOTPROD, ES_LEVELS };

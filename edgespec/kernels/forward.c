@@ -35,7 +35,7 @@ static void begin_rows(const struct step *step)
     const struct es_model *model = step->model;
     struct es_sequence *sequence = step->sequence;
     size_t embedding = (size_t)model->embedding, pairs = (size_t)model->rope_length / 2, begin, end;
-    size_t row_bytes = embedding / BLOCK * file_block_bytes(model->embedding_type);
+    size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
     share(step, step->forward->rows, &begin, &end);
     for (size_t r = begin; r < end; r++) {
         const uint8_t *from = model->embedding_rows + (size_t)step->forward->tokens[r] * row_bytes;

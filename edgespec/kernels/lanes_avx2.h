@@ -69,6 +69,16 @@ static inline lanes lanes_from_halves(const uint16_t *from)
     return (lanes){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)),
                    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 8)))};
 }
+/* A bfloat is the upper half of a float. */
+static inline __m256 eight_from_bfloats(const uint16_t *from)
+{
+    __m256i upper = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(upper, 16));
+}
+static inline lanes lanes_from_bfloats(const uint16_t *from)
+{
+    return (lanes){eight_from_bfloats(from), eight_from_bfloats(from + 8)};
+}
 static inline lanes lanes_from_int(lanes_int x)
 {
     return (lanes){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};

@@ -4,21 +4,28 @@
  * to 8 (256 columns, a K-quant's super-block). A group holds the blocks' code lines one after another, then their
  * scales, then their minimums: what one kind of load touches lies together, and a full group is whole cache lines.
  *
- * A code line is one dword of each of the 16 rows side by side, the dword being 4 consecutive bytes of the file's own
- * block. So a tile is the file's bytes transposed: the same size, nothing lost, and lane i of every vector is row i.
+ * A line is one dword of each of the 16 rows side by side, so lane i of every vector is row i. A block's 32 codes are
+ * 8 dwords of 4 columns; what a dword of a line holds of them is the same for all types:
  *
- *   type   code lines of a block                          then, for each block
- *   Q4_0   4: low nibbles are columns 4j.., high 16+4j..   16 half scales
- *   Q4_1   4: the same                                     16 half scales; 16 half minimums
- *   Q8_0   8: columns 4j.., signed                         16 half scales
- *   F16    32 half lines of 32 bytes, one for each column
- *   F32    32 lines, one for each column
+ *   nibble line j of 4    low nibbles: the low 4 bits of dword j (columns 4j..); high nibbles: of dword 4+j (16+4j..)
+ *   bit line, 1           bit j of each byte: bit 4 of dword j
+ *   pair line h of 2      bits 2j, 2j+1 of each byte: bits 4 and 5 of dword 4h+j
+ *   byte line j of 8      dword j, signed
  *
- * K-quants fit the same frame: Q4_K is Q4_0's lines with 6-bit scales and minimums in bit planes and two super-scales
- * behind them, Q5_K has one plane of 8 lines more, Q6_K a 2-bit plane of 16 lines and signed scales for each 16. Only
- * block_bytes and the three files that say what a line means (relay.c, multiply_*.h) have to learn a type.
+ *   type   lines of a block        then, for the group's blocks (a half line: one half of each row, 32 bytes)
+ *   Q4_0   4 nibble                half line of scales each
+ *   Q4_1   4 nibble                half line of scales each; half line of minimums each
+ *   Q5_0   4 nibble, 1 bit         as Q4_0
+ *   Q5_1   4 nibble, 1 bit         as Q4_1
+ *   Q8_0   8 byte                  as Q4_0
+ *   Q4_K   4 nibble                the file's 12 bytes of 6-bit scales and minimums as 3 lines; half lines d, dmin
+ *   Q5_K   4 nibble, 1 bit         as Q4_K
+ *   Q6_K   4 nibble, 2 pair        half line of pairs of signed bytes each, the scales of the block's two halves; half
+ *                                  line d; half a line unused, so that groups stay whole cache lines
+ *   F16, BF16: 32 half lines, one for each column. F32: 32 lines.
  *
- * Rows beyond the last are zeros with zero scales. */
+ * So a tile is the file's bits in another order: nothing is lost, and only Q6_K grows, by 1 %. Rows beyond the last are
+ * zeros with zero scales. */
 #ifndef EDGESPEC_LAYOUT_H
 #define EDGESPEC_LAYOUT_H
 
@@ -26,35 +33,75 @@
 
 enum { TILE_ROWS = 16, BLOCK = 32, GROUP_BLOCKS = 8, LINE_BYTES = 64, HALF_LINE_BYTES = 32 };
 
-/* Bytes that a block of 32 columns takes in a tile; 0 for a type without a layout. */
+/* Where a K-quant's super-scales stand behind the group's code lines. */
+enum { K_SCALE_LINES = 3, K_D_AT = K_SCALE_LINES * LINE_BYTES, K_DMIN_AT = K_D_AT + HALF_LINE_BYTES };
+enum { Q6_K_D_AT = GROUP_BLOCKS * HALF_LINE_BYTES };
+
+/* Code lines of a block of 32 columns of a quantised type. */
+static inline size_t code_lines(int64_t type)
+{
+    switch (type) {
+    case ES_Q5_0:
+    case ES_Q5_1:
+    case ES_Q5_K: return 5;
+    case ES_Q6_K: return 6;
+    case ES_Q8_0: return 8;
+    default: return 4;
+    }
+}
+
+/* Bytes that a block of 32 columns takes in a tile, its share of a group where it has no own; 0 without a layout. */
 static inline size_t block_bytes(int64_t type)
 {
     switch (type) {
-    case ES_Q4_0: return 4 * LINE_BYTES + HALF_LINE_BYTES;
-    case ES_Q4_1: return 4 * LINE_BYTES + 2 * HALF_LINE_BYTES;
-    case ES_Q8_0: return 8 * LINE_BYTES + HALF_LINE_BYTES;
-    case ES_F16: return 32 * HALF_LINE_BYTES;
+    case ES_Q4_0:
+    case ES_Q5_0:
+    case ES_Q8_0: return code_lines(type) * LINE_BYTES + HALF_LINE_BYTES;
+    case ES_Q4_1:
+    case ES_Q5_1: return code_lines(type) * LINE_BYTES + 2 * HALF_LINE_BYTES;
+    case ES_Q4_K:
+    case ES_Q5_K: return code_lines(type) * LINE_BYTES + (K_DMIN_AT + HALF_LINE_BYTES) / GROUP_BLOCKS;
+    case ES_Q6_K: return code_lines(type) * LINE_BYTES + (Q6_K_D_AT + 2 * HALF_LINE_BYTES) / GROUP_BLOCKS;
+    case ES_F16:
+    case ES_BF16: return 32 * HALF_LINE_BYTES;
     case ES_F32: return 32 * LINE_BYTES;
     default: return 0;
     }
 }
 
-/* Bytes that 32 columns of one row take in the file. */
+/* Columns that have a scale, or a set of scales, of their own in the file: rows are multiples of it. */
+static inline int64_t file_block_columns(int64_t type)
+{
+    return type == ES_Q4_K || type == ES_Q5_K || type == ES_Q6_K ? GROUP_BLOCKS * BLOCK : BLOCK;
+}
+
+/* Bytes that they take. */
 static inline size_t file_block_bytes(int64_t type)
 {
     switch (type) {
     case ES_Q4_0: return 2 + 16;
     case ES_Q4_1: return 2 + 2 + 16;
+    case ES_Q5_0: return 2 + 4 + 16;
+    case ES_Q5_1: return 2 + 2 + 4 + 16;
     case ES_Q8_0: return 2 + 32;
-    case ES_F16: return 64;
+    case ES_Q4_K: return 2 + 2 + 12 + 128;
+    case ES_Q5_K: return 2 + 2 + 12 + 32 + 128;
+    case ES_Q6_K: return 128 + 64 + 16 + 2;
+    case ES_F16:
+    case ES_BF16: return 64;
     case ES_F32: return 128;
     default: return 0;
     }
 }
 
+static inline size_t file_row_bytes(int64_t type, int64_t columns)
+{
+    return (size_t)(columns / file_block_columns(type)) * file_block_bytes(type);
+}
+
 static inline int takes_quantised_input(int64_t type)
 {
-    return type != ES_F32 && type != ES_F16;
+    return type != ES_F32 && type != ES_F16 && type != ES_BF16;
 }
 
 static inline size_t tile_bytes(int64_t type, int64_t columns)

@@ -19,6 +19,11 @@ enum { ATTENTION_BLOCK = 256, MOST_QUERIES = 64 };
  * This defines the result, for every level: sums start at 0; blocks of 32 columns follow one another;
  *     sum = fma((float)dot, round(d * scale), sum)            dot: exact integers, offset folded in
  *     sum = fma(m, scaled_sum, sum)                           types with a minimum
+ * For Q4_K and Q5_K, d is the super-block's d times the block's 6-bit scale and m is -(dmin times the 6-bit minimum):
+ * 11 bits times 6, exact in a float. Q6_K has a scale for each 16 columns, d_low and d_high, exact as well:
+ *     part = round((float)dot_low * d_low)                    the first 16 columns
+ *     part = fma((float)dot_high, d_high, part)
+ *     sum = fma(part, scale, sum)
  * and for float weights sum = fma(w, x, sum), column by column. Nothing is split along k. */
 typedef void multiply_function(const uint8_t *tile, const struct activations *x, size_t first, size_t rows,
                                float out[][TILE_ROWS]);
@@ -36,7 +41,7 @@ struct attention_cache {
 
 struct level {
     const char *name;
-    multiply_function *multiply_q4_0, *multiply_q4_1, *multiply_q8_0, *multiply_f16, *multiply_f32;
+    multiply_function *multiply[ES_TYPES]; /* by type; null for a number that is none */
     /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
     /* Symmetric int8, a scale for each 32. A block with a value that is not finite gets the scale NaN. */
@@ -51,6 +56,22 @@ struct level {
     int64_t (*argmax)(const float *scores, size_t count);
 };
 
+/* A level's table of products, so that none is forgotten: each level's file has functions of these names. */
+#define MULTIPLY_EVERY_TYPE        \
+    {                              \
+        [ES_F32] = multiply_f32,   \
+        [ES_F16] = multiply_f16,   \
+        [ES_BF16] = multiply_bf16, \
+        [ES_Q4_0] = multiply_q4_0, \
+        [ES_Q4_1] = multiply_q4_1, \
+        [ES_Q5_0] = multiply_q5_0, \
+        [ES_Q5_1] = multiply_q5_1, \
+        [ES_Q8_0] = multiply_q8_0, \
+        [ES_Q4_K] = multiply_q4_k, \
+        [ES_Q5_K] = multiply_q5_k, \
+        [ES_Q6_K] = multiply_q6_k, \
+    }
+
 /* Which of them were built, EDGESPEC_HAS_... says. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;
 
@@ -59,14 +80,7 @@ const struct level *level_of(int64_t number);
 
 static inline multiply_function *multiply_of(const struct level *level, int64_t type)
 {
-    switch (type) {
-    case ES_Q4_0: return level->multiply_q4_0;
-    case ES_Q4_1: return level->multiply_q4_1;
-    case ES_Q8_0: return level->multiply_q8_0;
-    case ES_F16: return level->multiply_f16;
-    case ES_F32: return level->multiply_f32;
-    default: return 0;
-    }
+    return type >= 0 && type < ES_TYPES ? level->multiply[type] : 0;
 }
 
 #endif

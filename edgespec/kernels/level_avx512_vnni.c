@@ -7,11 +7,7 @@
 
 const struct level level_avx512_vnni = {
     .name = "avx512-vnni",
-    .multiply_q4_0 = multiply_q4_0,
-    .multiply_q4_1 = multiply_q4_1,
-    .multiply_q8_0 = multiply_q8_0,
-    .multiply_f16 = multiply_f16,
-    .multiply_f32 = multiply_f32,
+    .multiply = MULTIPLY_EVERY_TYPE,
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,

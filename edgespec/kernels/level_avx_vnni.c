@@ -1,17 +1,14 @@
 /* AVX2 and the dot products of AVX-VNNI: Alder Lake and later, Zen 5. Compiled with those instructions enabled. */
 #if defined(__AVXVNNI__)
 
+#include "multiply_floats.h"
 #include "multiply_octets.h"
 #include "row_attention.h"
 #include "row_kernels.h"
 
 const struct level level_avx_vnni = {
     .name = "avx-vnni",
-    .multiply_q4_0 = multiply_q4_0,
-    .multiply_q4_1 = multiply_q4_1,
-    .multiply_q8_0 = multiply_q8_0,
-    .multiply_f16 = multiply_f16,
-    .multiply_f32 = multiply_f32,
+    .multiply = MULTIPLY_EVERY_TYPE,
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,

@@ -1,17 +1,14 @@
 /* NEON with dot products: Cortex-A76 and later, every Apple M. Compiled with those instructions enabled. */
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 
+#include "multiply_floats.h"
 #include "multiply_octets.h"
 #include "row_attention.h"
 #include "row_kernels.h"
 
 const struct level level_neon_dotprod = {
     .name = "neon-dotprod",
-    .multiply_q4_0 = multiply_q4_0,
-    .multiply_q4_1 = multiply_q4_1,
-    .multiply_q8_0 = multiply_q8_0,
-    .multiply_f16 = multiply_f16,
-    .multiply_f32 = multiply_f32,
+    .multiply = MULTIPLY_EVERY_TYPE,
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,

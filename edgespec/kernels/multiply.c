@@ -53,7 +53,8 @@ void multiply_tiles(const struct level *level, const struct product *products, s
 int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level_number)
 {
     const struct level *level = level_of(level_number);
-    if (!level || !multiply_of(level, matrix->type) || rows < 1 || matrix->columns % BLOCK)
+    if (!level || !multiply_of(level, matrix->type) || rows < 1 ||
+        matrix->columns % file_block_columns(matrix->type))
         return ES_BAD_REQUEST;
     struct activations input = {.floats = (float *)x, .columns = (size_t)matrix->columns};
     size_t blocks = (size_t)rows * input.columns / BLOCK;

@@ -5,50 +5,162 @@
 #include "half.h"
 #include "layout.h"
 
-/* How a quantised block of the file is put together. */
+/* How a quantised block of the file is put together; bytes into it. */
 struct block_format {
-    size_t dwords;      /* of codes */
-    size_t codes_at;    /* bytes into the block */
-    size_t half_counts; /* halves before the codes: a scale, and a minimum for some */
+    size_t halves_at, half_count;  /* a scale, and for some what belongs to their minimums */
+    size_t six_bits_at;            /* 6-bit scales and minimums of Q4_K and Q5_K */
+    size_t high_at;                /* bits above the fourth */
+    size_t codes_at;
+    int32_t offset;                /* weight = scale * (code - offset) ... */
 };
 
 static struct block_format format_of(int64_t type)
 {
     switch (type) {
-    case ES_Q4_0: return (struct block_format){.dwords = 4, .codes_at = 2, .half_counts = 1};
-    case ES_Q4_1: return (struct block_format){.dwords = 4, .codes_at = 4, .half_counts = 2};
-    default: return (struct block_format){.dwords = 8, .codes_at = 2, .half_counts = 1}; /* Q8_0 */
+    case ES_Q4_0: return (struct block_format){.half_count = 1, .codes_at = 2, .offset = 8};
+    case ES_Q4_1: return (struct block_format){.half_count = 2, .codes_at = 4};
+    case ES_Q5_0: return (struct block_format){.half_count = 1, .high_at = 2, .codes_at = 6, .offset = 16};
+    case ES_Q5_1: return (struct block_format){.half_count = 2, .high_at = 4, .codes_at = 8};
+    case ES_Q4_K: return (struct block_format){.half_count = 2, .six_bits_at = 4, .codes_at = 16};
+    case ES_Q5_K: return (struct block_format){.half_count = 2, .six_bits_at = 4, .high_at = 16, .codes_at = 48};
+    case ES_Q6_K: return (struct block_format){.halves_at = 208, .half_count = 1, .high_at = 128, .offset = 32};
+    default: return (struct block_format){.half_count = 1, .codes_at = 2}; /* Q8_0 */
     }
 }
 
-int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns)
+enum { Q6_K_SCALES_AT = 192 };
+
+static int is_k_quant(int64_t type)
 {
-    if (rows <= 0 || columns <= 0 || columns % BLOCK)
-        return 0;
-    return (int64_t)(tile_count(rows) * tile_bytes(type, columns));
+    return file_block_columns(type) > BLOCK;
 }
 
-/* One row of a tile of quantised blocks. Returns whether all of its scales are finite. */
-static int relay_row(int64_t type, const uint8_t *source, size_t blocks, size_t lane, uint8_t *tile)
+static uint32_t dword(const uint8_t *from)
+{
+    uint32_t value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static uint16_t half_at(const uint8_t *from)
+{
+    uint16_t value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+/* Four bits to the lowest bit of four bytes each: they do not meet in the product. */
+static uint32_t spread(uint32_t bits)
+{
+    return (bits & 15u) * 0x00204081u & 0x01010101u;
+}
+
+/* The 32 codes of block b (0 but in a super-block of 8) of the file's block: dword j has columns 4j.. in its bytes. */
+static void read_codes(int64_t type, const uint8_t *source, size_t b, uint32_t codes[8])
 {
     const struct block_format format = format_of(type);
-    uint16_t exponents = 0;
+    const uint8_t *low = source + format.codes_at, *high = source + format.high_at;
+    for (size_t j = 0; j < 8; j++)
+        switch (type) {
+        case ES_Q8_0: codes[j] = dword(low + 4 * j); break;
+        case ES_Q4_K:
+        case ES_Q5_K: /* columns 0..31 of a chunk of 64 are the low nibbles, 32..63 the high ones */
+            codes[j] = dword(low + b / 2 * 32 + 4 * j) >> b % 2 * 4 & 0x0f0f0f0fu;
+            if (type == ES_Q5_K)
+                codes[j] |= (dword(high + 4 * j) >> b & 0x01010101u) << 4;
+            break;
+        case ES_Q6_K: /* of 128 columns, 32 after 32 */
+            codes[j] = dword(low + b / 4 * 64 + b % 2 * 32 + 4 * j) >> b % 4 / 2 * 4 & 0x0f0f0f0fu;
+            codes[j] |= (dword(high + b / 4 * 32 + 4 * j) >> b % 4 * 2 & 0x03030303u) << 4;
+            break;
+        default:
+            codes[j] = dword(low + j % 4 * 4) >> j / 4 * 4 & 0x0f0f0f0fu;
+            if (type == ES_Q5_0 || type == ES_Q5_1)
+                codes[j] |= spread(dword(high) >> 4 * j) << 4;
+            break;
+        }
+}
+
+static void put_dword(uint8_t *lines, size_t line, size_t lane, uint32_t value)
+{
+    memcpy(lines + line * LINE_BYTES + lane * 4, &value, sizeof value);
+}
+
+/* A block's codes as lines; see layout.h. */
+static void write_codes(int64_t type, const uint32_t codes[8], size_t lane, uint8_t *lines)
+{
+    if (type == ES_Q8_0) {
+        for (size_t j = 0; j < 8; j++)
+            put_dword(lines, j, lane, codes[j]);
+        return;
+    }
+    for (size_t j = 0; j < 4; j++)
+        put_dword(lines, j, lane, (codes[j] & 0x0f0f0f0fu) | (codes[j + 4] & 0x0f0f0f0fu) << 4);
+    uint32_t bits = 0, pairs[2] = {0, 0};
+    for (size_t j = 0; j < 8; j++) {
+        bits |= (codes[j] >> 4 & 0x01010101u) << j;
+        pairs[j / 4] |= (codes[j] >> 4 & 0x03030303u) << j % 4 * 2;
+    }
+    if (code_lines(type) == 5)
+        put_dword(lines, 4, lane, bits);
+    if (code_lines(type) == 6) {
+        put_dword(lines, 4, lane, pairs[0]);
+        put_dword(lines, 5, lane, pairs[1]);
+    }
+}
+
+static void put_half(uint8_t *half_lines, size_t line, size_t lane, uint16_t half)
+{
+    memcpy(half_lines + line * HALF_LINE_BYTES + lane * 2, &half, sizeof half);
+}
+
+/* What stands behind a super-block's code lines, but for d and dmin. */
+static void write_k_scales(int64_t type, const uint8_t *source, size_t lane, uint8_t *behind)
+{
+    if (type == ES_Q6_K)
+        for (size_t b = 0; b < GROUP_BLOCKS; b++)
+            put_half(behind, b, lane, half_at(source + Q6_K_SCALES_AT + 2 * b));
+    else
+        for (size_t line = 0; line < K_SCALE_LINES; line++)
+            put_dword(behind, line, lane, dword(source + format_of(type).six_bits_at + 4 * line));
+}
+
+/* A row's share of a group of `here` blocks. Returns whether its scales are finite. */
+static int relay_group(int64_t type, const uint8_t *source, size_t here, size_t lane, uint8_t *tile)
+{
+    const struct block_format format = format_of(type);
+    uint8_t *behind = tile + here * code_lines(type) * LINE_BYTES;
+    size_t d_at = type == ES_Q6_K ? Q6_K_D_AT : is_k_quant(type) ? K_D_AT : 0;
+    int finite = 1;
+    for (size_t b = 0; b < here; b++) {
+        uint32_t codes[8];
+        read_codes(type, source, is_k_quant(type) ? b : 0, codes);
+        write_codes(type, codes, lane, tile + b * code_lines(type) * LINE_BYTES);
+        if (is_k_quant(type) && b)
+            continue;
+        for (size_t h = 0; h < format.half_count; h++) {
+            uint16_t half = half_at(source + format.halves_at + 2 * h);
+            finite &= (half & 0x7c00u) != 0x7c00u;
+            put_half(behind + d_at, is_k_quant(type) ? h : h * here + b, lane, half);
+        }
+        if (is_k_quant(type))
+            write_k_scales(type, source, lane, behind);
+        else
+            source += file_block_bytes(type);
+    }
+    return finite;
+}
+
+static int relay_row(int64_t type, const uint8_t *source, size_t blocks, size_t lane, uint8_t *tile)
+{
+    int finite = 1;
     for (size_t start = 0; start < blocks; start += GROUP_BLOCKS) {
         size_t here = blocks - start < GROUP_BLOCKS ? blocks - start : GROUP_BLOCKS;
-        uint8_t *halves = tile + here * format.dwords * LINE_BYTES;
-        for (size_t b = 0; b < here; b++, source += file_block_bytes(type)) {
-            for (size_t j = 0; j < format.dwords; j++)
-                memcpy(tile + (b * format.dwords + j) * LINE_BYTES + lane * 4, source + format.codes_at + j * 4, 4);
-            for (size_t h = 0; h < format.half_counts; h++) {
-                uint16_t half;
-                memcpy(&half, source + h * 2, sizeof half);
-                exponents |= (half & 0x7c00u) == 0x7c00u;
-                memcpy(halves + (h * here + b) * HALF_LINE_BYTES + lane * 2, &half, sizeof half);
-            }
-        }
+        finite &= relay_group(type, source, here, lane, tile);
+        source += file_row_bytes(type, (int64_t)here * BLOCK);
         tile += here * block_bytes(type);
     }
-    return exponents == 0;
+    return finite;
 }
 
 static void relay_floats(const uint8_t *source, size_t columns, size_t element_bytes, size_t lane, uint8_t *tile)
@@ -57,9 +169,16 @@ static void relay_floats(const uint8_t *source, size_t columns, size_t element_b
         memcpy(tile + (k * TILE_ROWS + lane) * element_bytes, source + k * element_bytes, element_bytes);
 }
 
+int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns)
+{
+    if (rows <= 0 || columns <= 0 || columns % file_block_columns(type))
+        return 0;
+    return (int64_t)(tile_count(rows) * tile_bytes(type, columns));
+}
+
 int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles)
 {
-    size_t blocks = (size_t)columns / BLOCK, row_bytes = blocks * file_block_bytes(type);
+    size_t blocks = (size_t)columns / BLOCK, row_bytes = file_row_bytes(type, columns);
     int64_t bad = -1;
     for (int64_t row = 0; row < rows; row++, source += row_bytes) {
         uint8_t *tile = tiles + (size_t)(row / TILE_ROWS) * tile_bytes(type, columns);
@@ -72,27 +191,60 @@ int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t colu
     return bad; /* rows beyond the last are zero already: the tiles are fresh pages */
 }
 
+/* Scale and minimum b of the eight in 12 bytes: 0 to 3 are whole, the upper two bits of 4 to 7 stand above those. */
+static void read_six_bits(const uint8_t *bytes, size_t b, int32_t *scale, int32_t *minimum)
+{
+    if (b < 4) {
+        *scale = bytes[b] & 63;
+        *minimum = bytes[b + 4] & 63;
+    } else {
+        *scale = (bytes[b + 4] & 15) | bytes[b - 4] >> 6 << 4;
+        *minimum = bytes[b + 4] >> 4 | bytes[b] >> 6 << 4;
+    }
+}
+
+/* 32 floats of block b of the file's block of a quantised type. */
+static void dequantise_block(int64_t type, const uint8_t *source, size_t b, float *y)
+{
+    const struct block_format format = format_of(type);
+    float d = half_to_float(half_at(source + format.halves_at)), low = d, high = d, minimum = 0.0f;
+    if (format.half_count == 2)
+        minimum = half_to_float(half_at(source + format.halves_at + 2));
+    if (format.six_bits_at) {
+        int32_t scale, m;
+        read_six_bits(source + format.six_bits_at, b, &scale, &m);
+        low = high = d * (float)scale;
+        minimum *= (float)-m;
+    }
+    if (type == ES_Q6_K) {
+        low = d * (float)(int8_t)source[Q6_K_SCALES_AT + 2 * b];
+        high = d * (float)(int8_t)source[Q6_K_SCALES_AT + 2 * b + 1];
+    }
+    uint32_t codes[8];
+    read_codes(type, source, b, codes);
+    for (size_t k = 0; k < BLOCK; k++) {
+        int32_t code = (int32_t)(codes[k / 4] >> k % 4 * 8 & 255u);
+        code = type == ES_Q8_0 ? (int8_t)code : code - format.offset;
+        y[k] = (float)code * (k < 16 ? low : high);
+        if (format.half_count == 2)
+            y[k] += minimum;
+    }
+}
+
 int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y)
 {
-    if (!file_block_bytes(type) || columns % BLOCK)
+    if (!file_block_bytes(type) || columns % file_block_columns(type))
         return ES_BAD_REQUEST;
-    for (int64_t start = 0; start < columns; start += BLOCK, row += file_block_bytes(type), y += BLOCK) {
-        uint16_t halves[BLOCK];
-        if (type == ES_F32) {
-            memcpy(y, row, BLOCK * sizeof *y);
-            continue;
-        }
-        memcpy(halves, row, type == ES_F16 ? sizeof halves : 4); /* the scale first, then a minimum or codes */
-        float scale = half_to_float(halves[0]), minimum = half_to_float(halves[1]);
-        for (int k = 0; k < BLOCK; k++) {
-            int nibble = row[format_of(type).codes_at + k % 16] >> (k / 16 * 4) & 15;
-            switch (type) {
-            case ES_F16: y[k] = half_to_float(halves[k]); break;
-            case ES_Q4_0: y[k] = (float)(nibble - 8) * scale; break;
-            case ES_Q4_1: y[k] = (float)nibble * scale + minimum; break;
-            case ES_Q8_0: y[k] = (float)(int8_t)row[2 + k] * scale; break;
-            }
-        }
+    if (type == ES_F32) {
+        memcpy(y, row, (size_t)columns * sizeof *y);
+        return ES_OK;
     }
+    for (size_t k = 0; !takes_quantised_input(type) && k < (size_t)columns; k++)
+        y[k] = type == ES_F16 ? half_to_float(half_at(row + 2 * k)) : float_of_bits((uint32_t)half_at(row + 2 * k) << 16);
+    if (!takes_quantised_input(type))
+        return ES_OK;
+    size_t own = (size_t)file_block_columns(type) / BLOCK;
+    for (size_t block = 0; block < (size_t)columns / BLOCK; block++)
+        dequantise_block(type, row + block / own * file_block_bytes(type), block % own, y + block * BLOCK);
     return ES_OK;
 }

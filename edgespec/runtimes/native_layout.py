@@ -12,7 +12,20 @@ from edgespec.files.gguf import GgufHeader, TensorInfo
 __all__ = ["LayerTensors", "ModelLayout", "WeightTensor", "read_layout", "unsupported_reason"]
 
 # The types that kernels exist for, by the numbers GGUF and the kernels give them.
-TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+TYPES: Mapping[str, int] = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+SUPER_BLOCK = 256  # columns that share scales of scales in the K types
 BLOCK = 32  # columns that are quantised together, weights and activations alike
 LANES = 16  # elements of a head that attention takes at a time
 
@@ -236,6 +249,11 @@ class _Reader:
         self._check_shape(tensor, (columns, rows))
         if tensor.type_name not in TYPES:
             raise _UnsupportedError(f"it has no kernels for {tensor.type_name} ({name})")
+        if tensor.type_name.endswith("_K") and columns % SUPER_BLOCK:
+            raise ModelFileError(
+                self._header.path,
+                f"tensor {name} has rows of {columns}, which {tensor.type_name} does not divide into {SUPER_BLOCK}",
+            )
         bias_name = f"{name.removesuffix('weight')}bias"
         bias = self._vector(bias_name, rows) if name.startswith("blk.") and bias_name in self._tensors else None
         return WeightTensor(tensor, bias, rows, columns)

@@ -189,24 +189,40 @@ def load_from(path: Path) -> NativeLibrary:
     return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels)
 
 
+# Number in GGUF, columns of a block, its bytes, and where its halves stand: scales, and what goes with minimums.
+_QUANTISED = (
+    (2, 32, 18, (0,)),
+    (3, 32, 20, (0, 2)),
+    (6, 32, 22, (0,)),
+    (7, 32, 24, (0, 2)),
+    (8, 32, 34, (0,)),
+    (12, 256, 144, (0, 2)),
+    (13, 256, 176, (0, 2)),
+    (14, 256, 210, (208,)),
+)
+_PROBED_INPUTS = 9  # two passes, of 4 and 5
+
+
 def _computes_portable_bits(calls: Any, level: int) -> bool:
     """Whether a level does here what it should: one that a compiler or a virtual machine broke is not offered.
 
     A small product of each quantised type, in a few milliseconds.
     """
     draw = random.Random(0)
-    rows, columns, inputs = 16, 288, 9
-    x = np.array([draw.gauss(0, 1) for _ in range(inputs * columns)], dtype=np.float32)
-    for number, block_bytes, halves in ((2, 18, 1), (3, 20, 2), (8, 34, 1)):
-        raw = np.frombuffer(bytearray(draw.randbytes(rows * columns // 32 * block_bytes)), dtype=np.uint8)
-        raw.reshape(-1, block_bytes)[:, : 2 * halves] = np.full(halves, 0.0625, dtype="<f2").view(np.uint8)
+    rows = 16
+    for number, block, block_bytes, halves in _QUANTISED:
+        columns = 288 if block == 32 else 512  # more than one group
+        x = np.array([draw.gauss(0, 1) for _ in range(_PROBED_INPUTS * columns)], dtype=np.float32)
+        raw = np.frombuffer(bytearray(draw.randbytes(rows * columns // block * block_bytes)), dtype=np.uint8)
+        for at in halves:
+            raw.reshape(-1, block_bytes)[:, at : at + 2] = np.array([0.0625], dtype="<f2").view(np.uint8)
         tiles = np.zeros(calls.es_relaid_bytes(number, rows, columns), dtype=np.uint8)
         calls.es_relay(number, raw.ctypes.data, rows, columns, tiles.ctypes.data)
         matrix = Matrix(tiles=tiles.ctypes.data, rows=rows, columns=columns, type=number)
         found = []
         for each in (LEVELS["portable"], level):
-            y = np.zeros(inputs * rows, dtype=np.float32)
-            calls.es_multiply(ctypes.byref(matrix), x.ctypes.data, inputs, y.ctypes.data, each)
+            y = np.zeros(_PROBED_INPUTS * rows, dtype=np.float32)
+            calls.es_multiply(ctypes.byref(matrix), x.ctypes.data, _PROBED_INPUTS, y.ctypes.data, each)
             found.append(y.tobytes())
         if found[0] != found[1]:
             return False

@@ -7,18 +7,22 @@ import pytest
 
 from edgespec.runtimes.native_library import NativeLibrary
 from tests.support.kernel_calls import (
+    FLOATS,
+    HALVES,
     TYPES,
     Floats,
     Weights,
+    block_sizes,
     dequantise,
     multiply,
     quantise,
-    quantised,
+    random_blocks,
     relaid,
     same_bits,
+    some_weights,
 )
 
-QUANTISED = ["Q4_0", "Q4_1", "Q8_0"]
+QUANTISED = list(HALVES)
 
 # Rows that end inside a tile, columns that end inside a group of 256.
 SHAPES = [(16, 32), (17, 256), (48, 288), (5, 480), (33, 1536)]
@@ -43,19 +47,31 @@ def exact_input(library: NativeLibrary, kind: str, x: Floats) -> np.ndarray:
     return np.array([(row["q"] * row["scale"][:, None].astype(np.float64)).ravel() for row in rows])
 
 
+def sizes(weights: Weights) -> np.ndarray:
+    """Bounds of the terms that make a weight, whose sizes count where they cancel: scale times code, and minimum."""
+    if weights.kind not in QUANTISED or len(HALVES[weights.kind]) == 1:
+        return np.abs(weights.values)
+    _, size = block_sizes(weights.kind)
+    raw = weights.raw.reshape(weights.rows, -1, size).copy()
+    raw[..., 1] &= 0x7F
+    raw[..., 3] &= 0x7F
+    raw[..., 3] |= 0x80 if weights.kind.endswith("_K") else 0  # these subtract it
+    return Weights(weights.kind, weights.rows, weights.columns, raw.reshape(weights.rows, -1)).values
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_the_portable_product_is_numpys_up_to_rounding(
     library: NativeLibrary, kind: str, rows: int, columns: int
 ) -> None:
-    weights = quantised(kind, normal(1, rows, columns))
-    x = spread_input(2, 3, columns)
+    weights = some_weights(kind, 1, rows, columns)
+    x = spread_input(2, 3, weights.columns)
     exact = exact_input(library, kind, x)
     expected = exact @ weights.values.T
     # One rounding of 2^-24 for each step of the chain (columns for floats, two for each block otherwise), of a sum
     # that never exceeds the sum of all sizes; one more for each scale.
-    steps = columns if kind not in QUANTISED else 3 * columns // 32
-    bound = (steps + 2) * 2.0**-24 * (np.abs(exact) @ np.abs(weights.values).T)
+    steps = weights.columns if kind in FLOATS else 3 * weights.columns // 32
+    bound = (steps + 2) * 2.0**-24 * (np.abs(exact) @ sizes(weights).T)
     assert (np.abs(multiply(library, "portable", weights, x) - expected) <= bound).all()
 
 
@@ -64,8 +80,8 @@ def test_the_portable_product_is_numpys_up_to_rounding(
 def test_every_level_computes_the_portable_bits(
     library: NativeLibrary, fast: str, kind: str, rows: int, columns: int
 ) -> None:
-    weights = quantised(kind, normal(3, rows, columns))
-    x = spread_input(4, 11, columns)
+    weights = some_weights(kind, 3, rows, columns)
+    x = spread_input(4, 11, weights.columns)
     bias = normal(5, rows)
     for own in (None, bias):
         expected = multiply(library, "portable", weights, x, own)
@@ -75,8 +91,8 @@ def test_every_level_computes_the_portable_bits(
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str, kind: str) -> None:
-    weights = quantised(kind, normal(6, 40, 288))
-    x = spread_input(7, 40, 288)
+    weights = some_weights(kind, 6, 40, 288)
+    x = spread_input(7, 40, weights.columns)
     alone = np.concatenate([multiply(library, level, weights, row[None]) for row in x])
     for width in range(1, 33):
         for start in (0, 40 - width):
@@ -84,51 +100,82 @@ def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str,
             assert same_bits(together, alone[start : start + width]), (width, start)
 
 
-def extreme(kind: str, codes: int, scale: float, minimum: float = 0.0) -> Weights:
-    """16 rows of 64 columns whose code bytes are all ``codes``."""
-    halves = np.array([scale, minimum][: 2 if kind == "Q4_1" else 1], dtype=np.float16).view(np.uint8)
-    bytes_of_codes = np.full(32 if kind == "Q8_0" else 16, codes, dtype=np.uint8)
-    block = np.concatenate([halves, bytes_of_codes])
-    return Weights(kind, 16, 64, np.tile(block, (16, 2)))
+def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
+    """16 rows of two blocks of which every byte, small scales as well, is ``byte``."""
+    columns, size = block_sizes(kind)
+    block = np.full(size, byte, dtype=np.uint8)
+    for at, value in zip(HALVES[kind], (scale, minimum), strict=False):
+        block[at : at + 2] = np.array([value], dtype="<f2").view(np.uint8)
+    return Weights(kind, 16, 2 * columns, np.tile(block, (16, 2)))
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("codes", [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0])
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0])
 @pytest.mark.parametrize("signs", [(1, 1), (-1, -1), (1, -0.5)], ids=["up", "down", "uneven"])
+@pytest.mark.parametrize(("scale", "minimum"), [(1.0, -3.0), (2.0**-24, 2.0**-24), (-0.0, 0.0)])
 def test_the_largest_codes_and_activations_do_not_saturate(
-    library: NativeLibrary, level: str, kind: str, codes: int, signs: tuple[float, float]
+    library: NativeLibrary,
+    level: str,
+    kind: str,
+    byte: int,
+    signs: tuple[float, float],
+    scale: float,
+    minimum: float,
 ) -> None:
-    weights = extreme(kind, codes, 1.0, -3.0)
-    x = np.tile(np.array(signs, dtype=np.float32) * 127, 32)[None]
-    expected = exact_input(library, kind, x) @ weights.values.T
+    """And the least halves are not lost."""
+    weights = extreme(kind, byte, scale, minimum)
+    x = np.tile(np.array(signs, dtype=np.float32) * 127, weights.columns // 2)[None]
+    exact = exact_input(library, kind, x)
     found = multiply(library, level, weights, x)
-    assert np.allclose(found, expected, rtol=2.0**-20, atol=0)
+    assert np.allclose(
+        found, exact @ weights.values.T, rtol=0, atol=2.0**-20 * (np.abs(exact) @ sizes(weights).T).max()
+    )
+    assert same_bits(found, multiply(library, "portable", weights, x))
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_tiles_hold_the_files_own_bytes(library: NativeLibrary, kind: str, rows: int, columns: int) -> None:
-    """Laying out again moves bytes and adds nothing but rows of zeros."""
-    weights = quantised(kind, normal(8, rows, columns))
+def test_tiles_hold_the_files_own_bits(library: NativeLibrary, kind: str, rows: int, columns: int) -> None:
+    """Laying out again moves bits and adds nothing but rows of zeros, and half a line to a group of Q6_K."""
+    weights = some_weights(kind, 8, rows, columns)
     tiles = relaid(library, weights)
-    assert len(tiles) == -(-rows // 16) * 16 * weights.raw.shape[1]
-    padding = len(tiles) - weights.raw.size
-    expected = np.concatenate([weights.raw.ravel(), np.zeros(padding, np.uint8)])
-    assert np.array_equal(np.bincount(tiles, minlength=256), np.bincount(expected, minlength=256))
+    padded = -(-rows // 16) * 16
+    unused = padded // 16 * weights.columns // 256 * 32 if kind == "Q6_K" else 0
+    assert len(tiles) == padded * weights.raw.shape[1] + unused
+    assert len(tiles) <= 1.03 * padded * weights.raw.shape[1]
+    assert np.bitwise_count(tiles).sum() == np.bitwise_count(weights.raw).sum()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_no_two_bits_of_the_file_share_a_place_in_the_tiles(library: NativeLibrary, kind: str) -> None:
+    columns = 256
+    per_block, size = block_sizes(kind)
+    row_bytes = columns // per_block * size
+    seen = np.zeros(library.api.es_relaid_bytes(TYPES[kind], 16, columns), dtype=np.uint8)
+    for at in range(row_bytes):
+        raw, tiles = np.zeros((16, row_bytes), dtype=np.uint8), np.zeros_like(seen)
+        raw[5, at] = 0xFF
+        library.api.es_relay(TYPES[kind], raw.ctypes.data, 16, columns, tiles.ctypes.data)
+        assert not (seen & tiles).any(), at
+        assert np.bitwise_count(tiles).sum() == 8, at
+        seen |= tiles
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_scale_that_is_not_finite_is_found(library: NativeLibrary, kind: str, bad: float) -> None:
-    weights = quantised(kind, normal(9, 20, 512))
-    block = weights.raw.shape[1] // 16
-    weights.raw[18, 9 * block : 9 * block + 2] = np.array([bad], dtype=np.float16).view(np.uint8)
-    tiles = np.zeros(library.api.es_relaid_bytes(TYPES[kind], 20, 512), dtype=np.uint8)
-    assert library.api.es_relay(TYPES[kind], weights.raw.ctypes.data, 20, 512, tiles.ctypes.data) == 18
+    columns, size = block_sizes(kind)
+    for at in HALVES[kind]:
+        weights = random_blocks(kind, 9, 20, 3 * columns)
+        weights.raw[18, 2 * size + at : 2 * size + at + 2] = np.array([bad], dtype="<f2").view(np.uint8)
+        tiles = np.zeros(library.api.es_relaid_bytes(TYPES[kind], 20, 3 * columns), dtype=np.uint8)
+        found = library.api.es_relay(TYPES[kind], weights.raw.ctypes.data, 20, 3 * columns, tiles.ctypes.data)
+        assert found == 18, at
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "columns"), [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 256), (-1, 16, 32)]
+    ("kind", "rows", "columns"),
+    [(2, 0, 32), (2, 16, 0), (2, 16, 48), (12, 16, 288), (13, 16, 32), (14, 16, 128), (9, 16, 256), (-1, 16, 32)],
 )
 def test_what_has_no_layout_has_no_size(library: NativeLibrary, kind: int, rows: int, columns: int) -> None:
     assert library.api.es_relaid_bytes(kind, rows, columns) == 0
@@ -136,8 +183,7 @@ def test_what_has_no_layout_has_no_size(library: NativeLibrary, kind: int, rows:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_of_the_embedding_is_what_the_file_says(library: NativeLibrary, kind: str) -> None:
-    weights = quantised(kind, normal(10, 4, 288))
+    weights = some_weights(kind, 10, 4, 288)
     for row, expected in enumerate(weights.values):
-        found = dequantise(library, weights, row)
-        # Q4_1 multiplies and adds, which numpy does as well; the others round once.
-        assert np.array_equal(found, expected.astype(np.float32)), row
+        # gguf computes in floats, in the same order.
+        assert np.array_equal(dequantise(library, weights, row), expected.astype(np.float32)), row

@@ -16,7 +16,32 @@ from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary, load
 
 Floats = NDArray[np.float32]
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+FLOATS = ("F32", "F16", "BF16")
+
+# Where the halves of a block of a quantised type stand, in bytes: its scale, and what goes with its minimum.
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 # struct activation_block
 ACTIVATIONS = np.dtype(
@@ -46,6 +71,33 @@ def quantised(kind: str, values: Floats) -> Weights:
     raw = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
     rows, columns = values.shape
     return Weights(kind, rows, columns, np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1))
+
+
+def block_sizes(kind: str) -> tuple[int, int]:
+    """Columns and bytes of a block of a type in the file; of floats 1 and their size."""
+    columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return int(columns), int(size)
+
+
+def random_blocks(kind: str, seed: int, rows: int, columns: int) -> Weights:
+    """Every bit of a quantised type drawn at random, but for scales of ordinary size and either sign."""
+    random = np.random.default_rng(seed)
+    per_block, size = block_sizes(kind)
+    raw = random.integers(0, 256, (rows, columns // per_block, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        halves = (random.standard_normal(raw.shape[:2]) * 0.01).astype("<f2")
+        raw[:, :, at : at + 2] = halves[:, :, None].view(np.uint8)
+    return Weights(kind, rows, columns, raw.reshape(rows, -1))
+
+
+def some_weights(kind: str, seed: int, rows: int, columns: int) -> Weights:
+    """Weights of any type: normal ones, or random blocks where nothing here can quantise into it.
+
+    Those types come in super-blocks: their columns are rounded up to whole ones.
+    """
+    if kind.endswith("_K"):
+        return random_blocks(kind, seed, rows, -(-columns // 256) * 256)
+    return quantised(kind, np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32))
 
 
 def relaid(library: NativeLibrary, weights: Weights) -> NDArray[np.uint8]:

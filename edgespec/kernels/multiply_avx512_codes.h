@@ -1,0 +1,98 @@
+/* What all products for AVX-512 VNNI share: from a block's code lines to unsigned bytes, and their dot products. */
+#ifndef EDGESPEC_MULTIPLY_AVX512_CODES_H
+#define EDGESPEC_MULTIPLY_AVX512_CODES_H
+
+#include <immintrin.h>
+
+#include "level.h"
+#include "unrolled.h"
+
+/* A block's share of the next group, asked for 1 to 4 KiB before it is needed: past the end of a page, where processors'
+ * own prefetching stops, and well before memory's 100 ns are over. */
+ALWAYS_INLINE void prefetch(const uint8_t *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += LINE_BYTES)
+        _mm_prefetch((const char *)from + at, _MM_HINT_T0);
+}
+
+/* sum += dot product of each row's 4 codes with the 4 activations at `four`. */
+ALWAYS_INLINE __m512i dot4(__m512i sum, __m512i codes, const int8_t *four)
+{
+#if defined(__GNUC__) && !defined(__clang__)
+    /* GCC 12 spends a load on every broadcast, which vpdpbusd itself could do. */
+    typedef struct { int8_t at[4]; } four_bytes;
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const four_bytes *)four));
+    return sum;
+#else
+    int32_t dword;
+    __builtin_memcpy(&dword, four, sizeof dword);
+    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(dword));
+#endif
+}
+
+ALWAYS_INLINE __m512 load_halves(const uint8_t *from)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+
+/* codes | (bits & mask) */
+ALWAYS_INLINE __m512i with_bits(__m512i codes, __m512i bits, __m512i mask)
+{
+    return _mm512_ternarylogic_epi32(codes, bits, mask, 0xf8);
+}
+
+ALWAYS_INLINE void unpack_nibbles(const uint8_t *lines, __m512i codes[8])
+{
+    const __m512i low = _mm512_set1_epi8(15);
+    UNROLLED
+    for (int j = 0; j < 4; j++) {
+        __m512i pairs = _mm512_loadu_si512(lines + j * LINE_BYTES);
+        codes[j] = _mm512_and_si512(pairs, low);
+        codes[j + 4] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
+    }
+}
+
+/* Bit j of each byte becomes bit 4 of dword j. Shifts of 16 bits move bits into other bytes, but not these. */
+ALWAYS_INLINE void add_bits(const uint8_t *line, __m512i codes[8])
+{
+    const __m512i fifth = _mm512_set1_epi8(16), bits = _mm512_loadu_si512(line);
+    UNROLLED
+    for (int j = 0; j < 8; j++) {
+        __m512i placed = j < 4 ? _mm512_slli_epi16(bits, 4 - j) : _mm512_srli_epi16(bits, j - 4);
+        codes[j] = with_bits(codes[j], placed, fifth);
+    }
+}
+
+/* Bits 2j and 2j+1 of each byte of line h become bits 4 and 5 of dword 4h+j. */
+ALWAYS_INLINE void add_pairs(const uint8_t *lines, __m512i codes[8])
+{
+    const __m512i upper = _mm512_set1_epi8(0x30);
+    UNROLLED
+    for (int j = 0; j < 8; j++) {
+        const __m512i pairs = _mm512_loadu_si512(lines + j / 4 * LINE_BYTES);
+        const int at = j % 4 * 2;
+        codes[j] = with_bits(codes[j], at < 4 ? _mm512_slli_epi16(pairs, 4 - at) : _mm512_srli_epi16(pairs, at - 4), upper);
+    }
+}
+
+ALWAYS_INLINE void unpack_bytes(const uint8_t *lines, __m512i codes[8])
+{
+    UNROLLED
+    for (int j = 0; j < 8; j++) /* two's complement with its sign turned is the value plus 128 */
+        codes[j] = _mm512_xor_si512(_mm512_loadu_si512(lines + j * LINE_BYTES), _mm512_set1_epi8(-128));
+}
+
+ALWAYS_INLINE void unpack_codes(const int64_t type, const uint8_t *lines, __m512i codes[8])
+{
+    if (type == ES_Q8_0) {
+        unpack_bytes(lines, codes);
+        return;
+    }
+    unpack_nibbles(lines, codes);
+    if (code_lines(type) == 5)
+        add_bits(lines + 4 * LINE_BYTES, codes);
+    if (type == ES_Q6_K)
+        add_pairs(lines + 4 * LINE_BYTES, codes);
+}
+
+#endif
