@@ -38,68 +38,75 @@ static int has_all(unsigned found, unsigned needed)
     return (found & needed) == needed;
 }
 
-static int runs_avx2(void)
+static int has_avx2(const struct features *here)
 {
-    struct features here = features_here();
-    return has_all(here.saved, SAVED_YMM) && has_all(here.leaf_1_ecx, bit_AVX | bit_FMA | bit_F16C) &&
-           has_all(here.leaf_7_ebx, bit_AVX2);
+    return has_all(here->saved, SAVED_YMM) && has_all(here->leaf_1_ecx, bit_AVX | bit_FMA | bit_F16C) &&
+           has_all(here->leaf_7_ebx, bit_AVX2);
 }
 
-static int runs_avx_vnni(void)
+static int runs(int64_t level)
 {
+    const struct features here = features_here();
     const unsigned avx_vnni = 1u << 4; /* which older headers do not name */
-    return runs_avx2() && has_all(features_here().leaf_7_1_eax, avx_vnni);
-}
-
-static int runs_avx512_vnni(void)
-{
-    struct features here = features_here();
-    return runs_avx2() && has_all(here.saved, SAVED_ZMM) &&
-           has_all(here.leaf_7_ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL) &&
-           has_all(here.leaf_7_ecx, bit_AVX512VNNI);
+    switch (level) {
+    case ES_AVX2: return has_avx2(&here);
+    case ES_AVX_VNNI: return has_avx2(&here) && has_all(here.leaf_7_1_eax, avx_vnni);
+    case ES_AVX512_VNNI:
+        return has_avx2(&here) && has_all(here.saved, SAVED_ZMM) &&
+               has_all(here.leaf_7_ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL) &&
+               has_all(here.leaf_7_ecx, bit_AVX512VNNI);
+    default: return 0;
+    }
 }
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 
-static int runs_neon_dotprod(void)
+static int runs(int64_t level)
 {
     int found = 0;
     size_t bytes = sizeof found;
-    return !sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &bytes, NULL, 0) && found;
+    return level == ES_NEON_DOTPROD && !sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &bytes, NULL, 0) && found;
 }
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 
-static int runs_neon_dotprod(void)
+static int runs(int64_t level)
 {
     const unsigned long dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
-    return (getauxval(AT_HWCAP) & dotprod) != 0;
+    return level == ES_NEON_DOTPROD && (getauxval(AT_HWCAP) & dotprod);
 }
-#elif defined(__aarch64__)
-static int runs_neon_dotprod(void)
+#else
+static int runs(int64_t level)
 {
-    return 0; /* nobody to ask */
+    (void)level;
+    return 0;
 }
 #endif
 
-const struct level *level_of(int64_t number)
+static const struct level *level_built(int64_t number)
 {
     switch (number) {
     case ES_PORTABLE: return &level_portable;
 #if defined(EDGESPEC_HAS_AVX2)
-    case ES_AVX2: return runs_avx2() ? &level_avx2 : NULL;
+    case ES_AVX2: return &level_avx2;
 #endif
 #if defined(EDGESPEC_HAS_AVX_VNNI)
-    case ES_AVX_VNNI: return runs_avx_vnni() ? &level_avx_vnni : NULL;
+    case ES_AVX_VNNI: return &level_avx_vnni;
 #endif
 #if defined(EDGESPEC_HAS_AVX512_VNNI)
-    case ES_AVX512_VNNI: return runs_avx512_vnni() ? &level_avx512_vnni : NULL;
+    case ES_AVX512_VNNI: return &level_avx512_vnni;
 #endif
 #if defined(EDGESPEC_HAS_NEON_DOTPROD)
-    case ES_NEON_DOTPROD: return runs_neon_dotprod() ? &level_neon_dotprod : NULL;
+    case ES_NEON_DOTPROD: return &level_neon_dotprod;
 #endif
     default: return NULL;
     }
+}
+
+const struct level *level_of(int64_t number)
+{
+    const struct level *level = level_built(number);
+    return level && (number == ES_PORTABLE || runs(number)) ? level : NULL;
 }
 
 int32_t es_best_level(void)
