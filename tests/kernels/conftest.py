@@ -9,7 +9,6 @@ import pytest
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary
 from tests.support.kernel_calls import require_native
 
-
 # Levels of this processor's family: which of them run is not the same everywhere, which exist is.
 ARM = platform.machine() in {"aarch64", "arm64"}
 FAST = [name for name in LEVELS if name != "portable" and name.startswith("neon") == ARM]
