@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-vulkan test-sanitized acceptance lint clean
+.PHONY: help setup chat demo test test-vulkan test-neon test-sanitized acceptance lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -8,6 +8,7 @@ help:
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
 	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
+	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo 'make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make lint        ruff and mypy alone'
@@ -37,6 +38,9 @@ test: lint
 
 test-vulkan:
 	@sh scripts/test_vulkan.sh $(ARGS)
+
+test-neon:
+	@sh scripts/test_neon.sh
 
 # The library is built anew with the sanitizers in it, and without them afterwards. Tests of memory would measure the
 # sanitizers, those of the build would replace the library.

@@ -38,13 +38,14 @@ _FLAGS = (
     "-Wextra",
 )
 # Each level's file, the processors it is for, its flags, and the macro that tells the others it is there.
+_X86, _ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _LEVELS = (
-    (
-        "level_avx512_vnni.c",
-        ("x86_64", "AMD64"),
-        ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-        "EDGESPEC_HAS_AVX512_VNNI",
-    ),
+    ("level_avx2.c", _X86, _AVX2, "EDGESPEC_HAS_AVX2"),
+    ("level_avx_vnni.c", _X86, (*_AVX2, "-mavxvnni"), "EDGESPEC_HAS_AVX_VNNI"),
+    ("level_avx512_vnni.c", _X86, (*_AVX2, *_AVX512), "EDGESPEC_HAS_AVX512_VNNI"),
+    ("level_neon_dotprod.c", _ARM, ("-march=armv8.2-a+dotprod",), "EDGESPEC_HAS_NEON_DOTPROD"),
 )
 _LONGEST_SAID = 300  # characters of a compiler's message
 _COMPILE_S = 300.0  # one file takes a second or two; this is a compiler that hangs
@@ -54,11 +55,13 @@ class CompileError(Exception):
     """Why there is no library, in one sentence."""
 
 
-def compile_library(output: Path, *, compiler: str | None = None, extra_flags: Sequence[str] = ()) -> None:
+def compile_library(
+    output: Path, *, compiler: str | None = None, machine: str | None = None, extra_flags: Sequence[str] = ()
+) -> None:
     """Compile the sources beside this file and put the library at ``output``, all at once or not at all.
 
-    ``compiler`` is a command, by default what CC says, else the first found. A level that the compiler is too old
-    for is left out. Raises CompileError.
+    ``compiler`` is a command, by default what CC says, else the first found; ``machine`` is what it compiles for, by
+    default this one. A level that the compiler is too old for is left out. Raises CompileError.
     """
     command = _find_compiler(compiler)
     flags = [*_FLAGS, *extra_flags]
@@ -70,7 +73,7 @@ def compile_library(output: Path, *, compiler: str | None = None, extra_flags: S
             machines, own, macro = levels.get(source.name, ((), (), ""))
             if not macro:
                 objects.append(_compile(command, flags, source, place))
-            elif platform.machine() in machines:
+            elif (machine or platform.machine()) in machines:
                 try:
                     objects.append(_compile(command, [*flags, *own], source, place))
                 except CompileError:

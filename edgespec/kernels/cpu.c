@@ -3,38 +3,110 @@
 
 #include "level.h"
 
-#if defined(EDGESPEC_HAS_AVX512_VNNI)
+#if defined(__x86_64__)
 #include <cpuid.h>
 
-/* Bits of XCR0: the system saves xmm, ymm, and the three parts of AVX-512's state. Virtual machines may show an
- * instruction set in cpuid whose registers they do not save. */
-enum { SAVED_STATE = 0xe6 };
+/* Bits of XCR0: the system saves xmm and ymm, and the three parts of AVX-512's state as well. Virtual machines may show
+ * an instruction set in cpuid whose registers they do not save. */
+enum { SAVED_YMM = 0x06, SAVED_ZMM = 0xe6 };
 
-static int runs_avx512_vnni(void)
+struct features {
+    unsigned saved;                  /* XCR0; 0 where it cannot be read */
+    unsigned leaf_1_ecx;             /* cpuid's answers, 0 for a leaf that there is not */
+    unsigned leaf_7_ebx, leaf_7_ecx;
+    unsigned leaf_7_1_eax;
+};
+
+static struct features features_here(void)
 {
+    struct features found = {0};
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C) || !(c & bit_AVX))
-        return 0;
-    unsigned low, high;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* faults without OSXSAVE */
-    if ((low & SAVED_STATE) != SAVED_STATE)
-        return 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
-        return 0;
-    const unsigned needed = bit_AVX2 | bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
-    return (b & needed) == needed && (c & bit_AVX512VNNI);
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return found;
+    found.leaf_1_ecx = c;
+    unsigned high;
+    __asm__("xgetbv" : "=a"(found.saved), "=d"(high) : "c"(0)); /* faults without OSXSAVE */
+    unsigned subleaves = 0;
+    if (__get_cpuid_count(7, 0, &subleaves, &found.leaf_7_ebx, &found.leaf_7_ecx, &d) && subleaves >= 1 &&
+        __get_cpuid_count(7, 1, &a, &b, &c, &d))
+        found.leaf_7_1_eax = a;
+    return found;
+}
+
+static int has_all(unsigned found, unsigned needed)
+{
+    return (found & needed) == needed;
+}
+
+static int has_avx2(const struct features *here)
+{
+    return has_all(here->saved, SAVED_YMM) && has_all(here->leaf_1_ecx, bit_AVX | bit_FMA | bit_F16C) &&
+           has_all(here->leaf_7_ebx, bit_AVX2);
+}
+
+static int runs(int64_t level)
+{
+    const struct features here = features_here();
+    const unsigned avx_vnni = 1u << 4; /* which older headers do not name */
+    switch (level) {
+    case ES_AVX2: return has_avx2(&here);
+    case ES_AVX_VNNI: return has_avx2(&here) && has_all(here.leaf_7_1_eax, avx_vnni);
+    case ES_AVX512_VNNI:
+        return has_avx2(&here) && has_all(here.saved, SAVED_ZMM) &&
+               has_all(here.leaf_7_ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL) &&
+               has_all(here.leaf_7_ecx, bit_AVX512VNNI);
+    default: return 0;
+    }
+}
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int runs(int64_t level)
+{
+    int found = 0;
+    size_t bytes = sizeof found;
+    return level == ES_NEON_DOTPROD && !sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &bytes, NULL, 0) && found;
+}
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+static int runs(int64_t level)
+{
+    const unsigned long dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
+    return level == ES_NEON_DOTPROD && (getauxval(AT_HWCAP) & dotprod);
+}
+#else
+static int runs(int64_t level)
+{
+    (void)level;
+    return 0;
 }
 #endif
 
+static const struct level *level_built(int64_t number)
+{
+    switch (number) {
+    case ES_PORTABLE: return &level_portable;
+#if defined(EDGESPEC_HAS_AVX2)
+    case ES_AVX2: return &level_avx2;
+#endif
+#if defined(EDGESPEC_HAS_AVX_VNNI)
+    case ES_AVX_VNNI: return &level_avx_vnni;
+#endif
+#if defined(EDGESPEC_HAS_AVX512_VNNI)
+    case ES_AVX512_VNNI: return &level_avx512_vnni;
+#endif
+#if defined(EDGESPEC_HAS_NEON_DOTPROD)
+    case ES_NEON_DOTPROD: return &level_neon_dotprod;
+#endif
+    default: return NULL;
+    }
+}
+
 const struct level *level_of(int64_t number)
 {
-    if (number == ES_PORTABLE)
-        return &level_portable;
-#if defined(EDGESPEC_HAS_AVX512_VNNI)
-    if (number == ES_AVX512_VNNI && runs_avx512_vnni())
-        return &level_avx512_vnni;
-#endif
-    return NULL;
+    const struct level *level = level_built(number);
+    return level && (number == ES_PORTABLE || runs(number)) ? level : NULL;
 }
 
 int32_t es_best_level(void)

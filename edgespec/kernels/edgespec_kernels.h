@@ -42,8 +42,8 @@ enum es_type {
     ES_TYPES = 31, /* one above the highest */
 };
 
-/* Instruction sets, each a build of the same arithmetic: the same bits come out of all. */
-enum es_level { ES_PORTABLE = 0, ES_AVX512_VNNI = 1, ES_LEVELS = 2 };
+/* Instruction sets, each a build of the same arithmetic: the same bits come out of all. The later, the faster. */
+enum es_level { ES_PORTABLE, ES_AVX2, ES_AVX_VNNI, ES_AVX512_VNNI, ES_NEON_DOTPROD, ES_LEVELS };
 
 /* Which elements of a head are rotated together. */
 enum es_rope { ES_ROPE_NEIGHBOURS = 0 /* 2i, 2i+1 */, ES_ROPE_HALVES = 1 /* i, i + length/2 */ };

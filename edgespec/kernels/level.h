@@ -84,10 +84,8 @@ struct level {
         [ES_Q6_K] = multiply_q6_k, \
     }
 
-extern const struct level level_portable;
-#if defined(EDGESPEC_HAS_AVX512_VNNI)
-extern const struct level level_avx512_vnni;
-#endif
+/* Which of them were built, EDGESPEC_HAS_... says. */
+extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;
 
 /* The level's table, or null where this build or this processor has none. In cpu.c. */
 const struct level *level_of(int64_t number);

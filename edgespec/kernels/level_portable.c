@@ -1,4 +1,6 @@
 /* The level that runs everywhere. */
+#define PORTABLE_LANES
+
 #include "multiply_portable.h"
 #include "row_attention.h"
 #include "row_kernels.h"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import random
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
 
@@ -36,7 +36,8 @@ INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select -
 
 ABI = 1
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
-LEVELS: Mapping[str, int] = {"portable": 0, "avx512-vnni": 1}
+# The later, the faster; those of other processors' families are never there.
+LEVELS: Mapping[str, int] = {"portable": 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
 
 _LOADING = threading.Lock()
 
@@ -197,14 +198,17 @@ def load_from(path: Path) -> NativeLibrary:
         raise RuntimeUnavailableError(
             f"the native runtime's library has interface {abi} and edgespec needs {ABI}", hint=INSTALL_HINT
         )
-    offered = (name for name, number in LEVELS.items() if calls.es_level_name(number))
-    levels = tuple(name for name in offered if name == "portable" or _computes_portable_bits(calls, LEVELS[name]))
+    levels = _sound_levels(calls, [name for name, number in LEVELS.items() if calls.es_level_name(number)])
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels)
 
 
-# Number in GGUF, columns of a block, its bytes, and where its halves stand: scales, and what goes with minimums.
-_QUANTISED = (
+# Number in GGUF, columns of a block, its bytes, and where halves stand that may not be just anything: scales, what
+# goes with minimums, exponents.
+_PROBED = (
+    (0, 1, 4, (2,)),
+    (1, 1, 2, (0,)),
+    (30, 1, 2, (0,)),
     (2, 32, 18, (0,)),
     (3, 32, 20, (0, 2)),
     (6, 32, 22, (0,)),
@@ -215,29 +219,49 @@ _QUANTISED = (
     (14, 256, 210, (208,)),
 )
 _PROBED_INPUTS = 9  # two passes, of 4 and 5
+_PROBED_POSITIONS = 300  # more than a block of attention
 
 
-def _computes_portable_bits(calls: Any, level: int) -> bool:
-    """Whether a level does here what it should: one that a compiler or a virtual machine broke is not offered.
+def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
+    """The levels that compute here what the portable one does: one that a compiler or a virtual machine broke is not
+    offered.
 
-    A small product of each quantised type, in a few milliseconds.
+    A small product of each type and a little attention, in some milliseconds for all levels together.
     """
-    draw = random.Random(0)
+    draw = np.random.default_rng(0)
     rows = 16
-    for number, block, block_bytes, halves in _QUANTISED:
-        columns = 288 if block == 32 else 512  # more than one group
-        x = np.array([draw.gauss(0, 1) for _ in range(_PROBED_INPUTS * columns)], dtype=np.float32)
-        raw = np.frombuffer(bytearray(draw.randbytes(rows * columns // block * block_bytes)), dtype=np.uint8)
+    for number, block, block_bytes, halves in _PROBED:
+        columns = 288 if block <= 32 else 512  # more than one group
+        x = draw.standard_normal((_PROBED_INPUTS, columns), dtype=np.float32)
+        raw = draw.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
         for at in halves:
-            raw.reshape(-1, block_bytes)[:, at : at + 2] = np.array([0.0625], dtype="<f2").view(np.uint8)
+            raw[:, at : at + 2] = np.array([0.0625], dtype="<f2").view(np.uint8)
         tiles = np.zeros(calls.es_relaid_bytes(number, rows, columns), dtype=np.uint8)
         calls.es_relay(number, raw.ctypes.data, rows, columns, tiles.ctypes.data)
-        matrix = Matrix(tiles=tiles.ctypes.data, rows=rows, columns=columns, type=number)
-        found = []
-        for each in (LEVELS["portable"], level):
-            y = np.zeros(_PROBED_INPUTS * rows, dtype=np.float32)
-            calls.es_multiply(ctypes.byref(matrix), x.ctypes.data, _PROBED_INPUTS, y.ctypes.data, each)
-            found.append(y.tobytes())
-        if found[0] != found[1]:
-            return False
-    return True
+        matrix = ctypes.byref(Matrix(tiles=tiles.ctypes.data, rows=rows, columns=columns, type=number))
+        products = []
+        for name in levels:
+            y = np.zeros((_PROBED_INPUTS, rows), dtype=np.float32)
+            calls.es_multiply(matrix, x.ctypes.data, _PROBED_INPUTS, y.ctypes.data, LEVELS[name])
+            products.append(y)
+        levels = _like_the_first(levels, products)
+    keys, values = draw.standard_normal((2, _PROBED_POSITIONS, 32), dtype=np.float32)
+    seen = np.array([_PROBED_POSITIONS, 7], dtype=np.int64)
+    mixed = [np.zeros((2, 32), dtype=np.float32) for _ in levels]
+    for name, out in zip(levels, mixed, strict=True):
+        calls.es_attend(
+            keys.ctypes.data,
+            values.ctypes.data,
+            len(keys),
+            32,
+            keys.ctypes.data,  # as queries as well
+            seen.ctypes.data,
+            2,
+            out.ctypes.data,
+            LEVELS[name],
+        )
+    return tuple(_like_the_first(levels, mixed))
+
+
+def _like_the_first(levels: list[str], found: list[NDArray[np.float32]]) -> list[str]:
+    return [name for name, own in zip(levels, found, strict=True) if own.tobytes() == found[0].tobytes()]

@@ -100,34 +100,74 @@ def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) 
         native_library.load()
 
 
-class Broken:
-    """The library with a level that rounds the last score otherwise."""
+def too_old_for(option: str, compiler: str, place: Path) -> str:
+    """A compiler that does not know that option."""
+    script = place / "old-cc"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *{option}*) exit 1;; esac\nexec {compiler} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
 
-    def __init__(self, api: Any) -> None:
-        self._api = api
+
+def test_a_level_that_the_compiler_is_too_old_for_is_left_out(
+    folder: Path, compiler: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sources_in(folder)
+    old = too_old_for("-mavxvnni", compiler, tmp_path_factory.mktemp("bin"))
+    assert build(folder, CC=old) == ""
+    here = native_library.load_from(real_library()).levels
+    assert native_library.load().levels == tuple(name for name in here if name != "avx-vnni")
+
+
+def real_library() -> Path:
+    place = compiling.FOLDER / compiling.LIBRARY_NAME
+    if not place.exists():
+        pytest.skip("edgespec was installed without a C compiler")
+    return place
+
+
+def test_a_library_for_another_machine_has_that_ones_levels(tmp_path: Path, compiler: str) -> None:
+    """It is told, since it cannot see what a cross compiler makes. Other processors' levels are not even tried."""
+    made = tmp_path / compiling.LIBRARY_NAME
+    compiling.compile_library(made, compiler=compiler, machine="riscv64")
+    assert native_library.load_from(made).levels == ("portable",)
+
+
+class Broken:
+    """The library with a level that rounds the last score, or the last output of attention, otherwise."""
+
+    def __init__(self, api: Any, level: int, name: str) -> None:
+        self._api, self._level, self._name = api, level, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)
 
     def es_multiply(self, matrix: Any, x: int, rows: int, y: int, level: int) -> int:
         code = int(self._api.es_multiply(matrix, x, rows, y, level))
-        if level != 0:
-            last = ctypes.c_int32.from_address(y + 4 * (16 * rows - 1))
-            last.value ^= 1
+        self._spoil("es_multiply", y + 4 * (16 * rows - 1), level)
         return code
 
+    def es_attend(self, *arguments: Any) -> int:
+        code = int(self._api.es_attend(*arguments))
+        self._spoil("es_attend", arguments[7] + 4 * (arguments[3] * arguments[6] - 1), arguments[8])
+        return code
 
-def test_a_level_that_computes_other_bits_is_not_offered(
-    folder: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources_in(folder)
-    assert build(folder) == ""
-    levels = native_library.load().levels
+    def _spoil(self, name: str, address: int, level: int) -> None:
+        if (name, level) == (self._name, self._level):
+            last = ctypes.c_int32.from_address(address)
+            last.value ^= 1
+
+
+@pytest.mark.parametrize("name", ["es_multiply", "es_attend"])
+def test_a_level_that_computes_other_bits_is_not_offered(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    levels = native_library.load_from(real_library()).levels
     if len(levels) == 1:
         pytest.skip("nothing but the portable level runs here")
     real = native_library._Calls
-    monkeypatch.setattr(native_library, "_Calls", lambda path: Broken(real(path)))
-    assert native_library.load().levels == ("portable",)
+    for broken in levels[1:]:
+        number = native_library.LEVELS[broken]
+        monkeypatch.setattr(native_library, "_Calls", lambda path, number=number: Broken(real(path), number, name))
+        found = native_library.load_from(real_library()).levels
+        assert found == tuple(level for level in levels if level != broken)
 
 
 def test_the_library_takes_what_runtimes_hand_over() -> None:

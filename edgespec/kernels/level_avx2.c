@@ -1,0 +1,22 @@
+/* AVX2 with FMA and F16C: Haswell and later, Zen and later. Compiled with those instructions enabled. */
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include "multiply_floats.h"
+#include "multiply_octets.h"
+#include "row_attention.h"
+#include "row_kernels.h"
+
+const struct level level_avx2 = {
+    .name = "avx2",
+    .multiply = MULTIPLY_EVERY_TYPE,
+    .normalise = normalise,
+    .quantise = quantise,
+    .swiglu = swiglu,
+    .exponential = exponential,
+    .attend = attend,
+    .argmax = argmax,
+};
+
+#else
+typedef int no_avx2; /* a translation unit may not be empty */
+#endif

@@ -1,0 +1,22 @@
+/* AVX2 and the dot products of AVX-VNNI: Alder Lake and later, Zen 5. Compiled with those instructions enabled. */
+#if defined(__AVXVNNI__)
+
+#include "multiply_floats.h"
+#include "multiply_octets.h"
+#include "row_attention.h"
+#include "row_kernels.h"
+
+const struct level level_avx_vnni = {
+    .name = "avx-vnni",
+    .multiply = MULTIPLY_EVERY_TYPE,
+    .normalise = normalise,
+    .quantise = quantise,
+    .swiglu = swiglu,
+    .exponential = exponential,
+    .attend = attend,
+    .argmax = argmax,
+};
+
+#else
+typedef int no_avx_vnni; /* a translation unit may not be empty */
+#endif

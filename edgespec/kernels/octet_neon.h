@@ -1,0 +1,150 @@
+/* Eight rows of a tile as two registers of NEON, for multiply_octets.h. Lane r of sdot is row r, and 4 activations of a
+ * register that holds 16 are named by their number: nothing is broadcast. Codes of up to 7 bits are signed bytes too. */
+#ifndef EDGESPEC_OCTET_NEON_H
+#define EDGESPEC_OCTET_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "layout.h"
+#include "unrolled.h"
+
+typedef struct { float32x4_t low, high; } octet;      /* a float of each row */
+typedef struct { int32x4_t low, high; } octet_ints;   /* an int32 of each row */
+typedef struct { uint8x16_t low, high; } octet_codes; /* 4 consecutive codes of each row */
+
+ALWAYS_INLINE octet octet_load(const float *from) { return (octet){vld1q_f32(from), vld1q_f32(from + 4)}; }
+ALWAYS_INLINE void octet_store(float *to, octet x)
+{
+    vst1q_f32(to, x.low);
+    vst1q_f32(to + 4, x.high);
+}
+ALWAYS_INLINE octet octet_halves(const uint8_t *from)
+{
+    float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8(from));
+    return (octet){vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+}
+ALWAYS_INLINE octet octet_from_ints(octet_ints x) { return (octet){vcvtq_f32_s32(x.low), vcvtq_f32_s32(x.high)}; }
+ALWAYS_INLINE octet octet_times(octet a, float b) { return (octet){vmulq_n_f32(a.low, b), vmulq_n_f32(a.high, b)}; }
+ALWAYS_INLINE octet octet_mul(octet a, octet b) { return (octet){vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+ALWAYS_INLINE octet octet_fma(octet a, octet b, octet c)
+{
+    return (octet){vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+}
+ALWAYS_INLINE octet octet_fma_times(octet a, float b, octet c)
+{
+    return (octet){vfmaq_n_f32(c.low, a.low, b), vfmaq_n_f32(c.high, a.high, b)};
+}
+
+/* c - a * b, rounded once */
+ALWAYS_INLINE octet octet_fnma_times(octet a, float b, octet c)
+{
+    return (octet){vfmsq_n_f32(c.low, a.low, b), vfmsq_n_f32(c.high, a.high, b)};
+}
+/* Signed bytes 0 and 1 of each row. */
+ALWAYS_INLINE octet_ints byte_pairs_load(const uint8_t *from)
+{
+    int16x8_t pairs = vreinterpretq_s16_u8(vld1q_u8(from));
+    return (octet_ints){vmovl_s16(vget_low_s16(pairs)), vmovl_high_s16(pairs)};
+}
+ALWAYS_INLINE octet octet_first_of_pair(octet_ints pairs)
+{
+    return (octet){vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(pairs.low, 24), 24)),
+                   vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(pairs.high, 24), 24))};
+}
+ALWAYS_INLINE octet octet_second_of_pair(octet_ints pairs)
+{
+    return (octet){vcvtq_f32_s32(vshrq_n_s32(pairs.low, 8)), vcvtq_f32_s32(vshrq_n_s32(pairs.high, 8))};
+}
+
+ALWAYS_INLINE octet_codes codes_load(const uint8_t *from)
+{
+    return (octet_codes){vld1q_u8(from), vld1q_u8(from + 16)};
+}
+/* The instructions take shifts as constants, which a loop's counter is not. */
+ALWAYS_INLINE uint8x16_t moved_left(uint8x16_t bytes, const int left)
+{
+    switch (left) {
+    case 4: return vshlq_n_u8(bytes, 4);
+    case 3: return vshlq_n_u8(bytes, 3);
+    case 2: return vshlq_n_u8(bytes, 2);
+    case 1: return vshlq_n_u8(bytes, 1);
+    case -1: return vshrq_n_u8(bytes, 1);
+    case -2: return vshrq_n_u8(bytes, 2);
+    case -3: return vshrq_n_u8(bytes, 3);
+    case -4: return vshrq_n_u8(bytes, 4);
+    default: return bytes;
+    }
+}
+/* Bytes shifted left, or right by -left, and masked. */
+ALWAYS_INLINE octet_codes codes_field(octet_codes bytes, const int left, const int8_t mask)
+{
+    const uint8x16_t kept = vdupq_n_u8((uint8_t)mask);
+    return (octet_codes){vandq_u8(moved_left(bytes.low, left), kept), vandq_u8(moved_left(bytes.high, left), kept)};
+}
+ALWAYS_INLINE octet_codes codes_or(octet_codes a, octet_codes b)
+{
+    return (octet_codes){vorrq_u8(a.low, b.low), vorrq_u8(a.high, b.high)};
+}
+ALWAYS_INLINE float32x4_t first_bytes(uint8x16_t bytes)
+{
+    return vcvtq_f32_u32(vandq_u32(vreinterpretq_u32_u8(bytes), vdupq_n_u32(255)));
+}
+ALWAYS_INLINE uint8x16_t later_bytes(uint8x16_t bytes)
+{
+    return vreinterpretq_u8_u32(vshrq_n_u32(vreinterpretq_u32_u8(bytes), 8));
+}
+/* Byte 0 of each row's four, unsigned; the next one takes its place. */
+ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
+{
+    octet first = {first_bytes(bytes->low), first_bytes(bytes->high)};
+    *bytes = (octet_codes){later_bytes(bytes->low), later_bytes(bytes->high)};
+    return first;
+}
+
+/* Four products more for each row. `lane` says which of x, as a constant. */
+#define DOT_LANE(sum, codes, x, lane)                                                        \
+    (octet_ints){vdotq_laneq_s32((sum).low, vreinterpretq_s8_u8((codes).low), x, lane),      \
+                 vdotq_laneq_s32((sum).high, vreinterpretq_s8_u8((codes).high), x, lane)}
+
+ALWAYS_INLINE octet_ints dot_16(const octet_codes codes[4], const int8_t *q, octet_ints sum)
+{
+    int8x16_t x = vld1q_s8(q);
+    sum = DOT_LANE(sum, codes[0], x, 0);
+    sum = DOT_LANE(sum, codes[1], x, 1);
+    sum = DOT_LANE(sum, codes[2], x, 2);
+    return DOT_LANE(sum, codes[3], x, 3);
+}
+
+ALWAYS_INLINE octet_ints dot_32(const octet_codes codes[8], const int8_t *q, int32_t start)
+{
+    octet_ints sum = {vdupq_n_s32(start), vdupq_n_s32(start)};
+    return dot_16(codes + 4, q + 16, dot_16(codes, q, sum));
+}
+
+ALWAYS_INLINE octet_ints dot_4_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
+{
+    return dot_32(codes, q, start);
+}
+ALWAYS_INLINE octet_ints dot_5_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
+{
+    return dot_32(codes, q, start);
+}
+/* Of 16 columns. */
+ALWAYS_INLINE octet_ints dot_6_bits(const octet_codes codes[4], const int8_t *q, int32_t start)
+{
+    return dot_16(codes, q, (octet_ints){vdupq_n_s32(start), vdupq_n_s32(start)});
+}
+ALWAYS_INLINE octet_ints dot_signed(const octet_codes codes[8], const int8_t *q, int32_t minus8)
+{
+    (void)minus8;
+    return dot_32(codes, q, 0);
+}
+
+ALWAYS_INLINE void prefetch(const uint8_t *from, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += LINE_BYTES)
+        __builtin_prefetch(from + at);
+}
+
+#endif

@@ -1,0 +1,274 @@
+/* Every level that runs here against the portable one, to the bit, through the library's own interface. For processors
+ * that the tests in Python do not reach: scripts/test_neon.sh runs it in an emulator.
+ *
+ * Prints a line for each level, and a digest of everything that was computed: processors of other families give the
+ * same one. Ends with 1 at the first difference, with 2 if only the portable level runs. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "edgespec_kernels.h"
+
+static uint64_t drawn = 1, digest = 14695981039346656037u; /* FNV-1a */
+static int level_tested;
+static long compared;
+
+/* Uniform in -1 .. 1, the same on every machine. */
+static float draw(void)
+{
+    drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+    return (float)((int32_t)(drawn >> 32) >> 8) * 0x1p-23f;
+}
+
+static void fill(float *x, size_t count, float size)
+{
+    for (size_t i = 0; i < count; i++)
+        x[i] = draw() * size;
+}
+
+static void *take(size_t bytes)
+{
+    void *memory = calloc(1, bytes);
+    if (!memory)
+        abort();
+    return memory;
+}
+
+static void expect(const char *what, int64_t number, int32_t code, const void *portable, const void *found, size_t bytes)
+{
+    if (code != ES_OK || memcmp(portable, found, bytes)) {
+        printf("%s differs: %s %lld, code %d\n", es_level_name(level_tested), what, (long long)number, code);
+        exit(1);
+    }
+    for (size_t i = 0; i < bytes; i++)
+        digest = (digest ^ ((const uint8_t *)found)[i]) * 1099511628211u;
+    compared++;
+}
+
+/* ------------------------------------------------------------------------------------------------- products */
+
+/* A block of the file: its columns, its bytes, and where its halves stand. */
+static const struct format {
+    int64_t type, columns;
+    size_t bytes, halves[2], half_count;
+} formats[] = {
+    {ES_F32, 1, 4, {0}, 0},          {ES_F16, 1, 2, {0}, 1},          {ES_BF16, 1, 2, {0}, 1},
+    {ES_Q4_0, 32, 18, {0}, 1},       {ES_Q4_1, 32, 20, {0, 2}, 2},    {ES_Q5_0, 32, 22, {0}, 1},
+    {ES_Q5_1, 32, 24, {0, 2}, 2},    {ES_Q8_0, 32, 34, {0}, 1},       {ES_Q4_K, 256, 144, {0, 2}, 2},
+    {ES_Q5_K, 256, 176, {0, 2}, 2},  {ES_Q6_K, 256, 210, {208}, 1},
+};
+
+/* Bytes at random, or all the same, with halves, or bfloats, of ordinary size and either sign. */
+static uint8_t *file_rows(const struct format *format, int64_t rows, int64_t columns, int byte)
+{
+    size_t blocks = (size_t)(rows * columns / format->columns);
+    uint8_t *raw = take(blocks * format->bytes);
+    if (format->type == ES_F32) {
+        fill((float *)(void *)raw, blocks, 1.0f);
+        return raw;
+    }
+    const int ordinary = format->type == ES_BF16 ? 0x3b00 : 0x2000;
+    for (size_t b = 0; b < blocks; b++) {
+        for (size_t i = 0; i < format->bytes; i++)
+            raw[b * format->bytes + i] = (uint8_t)(byte < 0 ? (int)(draw() * 128.0f) : byte);
+        for (size_t h = 0; h < format->half_count; h++) {
+            uint16_t half = (uint16_t)(ordinary + (int)(draw() * 2000.0f)) | (draw() < 0.0f ? 0x8000 : 0);
+            memcpy(raw + b * format->bytes + format->halves[h], &half, sizeof half);
+        }
+    }
+    return raw;
+}
+
+static struct es_matrix matrix_of(const struct format *format, int64_t rows, int64_t columns, int byte)
+{
+    uint8_t *raw = file_rows(format, rows, columns, byte);
+    uint8_t *tiles = take((size_t)es_relaid_bytes(format->type, rows, columns));
+    if (es_relay(format->type, raw, rows, columns, tiles) != -1)
+        abort();
+    free(raw);
+    return (struct es_matrix){.tiles = tiles, .rows = rows, .columns = columns, .type = format->type};
+}
+
+enum { MOST_INPUTS = 17 };
+
+static void compare_product(const struct format *format, int64_t rows, int64_t columns, int byte)
+{
+    struct es_matrix matrix = matrix_of(format, rows, columns, byte);
+    size_t outputs = (size_t)rows * MOST_INPUTS;
+    float *x = take((size_t)columns * MOST_INPUTS * sizeof *x), *bias = take((size_t)rows * sizeof *bias);
+    float *portable = take(outputs * sizeof *portable), *found = take(outputs * sizeof *found);
+    fill(x, (size_t)columns * MOST_INPUTS, 3.0f);
+    fill(bias, (size_t)rows, 1.0f);
+    if (byte >= 0) /* the largest activations, of either sign, against the largest codes */
+        for (int64_t i = 0; i < columns * MOST_INPUTS; i++)
+            x[i] = i / columns % 2 ? 127.0f : -127.0f;
+    matrix.bias = rows % 2 ? bias : NULL;
+    for (int64_t inputs = 1; inputs <= MOST_INPUTS; inputs++) {
+        if (es_multiply(&matrix, x, inputs, portable, ES_PORTABLE) != ES_OK)
+            abort();
+        int32_t code = es_multiply(&matrix, x, inputs, found, level_tested);
+        expect("product of type", format->type, code, portable, found, (size_t)(rows * inputs) * sizeof *found);
+    }
+    free((void *)(uintptr_t)matrix.tiles);
+    free(x), free(bias), free(portable), free(found);
+}
+
+static void compare_products(void)
+{
+    static const int bytes[] = {0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0};
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+        const struct format *format = &formats[f];
+        compare_product(format, 16, 256, -1);
+        compare_product(format, 33, 768, -1); /* a row in a tile of its own */
+        if (format->columns <= 32)
+            compare_product(format, 17, 288, -1); /* a block in a group of its own */
+        for (size_t b = 0; format->columns > 1 && b < sizeof bytes / sizeof *bytes; b++)
+            compare_product(format, 16, 256, bytes[b]);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- rows */
+
+enum { LENGTH = 1536 };
+
+static void compare_rows(void)
+{
+    static const float edges[] = {-87.0f, -87.0001f, 88.0f, 88.1f, 0.0f, -0.0f, 1e-30f, 1e30f, -1e30f, INFINITY, -INFINITY};
+    static float x[LENGTH], y[LENGTH], portable[LENGTH], found[LENGTH];
+    static uint8_t portable_blocks[LENGTH / 32][48], found_blocks[LENGTH / 32][48];
+    static const float sizes[] = {1.0f, 1e-33f, 90.0f, 1e4f, 1e30f};
+    for (int64_t s = 0; s < 5; s++) {
+        fill(x, LENGTH, sizes[s]);
+        fill(y, LENGTH, 2.0f);
+        (void)es_quantise(x, LENGTH, portable_blocks[0], ES_PORTABLE);
+        int32_t code = es_quantise(x, LENGTH, found_blocks[0], level_tested);
+        expect("quantise", s, code, portable_blocks, found_blocks, sizeof found_blocks);
+        memcpy(x, edges, sizeof edges);
+        (void)es_exponential(x, LENGTH, portable, ES_PORTABLE);
+        code = es_exponential(x, LENGTH, found, level_tested);
+        expect("exponential", s, code, portable, found, sizeof found);
+        fill(x, LENGTH, sizes[s]);
+        (void)es_swiglu(x, y, LENGTH, portable, ES_PORTABLE);
+        code = es_swiglu(x, y, LENGTH, found, level_tested);
+        expect("swiglu", s, code, portable, found, sizeof found);
+        for (int64_t length = 32; length <= LENGTH; length += 32 * 47) {
+            (void)es_normalise(x, y, 1e-6, length, portable, ES_PORTABLE);
+            code = es_normalise(x, y, 1e-6, length, found, level_tested);
+            expect("normalise", s, code, portable, found, (size_t)length * sizeof *found);
+        }
+    }
+    for (int64_t at = 0; at < 96; at += 5) { /* what is not finite, in every part of a block */
+        fill(x, LENGTH, 1.0f);
+        x[at] = at % 2 ? INFINITY : NAN;
+        (void)es_quantise(x, LENGTH, portable_blocks[0], ES_PORTABLE);
+        int32_t code = es_quantise(x, LENGTH, found_blocks[0], level_tested);
+        memset(portable_blocks[at / 32], 0, 8); /* NaN, which processors write in different ways */
+        memset(found_blocks[at / 32], 0, 8);
+        expect("quantise", at, code, portable_blocks, found_blocks, sizeof found_blocks);
+    }
+}
+
+static void compare_attention(void)
+{
+    enum { POSITIONS = 600, LONGEST = 128, QUERIES = 7 };
+    static const int64_t visible[QUERIES] = {600, 599, 513, 512, 256, 17, 1};
+    static float keys[POSITIONS * LONGEST], values[POSITIONS * LONGEST], queries[QUERIES * LONGEST];
+    static float portable[QUERIES * LONGEST], found[QUERIES * LONGEST];
+    for (int64_t length = 16; length <= LONGEST; length += 16) {
+        fill(keys, POSITIONS * LONGEST, 1.0f);
+        fill(values, POSITIONS * LONGEST, 1.0f);
+        fill(queries, QUERIES * LONGEST, 4.0f);
+        for (int64_t count = 1; count <= QUERIES; count++) {
+            (void)es_attend(keys, values, POSITIONS, length, queries, visible, count, portable, ES_PORTABLE);
+            int32_t code = es_attend(keys, values, POSITIONS, length, queries, visible, count, found, level_tested);
+            expect("attention", length, code, portable, found, (size_t)(count * length) * sizeof *found);
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- models */
+
+enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9 };
+
+static void compare_forwards(struct es_model *model, int64_t type)
+{
+    static const int32_t levels[2] = {ES_PORTABLE, -1};
+    struct es_sequence *sequences[2];
+    int32_t tokens[TOKENS];
+    for (int i = 0; i < TOKENS; i++)
+        tokens[i] = i * 37 % VOCABULARY;
+    for (int i = 0; i < 2; i++) {
+        sequences[i] = es_open(model, TOKENS + SCORED, 2, levels[i] < 0 ? level_tested : levels[i]);
+        if (!sequences[i] || es_forward(sequences[i], tokens, TOKENS, 0, 0, NULL) != ES_OK ||
+            es_forward(sequences[i], tokens, SCORED, TOKENS, SCORED, NULL) != ES_OK)
+            abort();
+    }
+    expect("forward of type", type, ES_OK, es_scores(sequences[0]), es_scores(sequences[1]),
+           SCORED * VOCABULARY * sizeof(float));
+    for (int32_t row = 0; row < SCORED; row++) {
+        int64_t best[2] = {es_argmax(sequences[0], row), es_argmax(sequences[1], row)};
+        expect("argmax of row", row, best[1] < 0 ? ES_BAD_REQUEST : ES_OK, &best[0], &best[1], sizeof best[0]);
+    }
+    es_close(sequences[0]);
+    es_close(sequences[1]);
+}
+
+static void compare_models(void)
+{
+    static float norm[EMBEDDING];
+    static double frequencies[HEAD / 2];
+    for (int i = 0; i < EMBEDDING; i++)
+        norm[i] = 1.0f;
+    for (int i = 0; i < HEAD / 2; i++)
+        frequencies[i] = 1.0 / (1 + i);
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+        const struct format *format = &formats[f];
+        struct es_layer layer = {
+            .attention_norm = norm,
+            .feed_forward_norm = norm,
+            .query = matrix_of(format, HEADS * HEAD, EMBEDDING, -1),
+            .key = matrix_of(format, KV_HEADS * HEAD, EMBEDDING, -1),
+            .value = matrix_of(format, KV_HEADS * HEAD, EMBEDDING, -1),
+            .output = matrix_of(format, EMBEDDING, HEADS * HEAD, -1),
+            .gate = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
+            .up = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
+            .down = matrix_of(format, EMBEDDING, FEED_FORWARD, -1),
+        };
+        struct es_model model = {
+            .layers = 1, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
+            .feed_forward = FEED_FORWARD, .vocabulary = VOCABULARY, .rope_length = HEAD, .rope = ES_ROPE_HALVES,
+            .norm_epsilon = 1e-5, .rope_frequencies = frequencies, .layer = &layer, .output_norm = norm,
+            .head = matrix_of(format, VOCABULARY, EMBEDDING, -1),
+            .embedding_rows = file_rows(format, VOCABULARY, EMBEDDING, -1), .embedding_type = format->type,
+        };
+        compare_forwards(&model, format->type);
+        const struct es_matrix *own[] = {&layer.query, &layer.key, &layer.value, &layer.output,
+                                         &layer.gate,  &layer.up,  &layer.down,  &model.head};
+        for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+            free((void *)(uintptr_t)own[i]->tiles);
+        free((void *)(uintptr_t)model.embedding_rows);
+    }
+}
+
+int main(void)
+{
+    uint64_t last = 0;
+    for (level_tested = ES_PORTABLE + 1; level_tested < ES_LEVELS; level_tested++) {
+        if (!es_level_name(level_tested))
+            continue;
+        drawn = 1, digest = 14695981039346656037u, compared = 0;
+        compare_products();
+        compare_rows();
+        compare_attention();
+        compare_models();
+        printf("%s: %ld comparisons, the portable level's bits\n", es_level_name(level_tested), compared);
+        last = digest;
+    }
+    if (!last) {
+        printf("no level but the portable one runs here\n");
+        return 2;
+    }
+    printf("digest %016llx\n", (unsigned long long)last);
+    return 0;
+}

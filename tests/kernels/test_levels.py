@@ -1,0 +1,94 @@
+"""The instruction sets as such: their names and numbers everywhere the same, each where it runs, all of one mind."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.kernels import compile as compiling
+from edgespec.planning.machine import describe_machine
+from edgespec.runtimes.native import NativeSettings, load_native
+from edgespec.runtimes.native_library import LEVELS, NativeLibrary
+from tests.kernels.conftest import FAST
+from tests.support.tiny_gguf import write_tiny_gguf
+
+# What /proc/cpuinfo calls the last thing that each level needs.
+FLAGS = {"avx2": "avx2", "avx-vnni": "avx_vnni", "avx512-vnni": "avx512_vnni", "neon-dotprod": "asimddp"}
+
+
+def test_names_and_numbers_are_those_of_the_library(library: NativeLibrary) -> None:
+    header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
+    found = re.search(r"enum es_level \{ (.*), ES_LEVELS \};", header)
+    assert found is not None
+    assert found[1].split(", ") == [f"ES_{name.upper().replace('-', '_')}" for name in LEVELS]
+    assert list(LEVELS.values()) == list(range(len(LEVELS)))
+    for name in library.levels:
+        assert library.api.es_level_name(LEVELS[name]).decode() == name
+
+
+def test_every_level_has_its_file_and_its_processors() -> None:
+    files = {path.name for path in compiling.FOLDER.glob("level_*.c")}
+    assert files == {f"level_{name.replace('-', '_')}.c" for name in LEVELS}
+    assert {f"level_{name}.c" for name in ("portable",)} | {file for file, *_ in compiling._LEVELS} == files
+    told = (compiling.FOLDER / "cpu.c").read_text(encoding="utf-8")
+    for _, machines, flags, macro in compiling._LEVELS:
+        assert machines
+        assert flags
+        assert f"#if defined({macro})" in told
+
+
+def test_numbers_beyond_the_last_are_no_levels(library: NativeLibrary) -> None:
+    for number in (-1, len(LEVELS), 99):
+        assert library.api.es_level_name(number) is None
+
+
+def test_levels_of_another_family_are_not_here(library: NativeLibrary) -> None:
+    others = set(LEVELS) - {"portable", *FAST}
+    assert others
+    assert not others & set(library.levels)
+    assert all(library.api.es_level_name(LEVELS[name]) is None for name in others)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="the system does not list the processor's features")
+def test_what_runs_is_what_the_system_says_the_processor_has(library: NativeLibrary) -> None:
+    here = describe_machine().isa
+    expected = {name for name in FAST if FLAGS[name] in here}
+    found = set(library.levels) - {"portable"}
+    assert found <= expected
+    assert expected - found <= {"avx-vnni"}, "which compilers before 2021 do not know"
+
+
+def test_the_last_of_them_is_the_best(library: NativeLibrary) -> None:
+    assert library.api.es_best_level() == LEVELS[library.levels[-1]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("levels") / "tiny.gguf", width=128, quant="Q4_0")
+
+
+def test_a_level_that_is_asked_for_is_the_one_that_computes(tiny: Path, level: str) -> None:
+    """Every width and a long context: the rows of the portable level."""
+    rows = []
+    for name in ("portable", level):
+        with load_native(tiny, NativeSettings(level=name)) as model, model.open(300) as sequence:
+            assert model.facts.settings == {"level": name}
+            sequence.forward([7 * i % 100 for i in range(270)], 0)
+            for width in range(1, 10):
+                done = sequence.forward(list(range(width)), width)
+                rows.append(done.logits(width - 1).tobytes())
+                sequence.rewind(270)
+    assert rows[:9] == rows[9:]
+
+
+def test_a_level_that_is_not_here_is_refused(tiny: Path, library: NativeLibrary) -> None:
+    with pytest.raises(InvalidRequestError, match="unknown level 'sse'") as caught:
+        load_native(tiny, NativeSettings(level="sse"))
+    assert caught.value.hint == f"one of auto, {', '.join(LEVELS)}"
+    missing = next(name for name in LEVELS if name not in library.levels)
+    with pytest.raises(RuntimeUnavailableError, match=f"cannot run {missing}"):
+        load_native(tiny, NativeSettings(level=missing))
