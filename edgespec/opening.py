@@ -25,6 +25,9 @@ ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.On
 # The device by whose name a profile asks for our own processor kernels, for the target.
 NATIVE = "native"
 
+# What the native runtime keeps of a model in the store, in the model's own folder: it goes when the model goes.
+NATIVE_SIDECAR = "native.tiles"
+
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
 
@@ -144,7 +147,12 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
                 f"the native runtime does not run {located.name}: its head is trimmed", hint="llama.cpp does"
             )
         return native.load_native(
-            located.path, settings, name=located.name, sha256=located.identity, header=located.header
+            located.path,
+            settings,
+            name=located.name,
+            sha256=located.identity,
+            header=located.header,
+            sidecar=None if located.store_folder is None else located.store_folder / NATIVE_SIDECAR,
         )
     return llama.load_model(
         located.path,

@@ -73,6 +73,8 @@ ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or thi
 /* Zeroed pages of this process's own; null if there are none. `huge` asks for large ones. */
 ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
 ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
+/* Differs wherever one word differs, and as good as always where more do; for files that may be damaged, not forged. */
+ES_EXPORT uint64_t es_checksum(const uint8_t *bytes, int64_t length);
 
 /* Bytes of a matrix in tiles; 0 for a type or a shape that has no layout. */
 ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);

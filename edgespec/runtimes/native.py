@@ -24,7 +24,7 @@ from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
 from edgespec.runtimes.native_cache import NativeCache, NativeRows
 from edgespec.runtimes.native_layout import read_layout, unsupported_reason
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
-from edgespec.runtimes.native_weights import NativeWeights, load_weights
+from edgespec.runtimes.native_weights import NativeWeights, SidecarPlace, load_weights
 from edgespec.runtimes.worker_thread import WorkerThread
 
 T = TypeVar("T")
@@ -60,15 +60,20 @@ def load_native(
     name: str | None = None,
     sha256: str | None = None,
     header: GgufHeader | None = None,
+    sidecar: Path | None = None,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
+
+    ``sidecar`` is where they are kept for the next load, which then takes less than a second; it takes as much disk
+    as the model, and is written only if ``sha256`` tells which model it is of and if there is plenty of room.
 
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
     header = read_header(path) if header is None else header
     facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
-    weights = load_weights(load(), header, read_layout(header), settings.threads)
+    place = None if sidecar is None or sha256 is None else SidecarPlace(path=sidecar, sha256=sha256)
+    weights = load_weights(load(), header, read_layout(header), settings.threads, place)
     return NativeModel(weights, header, settings, facts)
 
 

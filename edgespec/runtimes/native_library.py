@@ -103,6 +103,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
     "es_memory_give": (None, (c_void_p, c_int64)),
+    "es_checksum": (c_uint64, (_BYTES, c_int64)),
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
         c_int32,
