@@ -5,6 +5,7 @@
 #ifndef EDGESPEC_KERNELS_H
 #define EDGESPEC_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -105,6 +106,10 @@ ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
 /* The k best of a row, best first, ties by lowest id; k <= vocabulary. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
+
+/* For llama.cpp, which asks between the nodes of its graph whether to stop: is the int32 that `flag` points at not 0?
+ * Written by any thread. */
+ES_EXPORT bool es_abort(void *flag);
 
 /* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */
 ES_EXPORT int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level);

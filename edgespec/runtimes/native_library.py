@@ -8,7 +8,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Mapping
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
     "es_cancel": (None, (c_void_p, c_int32)),
     "es_scores": (POINTER(c_float), (c_void_p,)),
+    "es_abort": (c_bool, (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
     "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
