@@ -65,6 +65,13 @@ struct es_model {
     int64_t embedding_type;
 };
 
+/* The threads of a sequence, the caller's among them. Only the numbers are taken, not the pointer. */
+struct es_threads {
+    int64_t count;
+    int64_t most_busy;         /* processors that the system lets this process keep busy; 0 where it sets no quota */
+    const int32_t *processors; /* [count]: where each of them runs, the caller's during forwards; or null */
+};
+
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
@@ -83,9 +90,9 @@ ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
  * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
 
-/* A cache for `context_length` tokens and `threads` - 1 threads beside the caller's; null without memory. */
-ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length, int32_t threads,
-                                      int32_t level);
+/* A cache for `context_length` tokens; null without memory or threads. */
+ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,
+                                      const struct es_threads *threads, int32_t level);
 ES_EXPORT void es_close(struct es_sequence *sequence);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.

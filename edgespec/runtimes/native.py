@@ -24,6 +24,7 @@ from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
 from edgespec.runtimes.native_cache import NativeCache, NativeRows
 from edgespec.runtimes.native_layout import read_layout, unsupported_reason
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native_threads import check_threads, make_threads
 from edgespec.runtimes.native_weights import NativeWeights, SidecarPlace, load_weights
 from edgespec.runtimes.worker_thread import WorkerThread
 
@@ -38,11 +39,13 @@ KV_TYPE, KV_BITS = "f16", 16
 class NativeSettings:
     """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
 
-    Neither changes a bit of what is computed.
+    With ``processors`` each thread stays on the processor of that number, the first on the first; on Linux only.
+    None of these changes a bit of what is computed.
     """
 
     threads: int = 1
     level: str = "auto"
+    processors: tuple[int, ...] | None = None
 
     @property
     def device(self) -> str:
@@ -82,9 +85,11 @@ def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, 
 
     Raises RuntimeUnavailableError, InvalidRequestError.
     """
-    if settings.threads < 1:
-        raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
+    check_threads(settings.threads, settings.processors)
     library = load()
+    facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
+    if settings.processors is not None:
+        facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
     return ModelFacts(
         name=name,
         sha256=sha256,
@@ -100,7 +105,7 @@ def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, 
         kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
         kv_type=KV_TYPE,
         can_fork=True,
-        settings={"level": _level(library, settings.level)},
+        settings=facts_settings,
     )
 
 
@@ -195,7 +200,7 @@ class NativeSequence:
             weights,
             context_length=context_length,
             cache_bytes=facts.kv_bytes_per_token * context_length,
-            threads=facts.threads,
+            threads=make_threads(facts.threads, model.settings.processors),
             level=str(facts.settings["level"]),
         )
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
-from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
+from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS, Threads
 from edgespec.runtimes.native_weights import NativeWeights
 
 __all__ = ["NativeCache", "NativeRows"]
@@ -25,7 +25,7 @@ class NativeCache:
     """
 
     def __init__(
-        self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: int, level: str
+        self, weights: NativeWeights, *, context_length: int, cache_bytes: int, threads: Threads, level: str
     ) -> None:
         self._api = weights.library.api
         self._weights = weights
@@ -33,7 +33,9 @@ class NativeCache:
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
         if cache_bytes <= _MOST_CACHE_BYTES:
-            self._pointer = self._api.es_open(ctypes.byref(weights.struct), context_length, threads, LEVELS[level])
+            self._pointer = self._api.es_open(
+                ctypes.byref(weights.struct), context_length, ctypes.byref(threads), LEVELS[level]
+            )
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",

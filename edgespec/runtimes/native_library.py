@@ -25,6 +25,7 @@ __all__ = [
     "Matrix",
     "NativeLibrary",
     "NativeModelStruct",
+    "Threads",
     "load",
     "load_from",
 ]
@@ -69,6 +70,16 @@ class Layer(ctypes.Structure):
     )
 
 
+class Threads(ctypes.Structure):
+    """struct es_threads"""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("most_busy", c_int64),
+        ("processors", POINTER(c_int32)),
+    )
+
+
 class NativeModelStruct(ctypes.Structure):
     """struct es_model"""
 
@@ -96,7 +107,7 @@ _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays 
 
 # Calls that take their time, and give the interpreter lock away meanwhile.
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, c_int32, c_int32)),
+    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32)),
     "es_close": (None, (c_void_p,)),
     "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32, POINTER(c_uint64))),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
