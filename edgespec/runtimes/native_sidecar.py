@@ -33,7 +33,11 @@ _MAGIC = b"edgespec tiles 1"
 _DIGEST_BYTES = 32
 HEADER_BYTES = 4096  # tiles stay on cache lines, and on pages
 
-_CHUNK_BYTES = 16 << 20  # checked and written at a time: a cancel waits for one
+_CHUNK_BYTES = 16 << 20  # checked and written at a time: a cancel waits for one; the seal depends on it
+
+# Tiles below this stay mapped whatever their pages are: the translations that a processor keeps at hand cover about as
+# much in small pages (12 MiB on Zen 4), and large ones gain nothing. Between that and any model to be decoded.
+_LARGE_PAGES_MATTER_BYTES = 32 << 20
 
 # What only saves time must not fill a disk: it takes at most this part of what is free. A choice.
 _PART_OF_FREE_SPACE = 4
@@ -44,12 +48,21 @@ _PATIENCE_S = 2.0
 _SLOWEST_BYTES_PER_S = 100e6
 
 
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAPPINGS = Path("/proc/self/smaps")
+_SIZES = ("Size", "FilePmdMapped", "ShmemPmdMapped")
+
+
 @dataclass(frozen=True, slots=True)
 class MappedTiles:
-    """Tiles in a mapped sidecar, readable from ``address`` on as long as this object lives."""
+    """Tiles in a mapped sidecar, readable from ``address`` on as long as this object lives.
+
+    ``as_fast_as_memory``: not in small pages where memory of this process's own would be in large ones.
+    """
 
     address: int
     mapped: mmap.mmap
+    as_fast_as_memory: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +92,30 @@ class Sidecar:
         except (OSError, ValueError):
             return None
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Measured on ext4: pages read in on demand are then large ones, and decoding is as fast as from memory of
-            # our own, where small ones cost 7 %. Reading ahead of demand (MADV_WILLNEED) brings small ones in.
+            # Measured on ext4 and Linux 6.18: pages read in on demand are then large ones, and decoding is as fast as
+            # from memory of our own, where small ones cost 7 %. Reading ahead of demand (MADV_WILLNEED) brings small
+            # ones in. Older kernels have no large ones for most file systems.
             with contextlib.suppress(OSError):
                 mapped.madvise(mmap.MADV_HUGEPAGE)
         address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data + HEADER_BYTES
         head = _MAGIC + self.key
         if mapped[: len(head)] != head or mapped[len(head) : len(head) + _DIGEST_BYTES] != self._seal(address):
             return None
-        return MappedTiles(address, mapped)
+        return MappedTiles(
+            address, mapped, self.tile_bytes < _LARGE_PAGES_MATTER_BYTES or not _would_gain_large_pages(address)
+        )
+
+    def copy(self, tiles: MappedTiles, address: int) -> None:
+        """Copy the tiles to ``address``. Raises CancelledError."""
+
+        def copy(chunk: tuple[int, int]) -> None:
+            self._check_cancelled()
+            start, length = chunk
+            ctypes.memmove(address + start, tiles.address + start, length)
+
+        with ThreadPoolExecutor(max_workers=self.threads, thread_name_prefix="edgespec-copy") as pool:
+            for _ in pool.map(copy, self._chunks()):
+                pass
 
     def write(self, address: int) -> bool:
         """Write the tiles at ``address``, all or nothing; whether that succeeded.
@@ -130,3 +158,23 @@ class Sidecar:
     def _check_cancelled(self) -> None:
         if self.cancelled():
             raise CancelledError("loading was cancelled")
+
+
+def _would_gain_large_pages(address: int) -> bool:
+    """Whether the file mapped around ``address`` is in small pages here, and other memory would be in large ones."""
+    try:
+        if "[never]" in _LARGE_PAGES.read_text(encoding="utf-8"):
+            return False
+        lines = _MAPPINGS.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return False  # no Linux: there is no choice
+    size, large, inside = 0, 0, False
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if "-" in name.split()[0]:
+            start, _, end = name.split()[0].partition("-")
+            inside = int(start, 16) <= address < int(end, 16)
+        elif inside and name in _SIZES:
+            size += int(rest.split()[0]) * (name == "Size")
+            large += int(rest.split()[0]) * (name != "Size")
+    return 2 * large < size

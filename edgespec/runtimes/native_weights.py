@@ -223,12 +223,9 @@ def _load(
             cancelled=interrupted,
         )
     try:
-        tiles = None if sidecar is None else sidecar.read()
-        if tiles is not None:
-            weights = NativeWeights(library, layout, mapped, tiles)
-            if all(weights.agrees_with_file(weight) for weight in _weights(layout)):
-                weights.let_file_go()
-                return weights
+        kept = None if sidecar is None else _map_kept(library, layout, mapped, sidecar)
+        if kept is not None:
+            return kept
         weights = NativeWeights(library, layout, mapped)
     except ValueError as error:
         raise ModelFileError(header.path, str(error)) from error
@@ -249,6 +246,22 @@ def _load(
     if sidecar is not None:
         sidecar.write(weights.tiles)
     return weights
+
+
+def _map_kept(library: NativeLibrary, layout: ModelLayout, file: mmap.mmap, sidecar: Sidecar) -> NativeWeights | None:
+    """What the sidecar holds, or None if it cannot be used."""
+    tiles = sidecar.read()
+    if tiles is None:
+        return None
+    weights = NativeWeights(library, layout, file, tiles)
+    if not all(weights.agrees_with_file(weight) for weight in _weights(layout)):
+        return None
+    weights.let_file_go()
+    if tiles.as_fast_as_memory:
+        return weights
+    copied = NativeWeights(library, layout, file)
+    sidecar.copy(tiles, copied.tiles)
+    return copied
 
 
 def tile_bytes(library: NativeLibrary, layout: ModelLayout) -> int:

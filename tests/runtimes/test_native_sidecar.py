@@ -292,6 +292,66 @@ def test_it_is_mapped_read_only_and_let_go_with_the_model(path: Path, sidecar: P
     assert mappings() == []
 
 
+SMAPS = """\
+7f0000000000-7f0000400000 r--s 00000000 fe:00 1234                       /a folder/other:name
+Size:               4096 kB
+FilePmdMapped:      4096 kB
+7f0000400000-7f0000800000 r--s 00000000 fe:00 1235                       /a folder/tiles
+Size:               4096 kB
+Rss:                4096 kB
+ShmemPmdMapped:        0 kB
+FilePmdMapped:   {large:7} kB
+VmFlags: rd sh mr mw me
+7fff00000000-7fff00001000 rw-p 00000000 00:00 0                          [stack]
+Size:                  4 kB
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "large", "gains"),
+    [
+        ("always [madvise] never", 0, True),
+        ("always [madvise] never", 1024, True),
+        ("always [madvise] never", 2048, False),
+        ("[always] madvise never", 0, True),
+        ("always madvise [never]", 0, False),
+        (None, 0, False),
+    ],
+)
+def test_small_pages_are_told_from_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, large: int, gains: bool
+) -> None:
+    (tmp_path / "smaps").write_text(SMAPS.format(large=large))
+    if setting is not None:
+        (tmp_path / "enabled").write_text(setting)
+    monkeypatch.setattr(native_sidecar, "_LARGE_PAGES", tmp_path / "enabled")
+    monkeypatch.setattr(native_sidecar, "_MAPPINGS", tmp_path / "smaps")
+    assert native_sidecar._would_gain_large_pages(0x7F0000401000) is gains
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_tiles_in_small_pages_are_copied_into_memory(
+    path: Path, sidecar: Path, relayed: Relayed, monkeypatch: pytest.MonkeyPatch, gains: bool
+) -> None:
+    expected = scores(path, sidecar)
+    monkeypatch.setattr(native_sidecar, "_LARGE_PAGES_MATTER_BYTES", 0)
+    monkeypatch.setattr(native_sidecar, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(native_sidecar, "_would_gain_large_pages", lambda _address: gains)
+    scores(path, sidecar)  # in other chunks it is another file
+    copies: list[int] = []
+    copy = Sidecar.copy
+
+    def count_and_copy(*arguments: Any) -> None:
+        copies.append(1)
+        copy(*arguments)
+
+    monkeypatch.setattr(Sidecar, "copy", count_and_copy)
+    found: list[bytes] = []
+    assert relayed.of(lambda: found.append(scores(path, sidecar, threads=2))) == 0
+    assert found == [expected]
+    assert len(copies) == gains
+
+
 def test_every_bit_counts_in_the_checksum(library: NativeLibrary) -> None:
     random_ = random.Random(1)
     for length in (0, 1, 7, 8, 63, 64, 65, 200, 3 * mmap.PAGESIZE):
