@@ -35,8 +35,8 @@ HEADER_BYTES = 4096  # tiles stay on cache lines, and on pages
 
 _CHUNK_BYTES = 16 << 20  # checked and written at a time: a cancel waits for one; the seal depends on it
 
-# Tiles below this stay mapped whatever their pages are: the translations that a processor keeps at hand cover about as
-# much in small pages (12 MiB on Zen 4), and large ones gain nothing. Between that and any model to be decoded.
+# Tiles below this stay mapped whatever their pages are: the translations that a processor keeps at hand cover about
+# as much in small pages (12 MiB on Zen 4), and large ones gain nothing. Between that and any model to be decoded.
 _LARGE_PAGES_MATTER_BYTES = 32 << 20
 
 # What only saves time must not fill a disk: it takes at most this part of what is free. A choice.
