@@ -89,7 +89,7 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     if target.onnx is not None:
         return _onnx_settings(profile.device, threads)
     if profile.device == NATIVE:
-        return native.NativeSettings(threads=threads)
+        return native.NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
     settings = llama.LlamaSettings(
         threads=threads,

@@ -179,6 +179,16 @@ def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: Locate
     assert [each.name for each in folder.iterdir()] == [NATIVE_SIDECAR]
 
 
+def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path) -> None:
+    require_native()
+    stored = replace(located, identity="sha256:ab", store_folder=tmp_path / "of the model")
+    (tmp_path / "of the model").mkdir()
+    settings = target_settings(replace(PROFILE, device="native", native_sidecar=False), 2, stored)
+    assert settings == NativeSettings(threads=2, sidecar=False)
+    open_model(stored, settings).close()
+    assert list((tmp_path / "of the model").iterdir()) == []
+
+
 def test_a_trimmed_head_does_not_run_there(located: LocatedModel) -> None:
     trimmed: Any = replace(located, artefact=SimpleNamespace())
     with pytest.raises(RuntimeUnavailableError, match="its head is trimmed"):

@@ -40,12 +40,14 @@ class NativeSettings:
     """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
 
     With ``processors`` each thread stays on the processor of that number, the first on the first; on Linux only.
+    ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
     None of these changes a bit of what is computed.
     """
 
     threads: int = 1
     level: str = "auto"
     processors: tuple[int, ...] | None = None
+    sidecar: bool = True
 
     @property
     def device(self) -> str:
@@ -75,7 +77,9 @@ def load_native(
     """
     header = read_header(path) if header is None else header
     facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
-    place = None if sidecar is None or sha256 is None else SidecarPlace(path=sidecar, sha256=sha256)
+    place = None
+    if settings.sidecar and sidecar is not None and sha256 is not None:
+        place = SidecarPlace(path=sidecar, sha256=sha256)
     weights = load_weights(load(), header, read_layout(header), settings.threads, place)
     return NativeModel(weights, header, settings, facts)
 
