@@ -28,8 +28,8 @@ class LocatedModel:
     ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
     folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
     header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
-    that of the tokenizer beside it and lists no tensors. ``runtime`` is the one that was asked for to run this very
-    model, or "auto".
+    that of the tokenizer beside it and lists no tensors. ``store_folder`` is the folder of a model from the store,
+    ``runtime`` the one that was asked for to run this very model, or "auto".
     """
 
     name: str
@@ -39,6 +39,7 @@ class LocatedModel:
     spec: ModelSpec | None
     artefact: TrimmedDrafter | None = None
     onnx: OnnxArtefact | None = None
+    store_folder: Path | None = None
     runtime: Literal["auto", "llama", "native"] = "auto"
 
     @property
@@ -108,6 +109,7 @@ class Locator:
             header=read_header(stored.path),
             identity=f"sha256:{stored.sha256}",
             spec=spec,
+            store_folder=stored.folder,
         )
 
     def find_source(self, exported: LocatedModel) -> LocatedModel | None:
@@ -122,7 +124,12 @@ class Locator:
                     continue
                 if found is not None and header is not None:
                     return LocatedModel(
-                        name=found.name, path=found.path, header=header, identity=f"sha256:{sha256}", spec=None
+                        name=found.name,
+                        path=found.path,
+                        header=header,
+                        identity=f"sha256:{sha256}",
+                        spec=None,
+                        store_folder=found.folder,
                     )
         return None
 

@@ -23,6 +23,9 @@ from edgespec.runtimes.worker_frames import LoadRequest
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
+# What the native runtime keeps of a model in the store, in the model's own folder: it goes when the model goes.
+NATIVE_SIDECAR = "native.tiles"
+
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
 
@@ -86,7 +89,7 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
     wanted = profile.runtime if target.runtime == "auto" else target.runtime
     if processor_runtimes(wanted, device, target)[0] == "native":
-        return native.NativeSettings(threads=threads)
+        return native.NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     settings = llama.LlamaSettings(
         threads=threads,
         device=device,
@@ -105,7 +108,7 @@ def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> M
         return _onnx_settings(profile.draft_device, threads)
     device = choose_device(profile.draft_device, drafter.weight_bytes)
     if processor_runtimes(profile.draft_runtime, device, drafter)[0] == "native":
-        return native.NativeSettings(threads=threads)
+        return native.NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     return llama.LlamaSettings(threads=threads, device=device, kv_type=cache_type(device))
 
 
@@ -183,7 +186,12 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
                 f"the native runtime does not run {located.name}: its head is trimmed", hint="llama.cpp does"
             )
         return native.load_native(
-            located.path, settings, name=located.name, sha256=located.identity, header=located.header
+            located.path,
+            settings,
+            name=located.name,
+            sha256=located.identity,
+            header=located.header,
+            sidecar=None if located.store_folder is None else located.store_folder / NATIVE_SIDECAR,
         )
     return llama.load_model(
         located.path,

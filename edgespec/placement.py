@@ -195,7 +195,7 @@ def find_placements(
     drafters: list[Placement] = []
     for device, runtime in _allowed(wanted_drafter, gpus, draft_runtimes):
         assert drafter is not None  # else there are no runtimes for it
-        settings = _settings(drafter, threads, device, runtime)
+        settings = _settings(profile, drafter, threads, device, runtime)
         facts = describe_drafter(profile, drafter, settings)
         drafters.append(_placement(drafter, settings, facts, device, context_length))
     targets: list[Placement] = []
@@ -203,7 +203,7 @@ def find_placements(
         room = None if device is None else memory_bytes.get(device.name)
         beside = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
         for layers in _layer_counts(profile, target, device, context_length, room, sum(beside)):
-            preferred = _settings(target, threads, device, runtime, layers)
+            preferred = _settings(profile, target, threads, device, runtime, layers)
             variants = stable_settings(preferred)
             settings = next((s for s in variants if known(describe(target, s))), preferred)
             targets.append(_placement(target, settings, describe(target, settings), device, context_length))
@@ -297,10 +297,15 @@ def _allowed(wanted: str, gpus: Sequence[Device], runtimes: Sequence[str]) -> It
 
 
 def _settings(
-    located: LocatedModel, threads: int, device: Device | None, runtime: str, layers: int | None = None
+    profile: Profile,
+    located: LocatedModel,
+    threads: int,
+    device: Device | None,
+    runtime: str,
+    layers: int | None = None,
 ) -> ModelSettings:
     if runtime == "native":
-        return NativeSettings(threads=threads)
+        return NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     name = HOST if device is None else device.name
     settings = LlamaSettings(threads=threads, device=name, gpu_layers=layers, kv_type=cache_type(name))
     return usable_settings(settings, located.header)
@@ -322,7 +327,7 @@ def _layer_counts(
     counts: list[int | None] = [None]
     if room is None:  # not known, or the machine's own memory, of which a part is no easier to have than the whole
         return counts
-    layers = layer_bytes(target.header, cache_bits(_settings(target, 1, device, "llama")))
+    layers = layer_bytes(target.header, cache_bits(_settings(profile, target, 1, device, "llama")))
     for free in (room, room - beside_bytes):
         count = layers_that_fit(layers, context_length, free, headroom_bytes=HEADROOM_BYTES)
         if 0 < count < layers.layers and count not in counts:

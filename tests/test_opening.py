@@ -15,6 +15,7 @@ from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
 from edgespec.opening import (
+    NATIVE_SIDECAR,
     PROCESS_BYTES,
     choose_device,
     choose_threads,
@@ -163,6 +164,29 @@ def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: Locate
     with open_model(located, settings) as model:
         assert model.facts == describe(located, settings)
         assert model.facts.runtime == "native"
+
+
+def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: LocatedModel, tmp_path: Path) -> None:
+    require_native()
+    folder = tmp_path / "of the model"
+    folder.mkdir()
+    open_model(located, NativeSettings()).close()
+    assert list(folder.iterdir()) == []
+    stored = replace(located, identity="sha256:ab", store_folder=folder)
+    for _ in range(2):
+        with open_model(stored, NativeSettings()) as model:
+            assert model.facts == describe(stored, NativeSettings())
+    assert [each.name for each in folder.iterdir()] == [NATIVE_SIDECAR]
+
+
+def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path) -> None:
+    require_native()
+    stored = replace(located, identity="sha256:ab", store_folder=tmp_path / "of the model")
+    (tmp_path / "of the model").mkdir()
+    settings = target_settings(replace(PROFILE, device="native", native_sidecar=False), 2, stored)
+    assert settings == NativeSettings(threads=2, sidecar=False)
+    open_model(stored, settings).close()
+    assert list((tmp_path / "of the model").iterdir()) == []
 
 
 def test_a_trimmed_head_does_not_run_there(located: LocatedModel) -> None:

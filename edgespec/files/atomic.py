@@ -83,11 +83,13 @@ def _delete(entry: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, expected_bytes: int = 0, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary beside ``path`` for writing; ``path`` becomes it when the block ends well.
 
     On any exception the temporary is removed and what was at ``path`` is untouched. ``expected_bytes`` only
-    improves the error. Raises DiskSpaceError on a full disk, OSError otherwise.
+    improves the error. What is not ``durable`` is written out by the system in its own time, and may be torn after a
+    power cut: for a large file that is checked whenever it is read. Raises DiskSpaceError on a full disk, OSError
+    otherwise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale_temporaries(path.parent)
@@ -97,13 +99,15 @@ def replacing(path: Path, *, expected_bytes: int = 0) -> Iterator[BinaryIO]:
             with temporary.open("xb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

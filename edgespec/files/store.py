@@ -38,11 +38,15 @@ LOCK_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredModel:
-    """A file that is on this machine and whose sha256 was checked. ``revision`` is the hub's commit, or None."""
+    """A file that is on this machine and whose sha256 was checked. ``revision`` is the hub's commit, or None.
+
+    ``folder`` is the model's own in the store, wherever the file is; what is put there goes when the model goes.
+    """
 
     name: str
     kind: str
     path: Path
+    folder: Path
     bytes: int
     sha256: str
     source: str
@@ -118,7 +122,7 @@ class Store:
             self._rehash(manifest, path, progress, cancelled)
             with contextlib.suppress(OSError, EdgespecError):  # a read-only store only pays again next time
                 write_manifest(folder, replace(manifest, mtime_ns=status.st_mtime_ns))
-        return _stored(manifest, path)
+        return _stored(manifest, folder)
 
     def list(self) -> list[StoredModel]:
         """Every model whose manifest can be used and whose file is there, by name. Nothing is hashed."""
@@ -127,7 +131,7 @@ class Store:
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)
                 if manifest is not None and manifest.file_in(folder).is_file():
-                    models.append(_stored(manifest, manifest.file_in(folder)))
+                    models.append(_stored(manifest, folder))
         return sorted(models, key=lambda model: model.name)
 
     def ignored(self) -> dict[Path, str]:
@@ -167,7 +171,7 @@ class Store:
             raise ModelNotFoundError(f"{name} is not on this machine", hint=f"run: edgespec pull {name}")
         path = manifest.file_in(folder)
         self._rehash(manifest, path, progress, cancelled)
-        return _stored(manifest, path)
+        return _stored(manifest, folder)
 
     def _rehash(
         self, manifest: Manifest, path: Path, progress: ProgressCallback | None, cancelled: Cancelled | None
@@ -304,7 +308,7 @@ class Store:
             path=arrival.path.name if own else str(arrival.path),
         )
         write_manifest(folder, manifest)
-        return _stored(manifest, arrival.path)
+        return _stored(manifest, folder)
 
     def remove(self, name: str) -> RemovedModel:
         """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
@@ -361,11 +365,12 @@ class Store:
             lock.release()
 
 
-def _stored(manifest: Manifest, path: Path) -> StoredModel:
+def _stored(manifest: Manifest, folder: Path) -> StoredModel:
     return StoredModel(
         name=manifest.name,
         kind=manifest.kind,
-        path=path,
+        path=manifest.file_in(folder),
+        folder=folder,
         bytes=manifest.bytes,
         sha256=manifest.sha256,
         source=manifest.source,

@@ -5,6 +5,7 @@
 #ifndef EDGESPEC_KERNELS_H
 #define EDGESPEC_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -88,6 +89,13 @@ struct es_model {
     int64_t embedding_type;
 };
 
+/* The threads of a sequence, the caller's among them. Only the numbers are taken, not the pointer. */
+struct es_threads {
+    int64_t count;
+    int64_t most_busy;         /* processors that the system lets this process keep busy; 0 where it sets no quota */
+    const int32_t *processors; /* [count]: where each of them runs, the caller's during forwards; or null */
+};
+
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
@@ -97,6 +105,8 @@ ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or thi
 /* Zeroed pages of this process's own; null if there are none. `huge` asks for large ones. */
 ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
 ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
+/* Differs wherever one word differs, and as good as always where more do; for files that may be damaged, not forged. */
+ES_EXPORT uint64_t es_checksum(const uint8_t *bytes, int64_t length);
 
 /* Bytes of a matrix in tiles; 0 for a type or a shape that has no layout. */
 ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
@@ -104,9 +114,9 @@ ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
  * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
 
-/* A cache for `context_length` tokens and `threads` - 1 threads beside the caller's; null without memory. */
-ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length, int32_t threads,
-                                      int32_t level);
+/* A cache for `context_length` tokens; null without memory or threads. */
+ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,
+                                      const struct es_threads *threads, int32_t level);
 ES_EXPORT void es_close(struct es_sequence *sequence);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
@@ -141,6 +151,10 @@ ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
 /* The k best of a row, best first, ties by lowest id; k <= head rows. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
+
+/* For llama.cpp, which asks between the nodes of its graph whether to stop: is the int32 that `flag` points at not 0?
+ * Written by any thread. */
+ES_EXPORT bool es_abort(void *flag);
 
 /* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */
 ES_EXPORT int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level);

@@ -11,12 +11,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "edgespec_kernels.h"
+
 struct pool;
 
 typedef void pool_function(void *context, int thread);
 
 /* `cancelled` is looked at in every barrier. Null without memory or threads. */
-struct pool *pool_open(int threads, const atomic_int *cancelled);
+struct pool *pool_open(const struct es_threads *threads, const atomic_int *cancelled);
 void pool_close(struct pool *pool);
 int pool_threads(const struct pool *pool);
 

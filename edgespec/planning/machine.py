@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import psutil
 
-from edgespec.planning.control_groups import memory_limits, processor_limit
+from edgespec.runtimes.control_groups import memory_limits, processor_limit
 
 PowerSource = Literal["mains", "battery"]
 

@@ -147,6 +147,7 @@ KEYS: Mapping[str, _Key] = {
     "gpu_layers": _integer(0, 10_000, auto=True),
     "max_memory_fraction": _fraction(),
     "lookup": _boolean(),
+    "native_sidecar": _boolean(),
 }
 _MODEL_KEYS = ("target", "draft")
 

@@ -51,6 +51,7 @@ class Profile:
     gpu_layers: int | Auto
     max_memory_fraction: float
     lookup: bool
+    native_sidecar: bool
     origins: Mapping[str, str]
 
     def values(self) -> dict[str, str | int | float | bool]:

@@ -31,7 +31,7 @@ from edgespec.errors import (
 from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
-from edgespec.runtimes.llama_context import EVERY_LAYER, KV_TYPES, LlamaSettings, NativeContext
+from edgespec.runtimes.llama_context import EVERY_LAYER, KV_TYPES, RAISED, LlamaSettings, NativeContext, abort_flag
 from edgespec.runtimes.llama_devices import Device, place
 from edgespec.runtimes.llama_facts import describe_model, device_of, usable_settings
 from edgespec.runtimes.llama_library import LlamaLibrary, load
@@ -234,7 +234,7 @@ class LlamaSequence:
         self._head_rows = model.head_rows
         self._trimmed = trimmed = model.trimmed
         embedding = None if trimmed is None else trimmed.embedding
-        self._abort_flag = ctypes.create_string_buffer(2)
+        self._abort_flag = abort_flag()
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
         self._worker = WorkerThread("edgespec-llama", functools.partial(_raise_flag, self._abort_flag))
         try:
@@ -325,10 +325,10 @@ class LlamaSequence:
         _raise_flag(self._abort_flag)
 
     def reset_cancel(self) -> None:
-        self._abort_flag[0] = b"\0"
+        self._abort_flag[0] = 0
 
     def _check_cancelled(self) -> None:
-        if self._abort_flag[0] != b"\0":
+        if self._abort_flag[0]:
             raise CancelledError("the forward was cancelled")
 
     def close(self) -> None:
@@ -343,14 +343,14 @@ class LlamaSequence:
         self.close()
 
 
-def _raise_flag(abort_flag: ctypes.Array[ctypes.c_char]) -> None:
-    abort_flag[0] = b"\x01"
+def _raise_flag(flag: ctypes.Array[ctypes.c_int32]) -> None:
+    flag[0] = RAISED
 
 
 def _shut_down(
-    worker: WorkerThread, native: NativeContext, abort_flag: ctypes.Array[ctypes.c_char], _weights: _Weights
+    worker: WorkerThread, native: NativeContext, flag: ctypes.Array[ctypes.c_int32], _weights: _Weights
 ) -> None:
-    _raise_flag(abort_flag)
+    _raise_flag(flag)
     try:
         with contextlib.suppress(ClosedError):
             worker.run(native.free)

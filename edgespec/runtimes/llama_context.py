@@ -18,7 +18,9 @@ from edgespec.errors import (
     ForwardError,
     MemoryLimitError,
     RewindError,
+    RuntimeUnavailableError,
 )
+from edgespec.runtimes import native_library
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.llama_trimmed import EmbeddingRows
 
@@ -33,6 +35,9 @@ KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
 
 # How a numeric class says that all of a model is on its device.
 EVERY_LAYER = -1
+
+# An abort flag that says stop: no byte of it is zero.
+RAISED = -1
 
 # llama_decode's return codes (llama.h).
 _DECODE_NO_SLOT = 1
@@ -80,7 +85,7 @@ class NativeContext:
         model_pointer: Any,
         settings: LlamaSettings,
         context_length: int,
-        abort_flag: ctypes.Array[ctypes.c_char],
+        flag: ctypes.Array[ctypes.c_int32],
         embedding: EmbeddingRows | None = None,
     ) -> None:
         params = api.llama_context_default_params()
@@ -99,7 +104,7 @@ class NativeContext:
         self._abort_callback = _native_abort_callback(api)
         if self._abort_callback is not None:
             params.abort_callback = self._abort_callback
-            params.abort_callback_data = ctypes.cast(abort_flag, ctypes.c_void_p)
+            params.abort_callback_data = ctypes.cast(flag, ctypes.c_void_p)
         self._api = api
         self._pointer: Any = api.llama_init_from_model(model_pointer, params)
         if not self._pointer:
@@ -219,18 +224,34 @@ def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
     return function
 
 
-def _native_abort_callback(api: Any) -> Any:
-    """``strlen`` of the C library as llama.cpp's abort callback, or None where it cannot serve.
+def abort_flag() -> ctypes.Array[ctypes.c_int32]:
+    """A flag that is not raised. ``flag[0] = RAISED`` raises it, from any thread, and 0 lowers it.
 
-    The callback runs at every node of the graph. A Python one takes the interpreter lock each time (measured: a
-    forward 80 times slower beside a busy Python thread); ``strlen`` reads our two-byte flag buffer natively: ""
-    gives 0, a non-zero first byte gives 1, which is the ``bool`` the caller looks at. That needs a 64-bit calling
-    convention that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
+    Also a C string, of four bytes or none: see ``_native_abort_callback``.
     """
-    if sys.maxsize < 2**32:
-        return None
+    return (ctypes.c_int32 * 2)()
+
+
+def _native_abort_callback(api: Any) -> Any:
+    """What llama.cpp asks at every node of the graph whether to stop, or None where nothing native can serve.
+
+    A Python one would take the interpreter lock each time (measured: a forward 80 times slower beside a busy Python
+    thread). Our own library has a function for it. Without that library, ``strlen`` of the C library reads the flag:
+    "" gives 0, a raised flag 4, which is the ``bool`` the caller looks at. That needs a 64-bit calling convention
+    that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
+    """
+    own = _own_abort_callback(api)
+    if own is not None or sys.maxsize < 2**32:
+        return own
     try:
         runtime = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         return ctypes.cast(runtime.strlen, api.ggml_abort_callback)
     except (OSError, AttributeError):
+        return None
+
+
+def _own_abort_callback(api: Any) -> Any:
+    try:
+        return ctypes.cast(native_library.load().api.es_abort, api.ggml_abort_callback)
+    except RuntimeUnavailableError:
         return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
-from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS
+from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS, Threads
 from edgespec.runtimes.native_parts import ModelPart
 
 __all__ = ["NativeCache", "NativeRows"]
@@ -31,7 +31,7 @@ class NativeCache:
         *,
         context_length: int,
         cache_bytes: int,
-        threads: int,
+        threads: Threads,
         level: str,
         keep_hidden: tuple[int, ...] = (),
     ) -> None:
@@ -42,7 +42,9 @@ class NativeCache:
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
         if cache_bytes <= _MOST_CACHE_BYTES:
-            self._pointer = self._api.es_open(ctypes.byref(part.struct), context_length, threads, LEVELS[level])
+            self._pointer = self._api.es_open(
+                ctypes.byref(part.struct), context_length, ctypes.byref(threads), LEVELS[level]
+            )
         if not self._pointer:
             raise MemoryLimitError(
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Mapping
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ __all__ = [
     "Matrix",
     "NativeLibrary",
     "NativeModelStruct",
+    "Threads",
     "load",
     "load_from",
 ]
@@ -76,6 +77,16 @@ class Layer(ctypes.Structure):
     )
 
 
+class Threads(ctypes.Structure):
+    """struct es_threads"""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("most_busy", c_int64),
+        ("processors", POINTER(c_int32)),
+    )
+
+
 class NativeModelStruct(ctypes.Structure):
     """struct es_model"""
 
@@ -107,7 +118,7 @@ _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays 
 
 # Calls that take their time, and give the interpreter lock away meanwhile.
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, c_int32, c_int32)),
+    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32)),
     "es_close": (None, (c_void_p,)),
     "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
@@ -116,6 +127,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
     "es_memory_give": (None, (c_void_p, c_int64)),
+    "es_checksum": (c_uint64, (_BYTES, c_int64)),
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
         c_int32,
@@ -132,6 +144,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),
     "es_scores": (POINTER(c_float), (c_void_p,)),
+    "es_abort": (c_bool, (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
     "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),

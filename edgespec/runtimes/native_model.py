@@ -15,7 +15,8 @@ from edgespec.runtimes.native_layout import read_layout
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
 from edgespec.runtimes.native_parts import HeadRows, ModelPart
 from edgespec.runtimes.native_sequence import NativeSequence
-from edgespec.runtimes.native_weights import load_weights
+from edgespec.runtimes.native_threads import check_threads
+from edgespec.runtimes.native_weights import SidecarPlace, load_weights
 
 __all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
 
@@ -26,11 +27,15 @@ KV_TYPE, KV_BITS = "f16", 16
 class NativeSettings:
     """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
 
-    Neither changes a bit of what is computed.
+    With ``processors`` each thread stays on the processor of that number, the first on the first; on Linux only.
+    ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
+    None of these changes a bit of what is computed.
     """
 
     threads: int = 1
     level: str = "auto"
+    processors: tuple[int, ...] | None = None
+    sidecar: bool = True
 
     @property
     def device(self) -> str:
@@ -48,15 +53,22 @@ def load_native(
     name: str | None = None,
     sha256: str | None = None,
     header: GgufHeader | None = None,
+    sidecar: Path | None = None,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
+
+    ``sidecar`` is where they are kept for the next load, which then takes less than a second; it takes as much disk
+    as the model, and is written only if ``sha256`` tells which model it is of and if there is plenty of room.
 
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
     header = read_header(path) if header is None else header
     facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
-    weights = load_weights(load(), header, read_layout(header), settings.threads)
+    place = None
+    if settings.sidecar and sidecar is not None and sha256 is not None:
+        place = SidecarPlace(path=sidecar, sha256=sha256)
+    weights = load_weights(load(), header, read_layout(header), settings.threads, place)
     return NativeModel(ModelPart(weights), header, settings, facts)
 
 
@@ -65,9 +77,11 @@ def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, 
 
     Raises RuntimeUnavailableError, InvalidRequestError.
     """
-    if settings.threads < 1:
-        raise InvalidRequestError(f"threads must be at least 1, not {settings.threads}")
+    check_threads(settings.threads, settings.processors)
     library = load()
+    facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
+    if settings.processors is not None:
+        facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
     return ModelFacts(
         name=name,
         sha256=sha256,
@@ -84,7 +98,7 @@ def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, 
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=True,
-        settings={"level": _level(library, settings.level)},
+        settings=facts_settings,
     )
 
 

@@ -24,6 +24,7 @@ from edgespec.errors import (
 )
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, checked_ids, chunk_sizes
 from edgespec.runtimes.native_cache import NativeCache, NativeRows
+from edgespec.runtimes.native_threads import make_threads
 from edgespec.runtimes.trimmed_rows import TrimmedRows
 from edgespec.runtimes.worker_thread import WorkerThread
 
@@ -57,7 +58,7 @@ class NativeSequence:
             part,
             context_length=context_length,
             cache_bytes=facts.kv_bytes_per_token * context_length,
-            threads=facts.threads,
+            threads=make_threads(facts.threads, model.settings.processors),
             level=str(facts.settings["level"]),
             keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is there anyway
         )

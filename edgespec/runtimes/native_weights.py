@@ -1,14 +1,20 @@
-"""Weights for the native runtime: the file's matrices laid out anew, one by one, and the rest read where it is."""
+"""Weights for the native runtime: the file's matrices laid out anew, one by one, and the rest read where it is.
+
+What was laid out is kept in a sidecar where the caller names one, and mapped from there the next time.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +25,12 @@ from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf import GgufHeader, TensorInfo
 from edgespec.runtimes.native_layout import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.native_library import Layer, Matrix, NativeLibrary, NativeModelStruct
+from edgespec.runtimes.native_sidecar import MappedTiles, Sidecar
 from edgespec.runtimes.worker_thread import WorkerThread
 
-__all__ = ["NativeWeights", "load_weights"]
+__all__ = ["NativeWeights", "SidecarPlace", "load_weights"]
 
+_TILE_ROWS = 16
 _LINE_BYTES = 64  # matrices start on cache lines of their own
 
 _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
@@ -33,6 +41,14 @@ _OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm"
 _STRIP_ROWS = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarPlace:
+    """Where the laid out matrices of a model may be kept. ``sha256`` tells its content from any other."""
+
+    path: Path
+    sha256: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Strip:
     weight: WeightTensor
@@ -41,16 +57,27 @@ class _Strip:
 
 
 class NativeWeights:
-    """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go."""
+    """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go.
 
-    def __init__(self, library: NativeLibrary, layout: ModelLayout, file: mmap.mmap) -> None:
+    Without ``tiles`` there is only room for the matrices, which ``relay`` fills.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, layout: ModelLayout, file: mmap.mmap, tiles: MappedTiles | None = None
+    ) -> None:
         self.library = library
         self._file = file  # the embedding's rows stay in it
         self._base = np.frombuffer(file, dtype=np.uint8).ctypes.data
-        self._kept: list[Any] = []  # arrays whose addresses the struct holds
-        sizes = {weight.tensor.name: _relaid_bytes(library, weight) for weight in _weights(layout)}
-        total = sum(sizes.values())
-        address = library.api.es_memory_take(total, 1)
+        self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
+        self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
+        self._addresses: dict[str, int] = {}
+        for name, size in _sizes(library, layout).items():
+            self._addresses[name] = address
+            address += size
+        self.struct = self._describe(layout)
+
+    def _take(self, total: int) -> int:
+        address = self.library.api.es_memory_take(total, 1)
         if not address:
             raise MemoryLimitError(
                 f"no memory for {total / 2**30:.2f} GiB of weights",
@@ -58,13 +85,9 @@ class NativeWeights:
                 available_bytes=None,
                 hint="try a smaller model, or close what else runs here",
             )
-        finalizer = weakref.finalize(self, library.api.es_memory_give, address, total)
+        finalizer = weakref.finalize(self, self.library.api.es_memory_give, address, total)
         finalizer.atexit = False  # the process is going: its memory goes with it
-        self._addresses: dict[str, int] = {}
-        for name, size in sizes.items():
-            self._addresses[name] = address
-            address += size
-        self.struct = self._describe(layout)
+        return int(address)
 
     def _describe(self, layout: ModelLayout) -> NativeModelStruct:
         layers = (Layer * len(layout.layers))()
@@ -136,38 +159,67 @@ class NativeWeights:
     def relay(self, strip: _Strip) -> int:
         """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
         weight, tensor = strip.weight, strip.weight.tensor
+        start = _relaid_bytes(self.library, weight, strip.first)
+        bad = self._relay_to(strip, self._addresses[tensor.name] + start)
         row_bytes = tensor.byte_count // weight.rows
-        offset, byte_count = tensor.offset + strip.first * row_bytes, strip.rows * row_bytes
-        bad = self.library.api.es_relay(
-            weight.type_number,
-            self._base + offset,
-            strip.rows,
-            weight.columns,
-            self._addresses[tensor.name] + _relaid_bytes(self.library, weight, strip.first),
-        )
+        self.let_file_go(tensor.offset + strip.first * row_bytes, strip.rows * row_bytes)
+        return strip.first + bad if bad >= 0 else -1
+
+    def let_file_go(self, offset: int = 0, byte_count: int | None = None) -> None:
+        """Take no memory for a part of the file, by default for all of it, until it is read again."""
+        end = len(self._file) if byte_count is None else offset + byte_count
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (offset + byte_count - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        length = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED, first, length)
-        return strip.first + int(bad) if bad >= 0 else -1
+
+    def _relay_to(self, strip: _Strip, tiles: int) -> int:
+        weight, tensor = strip.weight, strip.weight.tensor
+        source = self._base + tensor.offset + strip.first * (tensor.byte_count // weight.rows)
+        return int(self.library.api.es_relay(weight.type_number, source, strip.rows, weight.columns, tiles))
+
+    def agrees_with_file(self, weight: WeightTensor) -> bool:
+        """Whether the first and the last tile of a matrix are what the file's rows give.
+
+        Tiles made by other kernels, in another layout, do not pass for ours.
+        """
+        last = (weight.rows - 1) // _TILE_ROWS * _TILE_ROWS
+        for strip in (_Strip(weight, 0, min(_TILE_ROWS, weight.rows)), _Strip(weight, last, weight.rows - last)):
+            tile = np.zeros(_relaid_bytes(self.library, weight, strip.rows), dtype=np.uint8)
+            self._relay_to(strip, tile.ctypes.data)
+            address = self._addresses[weight.tensor.name] + _relaid_bytes(self.library, weight, strip.first)
+            if ctypes.string_at(address, tile.size) != tile.tobytes():
+                return False
+        return True
 
 
-def load_weights(library: NativeLibrary, header: GgufHeader, layout: ModelLayout, threads: int) -> NativeWeights:
-    """Lay the file's matrices out in memory of our own, on so many threads.
+def load_weights(
+    library: NativeLibrary,
+    header: GgufHeader,
+    layout: ModelLayout,
+    threads: int,
+    sidecar: SidecarPlace | None = None,
+) -> NativeWeights:
+    """Lay the file's matrices out in memory of our own, on so many threads, or map them from the sidecar.
 
-    Raises ModelFileError (the file changed, or holds scales that are not finite), MemoryLimitError, CancelledError if
-    the wait is interrupted.
+    A sidecar that is not there or cannot be used is written. Raises ModelFileError (the file changed, or holds scales
+    that are not finite), MemoryLimitError, CancelledError if the wait is interrupted.
     """
     interrupted = threading.Event()
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        return loader.run(lambda: _load(library, header, layout, threads, interrupted))
+        return loader.run(lambda: _load(library, header, layout, threads, sidecar, interrupted.is_set))
     finally:
         loader.close()
 
 
 def _load(
-    library: NativeLibrary, header: GgufHeader, layout: ModelLayout, threads: int, interrupted: threading.Event
+    library: NativeLibrary,
+    header: GgufHeader,
+    layout: ModelLayout,
+    threads: int,
+    place: SidecarPlace | None,
+    interrupted: Callable[[], bool],
 ) -> NativeWeights:
     try:
         with header.path.open("rb") as file:
@@ -176,13 +228,26 @@ def _load(
         raise ModelFileError(header.path, f"the file cannot be read: {error}") from error
     if len(mapped) != header.file_bytes:
         raise ModelFileError(header.path, "the file changed after its header was read")
+    sidecar = None
+    if place is not None:
+        sidecar = Sidecar(
+            path=place.path,
+            key=_sidecar_key(library, layout, place.sha256),
+            tile_bytes=tile_bytes(library, layout),
+            library=library,
+            threads=threads,
+            cancelled=interrupted,
+        )
     try:
+        kept = None if sidecar is None else _map_kept(library, layout, mapped, sidecar)
+        if kept is not None:
+            return kept
         weights = NativeWeights(library, layout, mapped)
     except ValueError as error:
         raise ModelFileError(header.path, str(error)) from error
 
     def relay(strip: _Strip) -> None:
-        if interrupted.is_set():
+        if interrupted():
             raise CancelledError("loading was cancelled")
         bad = weights.relay(strip)
         if bad >= 0:
@@ -193,7 +258,46 @@ def _load(
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
         for _ in pool.map(relay, _strips(layout)):
             pass
+    weights.let_file_go()
+    if sidecar is not None:
+        sidecar.write(weights.tiles)
     return weights
+
+
+def _map_kept(library: NativeLibrary, layout: ModelLayout, file: mmap.mmap, sidecar: Sidecar) -> NativeWeights | None:
+    """What the sidecar holds, or None if it cannot be used."""
+    tiles = sidecar.read()
+    if tiles is None:
+        return None
+    weights = NativeWeights(library, layout, file, tiles)
+    if not all(weights.agrees_with_file(weight) for weight in _weights(layout)):
+        return None
+    weights.let_file_go()
+    if tiles.as_fast_as_memory:
+        return weights
+    copied = NativeWeights(library, layout, file)
+    sidecar.copy(tiles, copied.tiles)
+    return copied
+
+
+def tile_bytes(library: NativeLibrary, layout: ModelLayout) -> int:
+    """Bytes of all matrices in tiles."""
+    return sum(_sizes(library, layout).values())
+
+
+def _sizes(library: NativeLibrary, layout: ModelLayout) -> dict[str, int]:
+    """Bytes of each matrix in tiles, in the order in which they lie in memory."""
+    return {weight.tensor.name: _relaid_bytes(library, weight) for weight in _weights(layout)}
+
+
+def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> bytes:
+    """What a sidecar must have been made of: the model's content, and each matrix's type, shape and place."""
+    sizes = _sizes(library, layout)
+    matrices = [
+        (weight.tensor.name, weight.type_number, weight.rows, weight.columns, sizes[weight.tensor.name])
+        for weight in _weights(layout)
+    ]
+    return hashlib.sha256(json.dumps([sha256, matrices]).encode()).digest()
 
 
 def _strips(layout: ModelLayout) -> Iterator[_Strip]:

@@ -52,6 +52,16 @@ def test_an_exception_leaves_the_old_file_and_no_temporary(tmp_path: Path) -> No
     assert names(tmp_path) == ["model.bin"]
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_what_is_durable_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(atomic.os, "fsync", flushed.append)
+    with replacing(tmp_path / "model.bin", durable=durable) as file:
+        file.write(b"new")
+    assert (tmp_path / "model.bin").read_bytes() == b"new"
+    assert bool(flushed) == durable
+
+
 @pytest.mark.parametrize("where", ["write", "fsync"])
 def test_a_full_disk_is_one_sentence_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import edgespec
-from edgespec.planning import control_groups
 from edgespec.planning import machine as module
 from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
+from edgespec.runtimes import control_groups
 
 GIB = 2**30
 

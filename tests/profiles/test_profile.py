@@ -69,6 +69,7 @@ def failure(load: Load, *args: object, **kwargs: object) -> ProfileError:
         ("gpu_layers", "auto"),
         ("max_memory_fraction", 0.8),
         ("lookup", True),
+        ("native_sidecar", True),
     ],
 )
 def test_defaults(load: Load, name: str | None, key: str, value: object) -> None:
@@ -201,6 +202,7 @@ def test_the_nearest_project_file_of_the_parents_counts(load: Load, project: Pat
         ("max_memory_fraction", "1", 1.0),
         ("lookup", "off", False),
         ("lookup", "TRUE", True),
+        ("native_sidecar", "off", False),
     ],
 )
 def test_every_key_can_come_from_the_environment_and_from_an_option(

@@ -31,10 +31,11 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.gguf import read_header
-from edgespec.runtimes import llama, llama_context
+from edgespec.runtimes import llama, llama_context, native_library
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
 from edgespec.runtimes.llama_library import load
+from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -461,17 +462,53 @@ def test_without_a_native_callback_a_cancel_waits_for_the_chunk_only(
         assert (len(chunks), sequence.length) == (2, 0)
 
 
-def test_the_abort_callback_reads_the_flag_as_a_truth_value() -> None:
+@pytest.fixture(params=["our library's", "the C library's"])
+def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each of the callbacks that llama.cpp is given, as the one it is given."""
+    if request.param == "our library's":
+        require_native()
+    else:
+        monkeypatch.setattr(llama_context, "_own_abort_callback", lambda _api: None)
     callback = llama_context._native_abort_callback(load().api)
     if callback is None:
         pytest.skip("no native abort callback on this platform")
-    flag = ctypes.create_string_buffer(2)
+    return callback
+
+
+def test_the_abort_callback_reads_the_flag_as_a_truth_value(native_callback: Any) -> None:
+    flag = llama_context.abort_flag()
     address = ctypes.cast(flag, ctypes.c_void_p)
-    assert not callback(address)
+    assert not native_callback(address)
     llama._raise_flag(flag)
-    assert callback(address)
-    flag[0] = b"\0"
-    assert not callback(address)
+    assert native_callback(address)
+    flag[0] = 0
+    assert not native_callback(address)
+
+
+def test_a_cancel_ends_the_chunk_in_flight(native_callback: Any, wide_gguf: Path) -> None:
+    with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
+        # As if raised by another thread after Python last looked: only the callback can see it.
+        sequence._check_cancelled = lambda: None  # type: ignore[method-assign]
+        sequence.cancel()
+        with pytest.raises(CancelledError):
+            sequence.forward([5] * 200, 1)
+        assert sequence.length == 0
+        sequence.reset_cancel()
+        assert sequence.forward([5] * 4, 1).count == 1
+
+
+def test_our_library_is_asked_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, own = load().api, require_native().api.es_abort
+    chosen = llama_context._native_abort_callback(api)
+    assert ctypes.cast(chosen, ctypes.c_void_p).value == ctypes.cast(own, ctypes.c_void_p).value
+    monkeypatch.setattr(sys, "maxsize", 2**31 - 1)
+    assert llama_context._native_abort_callback(api) is not None
+
+    def missing() -> None:
+        raise RuntimeUnavailableError("it was not built", hint="a compiler")
+
+    monkeypatch.setattr(native_library, "load", missing)
+    assert llama_context._native_abort_callback(api) is None
 
 
 # ------------------------------------------------------------------------------------------------ silence

@@ -1,0 +1,188 @@
+/* The pool by itself, one question a run: prints what test_pool.py looks at. */
+#include "pool.c"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+
+enum { MOST_THREADS = 16, STEPS = 40 };
+
+static atomic_int cancelled;
+
+struct job {
+    struct pool *pool;
+    atomic_int arrived[STEPS];
+    int cancel_at; /* the step in which the last thread cancels; -1: in none */
+    int ended_at[MOST_THREADS];
+    int early; /* steps that began before the one before had ended on all threads */
+    int processors[MOST_THREADS], allowed[MOST_THREADS];
+};
+
+static void many_steps(void *context, int thread)
+{
+    struct job *job = context;
+    int threads = pool_threads(job->pool);
+    for (int step = 0; step < STEPS; step++) {
+        if (step && atomic_load(&job->arrived[step - 1]) != threads)
+            job->early++;
+        atomic_fetch_add(&job->arrived[step], 1);
+        if (step == job->cancel_at && thread == threads - 1)
+            atomic_store(&cancelled, 1);
+        job->ended_at[thread] = step;
+        if (!pool_barrier(job->pool))
+            return;
+    }
+}
+
+static struct pool *open_pool(int threads, const int32_t *processors)
+{
+    const struct es_threads wanted = {.count = threads, .processors = processors};
+    struct pool *pool = pool_open(&wanted, &cancelled);
+    if (!pool)
+        exit(2);
+    return pool;
+}
+
+static double processor_s(void)
+{
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+/* Prints the steps that ran out of turn, and those that ran on too few threads. */
+static void check_steps(int threads)
+{
+    struct pool *pool = open_pool(threads, NULL);
+    int early = 0, missing = 0;
+    for (int run = 0; run < 200; run++) {
+        struct job job = {.pool = pool, .cancel_at = -1};
+        pool_run(pool, many_steps, &job);
+        early += job.early;
+        for (int step = 0; step < STEPS; step++)
+            missing += atomic_load(&job.arrived[step]) != threads;
+    }
+    pool_close(pool);
+    printf("%d %d\n", early, missing);
+}
+
+/* Prints the step that each thread ended in when it was cancelled in step 7, and where the next run ended. */
+static void check_cancel(int threads)
+{
+    struct pool *pool = open_pool(threads, NULL);
+    for (int run = 0; run < 2; run++) {
+        struct job job = {.pool = pool, .cancel_at = run ? -1 : 7};
+        atomic_store(&cancelled, 0);
+        pool_run(pool, many_steps, &job);
+        for (int thread = 0; thread < threads; thread++)
+            printf("%d ", job.ended_at[thread]);
+    }
+    pool_close(pool);
+}
+
+/* Prints the processor seconds of half a second with nothing to do. */
+static void check_idle(int threads)
+{
+    struct pool *pool = open_pool(threads, NULL);
+    struct job job = {.pool = pool, .cancel_at = -1};
+    pool_run(pool, many_steps, &job);
+    double before = processor_s();
+    nanosleep(&(struct timespec){.tv_nsec = 500 * 1000 * 1000}, NULL);
+    printf("%f\n", processor_s() - before);
+    pool_close(pool);
+}
+
+static void *run_often(void *argument)
+{
+    struct pool *pool = argument;
+    for (int run = 0; run < 300; run++) {
+        struct job job = {.pool = pool, .cancel_at = -1};
+        pool_run(pool, many_steps, &job);
+        if (job.early)
+            exit(3);
+    }
+    return NULL;
+}
+
+/* Two pools at once; on the same processors, each believes to have them for itself. */
+static void check_crowd(int threads, const int32_t *processors)
+{
+    struct pool *pools[2];
+    pthread_t callers[2];
+    for (int i = 0; i < 2; i++) {
+        pools[i] = open_pool(threads, processors);
+        if (pthread_create(&callers[i], NULL, run_often, pools[i]))
+            exit(2);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(callers[i], NULL);
+        pool_close(pools[i]);
+    }
+    printf("done\n");
+}
+
+static void spins(int threads, int most_busy, const int32_t *processors)
+{
+    const struct es_threads wanted = {.count = threads, .most_busy = most_busy, .processors = processors};
+    struct pool *pool = pool_open(&wanted, &cancelled);
+    printf("%d ", pool->spins);
+    pool_close(pool);
+}
+
+#if defined(__linux__)
+static void note_places(void *context, int thread)
+{
+    struct job *job = context;
+    cpu_set_t allowed;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    job->allowed[thread] = CPU_COUNT(&allowed);
+    job->processors[thread] = sched_getcpu();
+}
+
+/* Prints where each thread ran and on how many processors it might have, in two runs; then whether the caller may run
+ * where it might before, between the runs and after them. */
+static void check_places(int threads, const int32_t *processors)
+{
+    cpu_set_t before, after;
+    sched_getaffinity(0, sizeof before, &before);
+    struct pool *pool = open_pool(threads, processors);
+    int same = 0;
+    for (int run = 0; run < 2; run++) {
+        struct job job = {.pool = pool};
+        pool_run(pool, note_places, &job);
+        for (int thread = 0; thread < threads; thread++)
+            printf("%d/%d ", job.processors[thread], job.allowed[thread]);
+        sched_getaffinity(0, sizeof after, &after);
+        same += CPU_EQUAL(&before, &after);
+    }
+    printf("%d\n", same);
+    pool_close(pool);
+}
+#endif
+
+int main(int count, char **words)
+{
+    int32_t numbers[MOST_THREADS] = {0};
+    for (int i = 3; i < count && i < 3 + MOST_THREADS; i++)
+        numbers[i - 3] = atoi(words[i]);
+    int threads = count > 2 ? atoi(words[2]) : 1;
+    const char *question = words[1];
+    if (!strcmp(question, "steps"))
+        check_steps(threads);
+    else if (!strcmp(question, "cancel"))
+        check_cancel(threads);
+    else if (!strcmp(question, "idle"))
+        check_idle(threads);
+    else if (!strcmp(question, "crowd"))
+        check_crowd(threads, count > 3 ? numbers : NULL);
+    else if (!strcmp(question, "spins"))
+        spins(threads, numbers[0], count > 4 ? numbers + 1 : NULL);
+#if defined(__linux__)
+    else if (!strcmp(question, "places"))
+        check_places(threads, numbers);
+#endif
+    else
+        return 1;
+    return 0;
+}

@@ -1,0 +1,132 @@
+"""The pool of threads by itself: steps in turn, cancels, parking, places, and two pools on the same processors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.kernels import compile as compiling
+from tests.support.kernel_calls import require_native
+
+SOURCE = Path(__file__).with_name("pool_check.c")
+WATCHDOG_S = 120  # each takes a second at most; what hangs does so for ever
+
+Ask = Callable[..., str]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen on Linux only")
+
+
+def compiled(folder: Path, *flags: str) -> Path:
+    """The program, or a skipped test where nothing compiles here."""
+    require_native()
+    program = folder / "pool_check"
+    command = [
+        "-std=c11",
+        "-O2",
+        "-pthread",
+        f"-I{compiling.FOLDER}",
+        *flags,
+        os.fspath(SOURCE),
+        "-o",
+        os.fspath(program),
+    ]
+    try:
+        done = subprocess.run(
+            [*compiling._find_compiler(None), *command], capture_output=True, text=True, check=False
+        )
+    except (compiling.CompileError, OSError) as error:
+        pytest.skip(f"no C compiler: {error}")
+    if done.returncode and flags:
+        pytest.skip(f"the compiler knows no {flags}")
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def asking(program: Path) -> Ask:
+    def ask(*words: object) -> str:
+        done = subprocess.run(
+            [program, *map(str, words)], capture_output=True, text=True, check=False, timeout=WATCHDOG_S
+        )
+        assert done.returncode == 0, (words, done.returncode, done.stderr)
+        return done.stdout.strip()
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    return asking(compiled(tmp_path_factory.mktemp("pool")))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_step_is_run_by_all_and_begins_when_all_have_ended_the_last(ask: Ask, threads: int) -> None:
+    assert ask("steps", threads) == "0 0"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_a_cancel_ends_all_threads_at_the_next_barrier_and_not_the_pool(ask: Ask, threads: int) -> None:
+    assert ask("cancel", threads).split() == ["7"] * threads + ["39"] * threads
+
+
+@pytest.mark.parametrize("threads", [2, 7])
+def test_an_idle_pool_uses_no_processor(ask: Ask, threads: int) -> None:
+    # 0.2 ms of spinning for each thread; one that never parked would use 500.
+    assert float(ask("idle", threads)) < 0.1
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_two_pools_on_the_same_processors_both_finish(ask: Ask, threads: int) -> None:
+    assert ask("crowd", threads) == "done"
+
+
+@linux
+def test_two_pools_that_spin_on_the_same_processors_both_finish(ask: Ask) -> None:
+    places = sorted(os.sched_getaffinity(0))[:2]
+    assert ask("crowd", len(places), *places) == "done"
+
+
+@linux
+def test_threads_spin_only_where_each_can_have_a_processor(ask: Ask) -> None:
+    here = len(os.sched_getaffinity(0))
+    assert ask("spins", here) == "1"
+    assert ask("spins", here + 1) == "0"
+    assert ask("spins", 1, 1) == "1"
+    assert ask("spins", 2, 1) == "0"  # a quota below the processors there are
+    assert ask("spins", here, here) == "1"
+    places = sorted(os.sched_getaffinity(0))
+    assert ask("spins", here, 0, *places) == "1"
+    if here > 1:
+        assert ask("spins", here, here - 1, *places) == "0"
+
+
+@linux
+def test_threads_run_where_they_are_told_and_the_caller_only_meanwhile(ask: Ask) -> None:
+    for places in (sorted(os.sched_getaffinity(0)), sorted(os.sched_getaffinity(0), reverse=True)):
+        count = min(len(places), 8)
+        expected = [f"{place}/1" for place in places[:count]]
+        assert ask("places", count, *places[:count]).split() == [*expected, *expected, "2"]
+
+
+@linux
+def test_a_processor_that_is_gone_is_only_a_wish(ask: Ask) -> None:
+    found = ask("places", 2, 1000, 1001).split()
+    assert [each.partition("/")[2] for each in found[:-1]] == [str(len(os.sched_getaffinity(0)))] * 4
+    assert found[-1] == "2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
+@pytest.mark.parametrize("question", [("steps", 3), ("cancel", 3), ("crowd", 2)])
+def test_no_two_threads_race(question: tuple[object, ...]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        program = compiled(Path(name), "-fsanitize=thread", "-g")
+        try:
+            asking(program)("steps", 1)
+        except AssertionError as error:
+            pytest.skip(f"the sanitizer does not run here: {error}")
+        asking(program)(*question)
