@@ -83,8 +83,8 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     """The fastest setting the target is known to run in. Raises InvalidRequestError."""
     if target.onnx is not None:
         return _onnx_settings(profile.device, threads)
-    device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
     wanted = profile.runtime if target.runtime == "auto" else target.runtime
+    device = "cpu" if profile.gpu_layers == 0 else _device(profile.device, wanted, target)
     if processor_runtimes(wanted, device, target)[0] == "native":
         return native.NativeSettings(threads=threads)
     settings = llama.LlamaSettings(
@@ -103,10 +103,15 @@ def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> M
     """
     if drafter.onnx is not None:
         return _onnx_settings(profile.draft_device, threads)
-    device = choose_device(profile.draft_device, drafter.weight_bytes)
+    device = _device(profile.draft_device, profile.draft_runtime, drafter)
     if processor_runtimes(profile.draft_runtime, device, drafter)[0] == "native":
         return native.NativeSettings(threads=threads)
     return llama.LlamaSettings(threads=threads, device=device, kv_type=cache_type(device))
+
+
+def _device(wanted: str, runtime: str, located: LocatedModel) -> str:
+    """The device in which a GGUF file runs in that runtime, or "auto"."""
+    return HOST if (wanted, runtime) == ("auto", "native") else choose_device(wanted, located.weight_bytes)
 
 
 def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Sequence[str]:
