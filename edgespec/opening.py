@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
-from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
 from edgespec.planning.devices import llama_devices, llama_gpus
@@ -118,8 +118,8 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
     """The runtimes that may run a GGUF file on ``device``, the one to begin with first.
 
     Off the processor that is llama.cpp alone. Our own kernels come first where they are built for instructions that
-    this processor has; in portable C they are slower than llama.cpp. Raises RuntimeUnavailableError, with the reason,
-    where they alone are ``wanted`` and cannot be had.
+    this processor has; in portable C they are slower than llama.cpp. Where they alone are ``wanted`` and cannot be had,
+    raises the reason: RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
     if device.lower() != HOST:
         if wanted == "native":
@@ -130,7 +130,7 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
     try:
         library = load_kernels()
         reason = native.unsupported_reason(located.header) if located.artefact is None else "its head is trimmed"
-    except RuntimeUnavailableError:
+    except (RuntimeUnavailableError, ModelFileError):  # what is wrong with the file, llama.cpp tells when it loads it
         if wanted == "native":
             raise
         return ("llama",)

@@ -246,7 +246,9 @@ def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
         assert engine.plan.drafter is None or engine.plan.drafter.kind == "lookup"
 
 
-def test_an_error_in_the_progress_ends_it_cleanly(engine: Engine, home: Home, sequences: list[ProcessorSequence]) -> None:
+def test_an_error_in_the_progress_ends_it_cleanly(
+    engine: Engine, home: Home, sequences: list[ProcessorSequence]
+) -> None:
     def fail(_step: Loading) -> None:
         raise ZeroDivisionError
 

@@ -37,7 +37,5 @@ def slow_engine(tiny: TinyModels) -> Iterator[Engine]:
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
     """Every forward of every sequence, as it is asked for."""
     seen: list[Forward] = []
-    watch_forwards(
-        monkeypatch, lambda sequence, tokens, rows: seen.append(Forward(sequence, len(tokens), rows))
-    )
+    watch_forwards(monkeypatch, lambda sequence, tokens, rows: seen.append(Forward(sequence, len(tokens), rows)))
     return seen
