@@ -118,8 +118,8 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
     """The runtimes that may run a GGUF file on ``device``, the one to begin with first.
 
     Off the processor that is llama.cpp alone. Our own kernels come first where they are built for instructions that
-    this processor has; in portable C they are slower than llama.cpp. Where they alone are ``wanted`` and cannot be had,
-    raises the reason: RuntimeUnavailableError, InvalidRequestError, ModelFileError.
+    this processor has; in portable C they are slower than llama.cpp. Raises ModelFileError,
+    RuntimeUnavailableError or InvalidRequestError, with the reason, where they alone are wanted and cannot be had.
     """
     if device.lower() != HOST:
         if wanted == "native":
