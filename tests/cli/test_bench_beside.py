@@ -18,7 +18,8 @@ from edgespec.export.onnx_export import export_onnx
 from edgespec.planning.machine import describe_machine
 from tests.support.bench_answers import FakeRun
 from tests.support.command_line import InProcess
-from tests.support.processor import first_runtime
+from tests.support.kernel_calls import require_native
+from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_models import TinyModels
 from tests.support.trimmed_folder import write_trimmed_folder
 
@@ -182,7 +183,61 @@ def test_the_plot_names_them(
         assert text in drawn
 
 
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_a_runtime_may_be_asked_for(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], runtime: str, fake: FakeRun, invented: None
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{tiny.target}", "--json")
+    assert result.code == 0, result.err
+    own, beside = result.json["runtimes"]
+    assert (own["name"], own["runtime"]) == (f"{OWN}:target", OWN)
+    name = f"{runtime}:target" if runtime != OWN else f"{runtime}:target (2)"
+    assert (beside["name"], beside["arm"], beside["runtime"], beside["model"]) == (name, name, runtime, "target")
+    assert name in result.json["arms"]
+    assert result.json["plan"]["target"]["runtime"] == OWN, "the target's own is not touched"
+
+
+def test_two_runtimes_of_one_file_are_decoded_and_timed(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...]
+) -> None:
+    """Nothing is invented here."""
+    options = [option for runtime in processor_runtimes() for option in ("--beside", f"{runtime}:{tiny.target}")]
+    result = here("bench", *target, *SMALL, "--arms", "plain", *options, "--json")
+    assert result.code == 0, result.err
+    assert [each["runtime"] for each in result.json["runtimes"]] == [OWN, *processor_runtimes()]
+    same = result.json["arms"][f"{OWN}:target (2)"]
+    assert same["identical_fraction"] == 1.0
+    assert all(arm["decode_tokens_per_s_geomean"] > 0 for arm in result.json["arms"].values())
+
+
 # --------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("runtime", ["llama", "native"])
+def test_an_onnx_folder_is_run_by_no_other_runtime(
+    here: InProcess, target: tuple[str, ...], twin: Path, fake: FakeRun, runtime: str
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{twin}")
+    result.failed_well(f"twin is an ONNX model, which {runtime} does not run", code=2)
+    assert fake.calls == []
+
+
+def test_a_runtime_that_does_not_run_it_says_why(
+    here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
+) -> None:
+    require_native()
+    result = here("bench", *target, *SMALL, "--beside", f"native:{trimmed}")
+    result.failed_well("the native runtime does not run small-head: its head is trimmed")
+    assert result.hint == "llama.cpp does"
+    assert fake.calls == []
+
+
+def test_a_runtime_without_a_model(here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun) -> None:
+    here("bench", *target, *SMALL, "--beside", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")
+    result = here("bench", *target, *SMALL, "--beside", "llama:")
+    assert result.code in (1, 2)
+    assert "Traceback" not in result.err
+    assert fake.calls == []
 
 
 def test_mistakes_are_told_before_the_target_is_loaded(
