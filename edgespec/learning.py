@@ -310,23 +310,15 @@ def _until_loaded(model: Model) -> Steps:
 
 def _opened(load: Callable[[], LoadedModel], name: str) -> Generator[Loading, None, LoadedModel]:
     """A model, loaded on a thread of its own: that takes longer than a step may. Raises what loading raises."""
-    given_up = threading.Event()
-
-    def work() -> LoadedModel:
-        model = load()
-        if given_up.is_set():
-            model.close()
-        return model
-
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-load") as pool:
-        loading = pool.submit(work)
+        loading = pool.submit(load)
         try:
             while not loading.done():
                 wait([loading], timeout=_LOOK_AGAIN_S)
                 yield Loading(f"loading {name}")
             return loading.result()
-        except GeneratorExit:
-            given_up.set()
-            if loading.done() and loading.exception() is None:
+        except BaseException:
+            pool.shutdown()  # nothing stops a load that is under way
+            if loading.exception() is None:
                 loading.result().close()
             raise

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.decoding.contracts import Model, ModelFacts
-from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
 from edgespec.planning.devices import llama_devices, llama_gpus
@@ -86,8 +86,8 @@ def target_settings(profile: Profile, threads: int, target: LocatedModel) -> Mod
     """The fastest setting the target is known to run in. Raises InvalidRequestError."""
     if target.onnx is not None:
         return _onnx_settings(profile.device, threads)
-    device = "cpu" if profile.gpu_layers == 0 else choose_device(profile.device, target.weight_bytes)
     wanted = profile.runtime if target.runtime == "auto" else target.runtime
+    device = "cpu" if profile.gpu_layers == 0 else _device(profile.device, wanted, target)
     if processor_runtimes(wanted, device, target)[0] == "native":
         return native.NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     settings = llama.LlamaSettings(
@@ -106,18 +106,23 @@ def drafter_settings(profile: Profile, threads: int, drafter: LocatedModel) -> M
     """
     if drafter.onnx is not None:
         return _onnx_settings(profile.draft_device, threads)
-    device = choose_device(profile.draft_device, drafter.weight_bytes)
+    device = _device(profile.draft_device, profile.draft_runtime, drafter)
     if processor_runtimes(profile.draft_runtime, device, drafter)[0] == "native":
         return native.NativeSettings(threads=threads, sidecar=profile.native_sidecar)
     return llama.LlamaSettings(threads=threads, device=device, kv_type=cache_type(device))
+
+
+def _device(wanted: str, runtime: str, located: LocatedModel) -> str:
+    """The device in which a GGUF file runs in that runtime, or "auto"."""
+    return HOST if (wanted, runtime) == ("auto", "native") else choose_device(wanted, located.weight_bytes)
 
 
 def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Sequence[str]:
     """The runtimes that may run a GGUF file on ``device``, the one to begin with first.
 
     Off the processor that is llama.cpp alone. Our own kernels come first where they are built for instructions that
-    this processor has; in portable C they are slower than llama.cpp. Raises RuntimeUnavailableError, with the reason,
-    where they alone are ``wanted`` and cannot be had.
+    this processor has; in portable C they are slower than llama.cpp. Raises ModelFileError,
+    RuntimeUnavailableError or InvalidRequestError, with the reason, where they alone are wanted and cannot be had.
     """
     if device.lower() != HOST:
         if wanted == "native":
@@ -128,7 +133,7 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
     try:
         library = load_kernels()
         reason = native.unsupported_reason(located.header) if located.artefact is None else "its head is trimmed"
-    except RuntimeUnavailableError:
+    except (RuntimeUnavailableError, ModelFileError):  # what is wrong with the file, llama.cpp tells when it loads it
         if wanted == "native":
             raise
         return ("llama",)

@@ -135,7 +135,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """Every place of target and drafter; none at all where there is nothing but the processor.
+    """Every place of target and drafter; none at all where there is nothing but the processor and one runtime for it.
 
     ``memory_bytes`` is what may be used of each GPU's own memory; one that does not tell is not in it.
     """
@@ -219,18 +219,12 @@ def default_settings(
     fit: a model too large for one memory may fit in two. Raises InvalidRequestError.
     """
     settings = target_settings(profile, threads, target)
-    if not isinstance(settings, LlamaSettings):
-        return settings
 
     def order(place: Placement) -> int:
         return 0 if place.is_of(settings) else 1 if place.facts.device == HOST else 2
 
     for place in sorted(places.targets, key=order):
-        if (
-            isinstance(place.settings, LlamaSettings)
-            and places.room(place)
-            and place.needed_bytes[HOST] <= allowed_bytes
-        ):
+        if places.room(place) and place.needed_bytes[HOST] <= allowed_bytes:
             return place.put(settings)
     return settings
 
@@ -291,7 +285,7 @@ def _allowed(wanted: str, gpus: Sequence[Device], runtimes: Sequence[str]) -> It
     if wanted in ("auto", HOST):
         for runtime in runtimes:
             yield None, runtime
-    for gpu in gpus if runtimes else ():
+    for gpu in gpus if "llama" in runtimes else ():
         if wanted in ("auto", gpu.name.lower()):
             yield gpu, "llama"
 

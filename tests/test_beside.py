@@ -16,6 +16,7 @@ from edgespec.loading import Limits
 from edgespec.locate import LocatedModel, Locator
 from edgespec.opening import memory_needed, open_model
 from edgespec.session import Speculation
+from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.trimmed_folder import write_trimmed_folder
 
@@ -45,6 +46,24 @@ def test_a_trimmed_drafter_has_the_vocabulary_of_its_source(
 ) -> None:
     (found,) = find(write_trimmed_folder(tiny.drafter, tmp_path / "small", KEPT))
     assert found.drafts_only
+
+
+def test_a_runtime_may_be_asked_for(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:
+    found = find(tiny.drafter, f"llama:{tiny.target}", f"native:{tiny.drafter}")
+    assert [each.runtime for each in found] == ["auto", "llama", "native"]
+    assert [each.name for each in found] == ["drafter", "target", "drafter"]
+    with pytest.raises(ModelFileError):
+        find(f"onnx:{tiny.target}")  # no such prefix: a file of that name
+
+
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_it_is_loaded_in_that_runtime_whatever_the_target_runs_in(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], runtime: str
+) -> None:
+    for own in processor_runtimes():
+        with load(tiny, runtime=own) as engine:
+            (model,) = engine.load_beside(find(f"{runtime}:{tiny.target}"))
+            assert (engine.plan.target.runtime, model.facts.runtime) == (own, runtime)
 
 
 def test_another_vocabulary_is_one_sentence(tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]) -> None:

@@ -22,7 +22,8 @@ F16 = {"kv_type": "f16"}
 @pytest.fixture
 def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
     def load(**overrides: object) -> Engine:
-        return tiny.load(**{"store_home": home, "context": 400, **overrides})  # type: ignore[arg-type]
+        settings = {"store_home": home, "context": 400, "runtime": "llama", **overrides}
+        return tiny.load(**settings)  # type: ignore[arg-type]
 
     return load
 

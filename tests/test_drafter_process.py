@@ -25,6 +25,7 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.restarting import RestartingModel, WorkerSettings
 from edgespec.runtimes.worker_deadlines import Deadlines
 from tests.support.calibrating import shorten_contention
+from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.trimmed_folder import write_trimmed_folder
 from tests.support.worker_loaders import command
@@ -48,7 +49,7 @@ def folder(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def drafter(request: pytest.FixtureRequest, tiny: TinyModels) -> Path:
-    return tiny.drafter if request.param == "gguf" else request.getfixturevalue(request.param)
+    return tiny.drafter if request.param in ("llama", "native") else request.getfixturevalue(request.param)
 
 
 def wait_for_drafter(engine: Engine) -> RestartingModel:
@@ -68,18 +69,27 @@ def kill(model: RestartingModel) -> None:
     raise AssertionError("nobody missed it")
 
 
-@pytest.mark.parametrize("drafter", ["gguf", "trimmed", "folder"], indirect=True)
+KINDS = [*((runtime, runtime) for runtime in processor_runtimes()), ("trimmed", "llama"), ("folder", "onnx")]
+
+
+@pytest.mark.parametrize(("drafter", "runtime"), KINDS, indirect=["drafter"])
 def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
-    tiny: TinyModels, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModels, drafter: Path, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(drafter.parent)
     at_once = WorkerSettings(restart_after_s=0.0)
     with tiny.load(
-        draft=f"./{drafter.name}", lookup=False, depth=2, draft_isolation="process", worker=at_once
+        draft=f"./{drafter.name}",
+        lookup=False,
+        depth=2,
+        draft_isolation="process",
+        draft_runtime="auto" if runtime == "onnx" else runtime,
+        worker=at_once,
     ) as engine:
         require_speculation(engine, 2)
         model = wait_for_drafter(engine)
         assert model.facts == engine.knowledge.drafter, "what is measured is found again"
+        assert model.facts.runtime == runtime
         monkeypatch.chdir(tmp_path)  # where its file was is remembered
         with engine.session() as session:
             plain = answer(session.generate("hello world", max_tokens=40, depth=0))

@@ -30,6 +30,9 @@ from edgespec.planning.machine import describe_machine
 from edgespec.planning.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
+from edgespec.runtimes.native import KV_BITS
+from tests.support.kernel_calls import require_native
+from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, put_into_store, require_speculation
 
@@ -48,8 +51,9 @@ def expected(tiny: TinyModels) -> tuple[int, ...]:
         return say_hello(engine, depth=0).token_ids
 
 
-def needed_bytes(path: Path, context_length: int) -> int:
-    return estimate_memory(read_header(path), context_length, KV_TYPES[LlamaSettings().kv_type][1]).total_bytes
+def needed_bytes(path: Path, context_length: int, runtime: str) -> int:
+    bits = KV_BITS if runtime == "native" else KV_TYPES[LlamaSettings().kv_type][1]
+    return estimate_memory(read_header(path), context_length, bits).total_bytes
 
 
 # ------------------------------------------------------------------------------------------------ arguments
@@ -302,7 +306,7 @@ def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(
     tiny: TinyModels, expected: tuple[int, ...], lookup: bool
 ) -> None:
     """Its size is in its header, so the plan counts on the others from the start."""
-    limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048) + 1)
+    limits = Limits(max_memory_bytes=needed_bytes(tiny.target, 2048, first_runtime()) + 1)
     with tiny.load(limits=limits, lookup=lookup, depth=4) as engine:
         assert [drafter.kind for drafter in engine.drafters] == (["lookup"] if lookup else [])
         assert engine.plan.drafter is None or engine.plan.drafter.model is None
@@ -313,19 +317,29 @@ def test_a_drafter_that_does_not_fit_is_lost_not_the_answer(
         assert "model" not in done.stats.rounds_by_source
 
 
-def test_a_target_that_does_not_fit_is_not_loaded(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_a_target_that_does_not_fit_is_not_loaded(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
     def load(*_arguments: object, **_settings: object) -> None:
         raise AssertionError("it was loaded")
 
     monkeypatch.setattr(loading_module, "open_model", load)
-    limit = needed_bytes(tiny.target, 2048) - 1
+    limit = needed_bytes(tiny.target, 2048, runtime) - 1
     with pytest.raises(MemoryLimitError, match="target needs about") as caught:
-        tiny.load(limits=Limits(max_memory_bytes=limit))
+        tiny.load(limits=Limits(max_memory_bytes=limit), runtime=runtime)
     assert caught.value.needed_bytes == limit + 1
     assert caught.value.available_bytes == limit
     assert caught.value.hint is not None
     with pytest.raises(AssertionError, match="it was loaded"):  # one byte more and it would have been
-        tiny.load(limits=Limits(max_memory_bytes=limit + 1))
+        tiny.load(limits=Limits(max_memory_bytes=limit + 1), runtime=runtime)
+
+
+def test_a_target_whose_cache_is_smaller_in_the_other_runtime_goes_there(tiny: TinyModels) -> None:
+    require_native()
+    limit = needed_bytes(tiny.target, 2048, "native") - 1
+    with tiny.load(limits=Limits(max_memory_bytes=limit), draft="none") as engine:
+        assert engine.plan.target.runtime == "llama"
 
 
 # ------------------------------------------------------------------------------------------------ templates

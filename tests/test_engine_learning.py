@@ -18,10 +18,10 @@ from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth
 from edgespec.planning.planner import NOT_CALIBRATED
-from edgespec.runtimes.llama import LlamaSequence
 from tests.support.calibrating import damage, measured, shorten_contention, stored
 from tests.support.command_line import environment
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+from tests.support.watched_sequences import watch_forwards
 
 REPEATING = "the people use water and the people use words and the people"
 
@@ -47,13 +47,7 @@ def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The width of every forward there is."""
     seen: list[int] = []
-    real = LlamaSequence.forward
-
-    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
-        seen.append(len(tokens))
-        return real(self, tokens, rows)
-
-    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    watch_forwards(monkeypatch, lambda _sequence, tokens, _rows: seen.append(len(tokens)))
     return seen
 
 
@@ -98,12 +92,13 @@ def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> 
         answer(session.generate("hello", max_tokens=3))
         engine.calibrate()
         assert not engine.unmeasured
-        first = engine.knowledge.target_times()
+        first, first_facts = engine.knowledge.target_times(), engine.target_model.facts
         engine.calibrate()
         assert engine.knowledge.target_times() == first
         engine.calibrate(afresh=True)
         assert engine.knowledge.target_times() != first
-        assert "plain" not in stored(home)
+        rivals = [each for each in engine.elsewhere.places.targets if each.facts.runtime != first_facts.runtime]
+        assert stored(home).get("plain", 0) == len(rivals), "of other settings of this runtime none was timed"
         assert answer(session.generate("more", max_tokens=3)).text
 
 

@@ -16,11 +16,12 @@ from edgespec.files.locations import Home
 from edgespec.knowledge import Knowledge
 from edgespec.learning import LEARNING_BUDGET_S, Learning
 from edgespec.planning.calibration import FULL, QUICK
-from edgespec.runtimes.llama import LlamaSequence
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
 
 NEVER = threading.Event()
+RIVALS = ("on cpu (llama)", "on cpu (native)")
 
 
 @pytest.fixture(autouse=True)
@@ -49,32 +50,31 @@ class Ticks:
 
 
 def labels(steps: list[Loading]) -> list[str]:
-    return list(dict.fromkeys(step.stage for step in steps))
+    """What was gone through, without what is measured of another runtime where this machine has two."""
+    return [stage for stage in dict.fromkeys(step.stage for step in steps) if not stage.endswith(RIVALS)]
 
 
 @pytest.fixture
-def sequences(monkeypatch: pytest.MonkeyPatch) -> list[LlamaSequence]:
+def sequences(monkeypatch: pytest.MonkeyPatch) -> list[ProcessorSequence]:
     """Every sequence that a forward was asked of."""
-    seen: list[LlamaSequence] = []
-    real = LlamaSequence.forward
+    seen: list[ProcessorSequence] = []
 
-    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
-        if self not in seen:
-            seen.append(self)
-        return real(self, tokens, rows)
+    def note(sequence: ProcessorSequence, _tokens: list[int], _rows: int) -> None:
+        if sequence not in seen:
+            seen.append(sequence)
 
-    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    watch_forwards(monkeypatch, note)
     return seen
 
 
-def all_closed(sequences: list[LlamaSequence]) -> bool:
-    return not any(sequence._worker._thread.is_alive() for sequence in sequences)
+def all_closed(sequences: list[ProcessorSequence]) -> bool:
+    return all(map(is_closed, sequences))
 
 
 # ---------------------------------------------------------------------------------------------- all at once
 
 
-def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[LlamaSequence]) -> None:
+def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[ProcessorSequence]) -> None:
     told: list[Loading] = []
     Learning(engine, QUICK).run(told.append)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
@@ -90,7 +90,7 @@ def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[LlamaS
     assert (times.contexts, times.repetitions) == ((96, 250), QUICK.repetitions)
 
 
-def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[LlamaSequence]) -> None:
+def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     Learning(engine, QUICK).run()
     assert sequences
     sequences.clear()
@@ -112,24 +112,25 @@ def test_afresh_everything_is(engine: Engine) -> None:
 
 
 def test_alternatives_are_other_settings_of_the_target(
-    engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     told: list[Loading] = []
-    Learning(engine, QUICK, alternatives=True).run(told.append)
-    assert engine.target_model.settings.threads == 2
-    assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
-    others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
-    assert others == {
-        "1 thread, a q8_0+f16 cache",
-        "2 threads, a f16 cache",
-        "2 threads, a f16 cache, no flash attention",
-    }
-    times = engine.knowledge.target_times()
-    assert times is not None
-    with engine.target_model.with_caches(threads=1) as other:
-        seconds = engine.knowledge.store.load_plain_s(other.facts)
-    assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
+    with tiny.load(store_home=home, context=300, threads=2, runtime="llama", draft_runtime="llama") as engine:
+        Learning(engine, QUICK, alternatives=True).run(told.append)
+        assert engine.target_model.settings.threads == 2
+        assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
+        others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
+        assert others == {
+            "1 thread, a q8_0+f16 cache",
+            "2 threads, a f16 cache",
+            "2 threads, a f16 cache, no flash attention",
+        }
+        times = engine.knowledge.target_times()
+        assert times is not None
+        with engine.target_model.with_caches(threads=1) as other:
+            seconds = engine.knowledge.store.load_plain_s(other.facts)
+        assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
 
 
 def test_fewer_threads_are_gone_on_with_if_they_are_faster(
@@ -245,7 +246,9 @@ def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
         assert engine.plan.drafter is None or engine.plan.drafter.kind == "lookup"
 
 
-def test_an_error_in_the_progress_ends_it_cleanly(engine: Engine, home: Home, sequences: list[LlamaSequence]) -> None:
+def test_an_error_in_the_progress_ends_it_cleanly(
+    engine: Engine, home: Home, sequences: list[ProcessorSequence]
+) -> None:
     def fail(_step: Loading) -> None:
         raise ZeroDivisionError
 
@@ -278,12 +281,12 @@ def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home:
     assert learning.run_for(0, NEVER)
 
 
-def test_no_time_no_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+def test_no_time_no_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     assert not Learning(engine, QUICK).run_for(0, NEVER, Ticks())
     assert sequences == []
 
 
-def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     learning, stop = Learning(engine, QUICK), threading.Event()
     stop.set()
     assert not learning.run_for(1e9, stop)
@@ -312,22 +315,21 @@ def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_mis
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning = Learning(engine, QUICK)
-    real = LlamaSequence.forward
 
-    def fail(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+    def fail(_sequence: object, _tokens: list[int], _rows: int) -> None:
         raise ForwardError("the device went away", code=-3)
 
     assert not learning.run_for(3, NEVER, Ticks())
-    monkeypatch.setattr(LlamaSequence, "forward", fail)
-    with pytest.raises(ForwardError):
-        learning.run_for(1e9, NEVER)
+    with monkeypatch.context() as patch:
+        watch_forwards(patch, fail)
+        with pytest.raises(ForwardError):
+            learning.run_for(1e9, NEVER)
     assert not learning.complete
-    monkeypatch.setattr(LlamaSequence, "forward", real)
     assert learning.run_for(1e9, NEVER)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
 
 
-def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[LlamaSequence]) -> None:
+def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     learning = Learning(engine, QUICK)
     assert not learning.run_for(5, NEVER, Ticks())
     assert not all_closed(sequences)
@@ -338,7 +340,7 @@ def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[Lla
     assert not learning.complete
 
 
-def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequences: list[LlamaSequence]) -> None:
+def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     for delay_s in (0.0, 0.005, 0.02):
         learning, begun, outcome = Learning(engine, QUICK, afresh=True), threading.Event(), list[object]()
 

@@ -57,7 +57,13 @@ def cards(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, opened: list[LlamaS
 @pytest.fixture
 def engine(tiny: TinyModels, home: Home) -> Iterator[Engine]:
     with tiny.load(
-        store_home=home, context=CONTEXT, device="auto", draft_device="auto", max_memory_fraction=1.0
+        store_home=home,
+        context=CONTEXT,
+        device="auto",
+        draft_device="auto",
+        runtime="llama",
+        draft_runtime="llama",
+        max_memory_fraction=1.0,
     ) as engine:
         assert (engine.plan.target.device, engine.profile.draft_device) == ("cpu", "cpu"), "nothing is measured yet"
         yield engine

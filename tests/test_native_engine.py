@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.decoding.pipeline import FixedBudget
 from edgespec.decoding.sampling import Sampling
-from edgespec.errors import RuntimeUnavailableError
+from edgespec.engine import Engine
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.planning.depth import FixedDepth
 from edgespec.planning.widths import WIDEST
+from edgespec.runtimes.native import NativeModel
+from edgespec.session import Session, Speculation
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
 
 PROMPTS = ("hello world", "one two three one two three one", "the people of the world")
+DEPTH = 8
 
 
 @pytest.fixture(autouse=True)
@@ -21,30 +27,85 @@ def _library() -> None:
     require_native()
 
 
-def answers(tiny: TinyModels, **settings: object) -> list[tuple[int, ...]]:
-    with tiny.load_speculating(device="native", **settings) as engine:
-        assert engine.plan.target.runtime == "native"
-        assert engine.plan.numeric_class.widths == tuple(range(1, WIDEST + 1))
+def load(tiny: TinyModels, **settings: object) -> Engine:
+    """A native target, and a native drafter beside copies of the text."""
+    engine = tiny.load_speculating(runtime="native", draft_runtime="native", **settings)
+    assert engine.plan.target.runtime == "native"
+    assert engine.plan.numeric_class.widths == tuple(range(1, WIDEST + 1))
+    return engine
+
+
+def answers(session: Session, depth: int | None) -> list[tuple[int, ...]]:
+    """Greedy and seeded ones in turns."""
+    found = []
+    for prompt in PROMPTS:
+        for sampling in (None, Sampling(temperature=1.0, seed=7)):
+            done = answer(session.generate(prompt, max_tokens=60, depth=depth, sampling=sampling))
+            assert (done.stats.accepted > 0) == (depth != 0)
+            found.append(done.token_ids)
+            session.clear()
+    return found
+
+
+def at_once(engine: Engine) -> Speculation:
+    """Eight drafts deep, drafting while the target verifies."""
+    return Speculation(
+        drafters=engine.drafters,
+        policy=FixedDepth(DEPTH + 1),
+        depth_cap=DEPTH,
+        budget=lambda: FixedBudget(most=DEPTH, ahead=DEPTH + 1, patience=10.0),
+    )
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyModels, lookup: bool) -> None:
+    with load(tiny, lookup=lookup) as engine:
         with engine.session() as session:
-            found = []
-            for prompt in PROMPTS:
-                for sampling in (None, Sampling(temperature=1.0, seed=7)):
-                    for depth in (0, 8):
-                        done = answer(session.generate(prompt, max_tokens=60, depth=depth, sampling=sampling))
-                        assert (done.stats.accepted > 0) == (depth > 0)
-                        found.append(done.token_ids)
-                        session.clear()
-            return found
+            plain = answers(session, 0)
+            assert len(set(plain)) == len(plain)
+            assert answers(session, DEPTH) == plain
+        with engine.session(speculation=at_once(engine)) as session:
+            assert answers(session, None) == plain
+        drafter = engine.drafter_model()
+        assert isinstance(drafter, NativeModel)
+        assert drafter.facts == engine.knowledge.drafter
+    with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
+        assert answers(session, 0) == answers(session, DEPTH) == plain
 
 
-def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyModels) -> None:
-    found = answers(tiny)
-    assert found[0::2] == found[1::2]
-    assert len(set(found)) == len(found) // 2
-    assert answers(tiny, threads=3) == found
+@pytest.mark.parametrize("draft_runtime", ["native", "llama"])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime: str, isolation: str) -> None:
+    with load(tiny, lookup=False) as engine, engine.session() as session:
+        plain = answers(session, 0)
+    with tiny.load_speculating(
+        runtime="native", draft_runtime=draft_runtime, draft_isolation=isolation, lookup=False
+    ) as engine:
+        model = engine.drafter_model()
+        assert model.facts.runtime == draft_runtime
+        assert ("process" in model.facts.settings) == (isolation == "process")
+        if isolation == "process":
+            assert model.wait(60.0)  # type: ignore[attr-defined]
+        with engine.session() as session:
+            assert answers(session, DEPTH) == plain
 
 
 def test_a_model_it_does_not_run_says_so(tiny: TinyModels, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "narrow.gguf", quant="Q8_0", heads=4, kv_heads=4)  # heads of 16, each alone
-    with pytest.raises(RuntimeUnavailableError, match="does not run"):
-        tiny.load(path, device="native", draft="none")
+    with pytest.raises(RuntimeUnavailableError, match="the native runtime does not run narrow: ") as caught:
+        tiny.load(path, runtime="native", draft="none")
+    assert caught.value.hint == "llama.cpp does"
+    with tiny.load(path, draft="none") as engine:
+        assert engine.plan.target.runtime == "llama", "unasked it goes where it runs"
+
+
+def test_it_stays_on_the_processor(tiny: TinyModels) -> None:
+    with pytest.raises(InvalidRequestError, match="runs on the processor, not on Vulkan0"):
+        tiny.load(runtime="native", device="Vulkan0")
+    with pytest.raises(InvalidRequestError, match="runs on the processor, not on Vulkan0"):
+        tiny.load(draft_runtime="native", draft_device="Vulkan0")
+
+
+def test_its_name_is_no_device(tiny: TinyModels) -> None:
+    with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):
+        tiny.load(device="native")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from edgespec.opening import (
     drafts_in_process,
     fewer_threads,
     memory_needed,
+    open_drafter,
     open_model,
     other_caches,
     other_settings,
@@ -38,8 +39,11 @@ from edgespec.runtimes import llama_library
 from edgespec.runtimes.llama import LlamaSettings
 from edgespec.runtimes.native import NativeSettings
 from edgespec.runtimes.onnx import OnnxSettings
+from edgespec.runtimes.restarting import WorkerSettings
+from edgespec.runtimes.worker_frames import LoadRequest
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu
+from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels
 
 PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
@@ -92,8 +96,8 @@ def test_threads_are_the_physical_cores_unless_told(threads: Any, most: int | No
     assert choose_threads(replace(PROFILE, threads=threads), machine, most) == expected
 
 
-def test_a_gguf_target_runs_in_llama_cpp(two_devices: None, located: LocatedModel) -> None:
-    profile = replace(PROFILE, device="cpu", gpu_layers="auto")
+def test_a_gguf_target_in_llama_cpp(two_devices: None, located: LocatedModel) -> None:
+    profile = replace(PROFILE, device="cpu", gpu_layers="auto", runtime="llama")
     settings = target_settings(profile, 3, located)
     assert isinstance(settings, LlamaSettings)
     assert (settings.threads, settings.device, settings.gpu_layers) == (3, "cpu", None)
@@ -113,7 +117,7 @@ def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel) -> None:
 
 
 def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) -> None:
-    settings = drafter_settings(replace(PROFILE, draft_device="cpu"), 5, located)
+    settings = drafter_settings(replace(PROFILE, draft_device="cpu", draft_runtime="llama"), 5, located)
     assert isinstance(settings, LlamaSettings)
     assert settings.threads == 5
     assert settings.repack
@@ -159,7 +163,7 @@ def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedMode
 
 def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: LocatedModel) -> None:
     require_native()
-    settings = target_settings(replace(PROFILE, device="native"), 2, located)
+    settings = target_settings(replace(PROFILE, runtime="native"), 2, located)
     assert settings == NativeSettings(threads=2)
     with open_model(located, settings) as model:
         assert model.facts == describe(located, settings)
@@ -209,8 +213,9 @@ def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, l
     assert needed(device="CUDA7") == here
 
 
-def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
-    settings = target_settings(replace(PROFILE, device="cpu"), 1, located)
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_facts_before_and_after_loading_agree(located: LocatedModel, runtime: Any) -> None:
+    settings = target_settings(replace(PROFILE, device="cpu", runtime=runtime), 1, located)
     with open_model(located, settings) as model:
         said = describe(located, settings)
         assert model.facts == replace(
@@ -237,8 +242,9 @@ def test_a_drafter_on_a_gpu_or_npu_has_a_process_of_its_own(isolation: Any, devi
     assert drafts_in_process(profile, OnnxSettings(provider=device)) is expected
 
 
-def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel) -> None:
-    settings = LlamaSettings()
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, runtime: str) -> None:
+    settings = NativeSettings() if runtime == "native" else LlamaSettings()
     profiles = [replace(PROFILE, draft_isolation=kind) for kind in ("thread", "process")]
     here, apart = (drafter_memory(profile, located, 512, settings) for profile in profiles)
     assert here == memory_needed(located.header, located.weight_bytes, 512, settings)
@@ -247,3 +253,16 @@ def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel) 
     assert own == describe(located, settings)
     forkless = replace(own, can_fork=False, can_branch=False)
     assert other == replace(forkless, settings={**own.settings, "process": True})
+
+
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_a_process_is_told_its_runtime(located: LocatedModel, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[LoadRequest] = []
+    monkeypatch.setattr(opening, "run_in_process", lambda facts, request, _worker: asked.append(request) or facts)
+    profile = replace(PROFILE, draft_isolation="process", draft_device="cpu", draft_runtime=runtime)
+    settings = drafter_settings(profile, 2, located)
+    facts: Any = open_drafter(profile, located, settings, WorkerSettings())
+    (request,) = asked
+    assert (request.runtime, facts.runtime) == (runtime, runtime)
+    assert request.settings == asdict(settings)
+    assert (request.path, request.name, request.sha256) == (located.path, located.name, located.identity)

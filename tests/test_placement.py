@@ -1,4 +1,4 @@
-"""Where target and drafter could go on a machine with graphics cards, and that there is nothing to choose without."""
+"""Where target and drafter could go on a machine with graphics cards; llama.cpp alone computes on its processor."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ PROFILE = replace(
     device="auto",
     draft_device="auto",
     gpu_layers="auto",
+    runtime="llama",
+    draft_runtime="llama",
     max_memory_fraction=1.0,
 )
 
@@ -109,6 +111,7 @@ def test_each_model_on_each_device(cards: Install, target: LocatedModel, drafter
     cards(gpu("Vulkan1", kind="igpu"), gpu("CUDA0", free=ROOMY), gpu("CUDA1", free=None))
     found = places(target, drafter)
     everywhere = ["cpu", "CUDA0", "CUDA1", "Vulkan1"]  # those in the processor come last
+    everywhere[0] = "cpu (llama)"  # on the processor there may be two
     assert names(found.targets) == [f"target on {device}" for device in everywhere]
     assert names(found.drafters) == [f"drafter on {device}" for device in everywhere]
     assert found.memory_bytes == {"CUDA0": ROOMY}
@@ -160,7 +163,7 @@ def test_models_of_onnx_stay_where_they_are_put(cards: Install, target: LocatedM
 def test_a_card_too_small_for_the_target_is_offered_the_layers_that_fit(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
     found = places(target)
-    assert names(found.targets) == ["target on cpu", "target on Vulkan0", "target, 2 of 3 layers on Vulkan0"]
+    assert names(found.targets) == ["target on cpu (llama)", "target on Vulkan0", "target, 2 of 3 layers on Vulkan0"]
     assert [place.settings.gpu_layers for place in found.targets] == [None, None, 2]
     assert [found.room(place) for place in found.targets] == [True, False, True]
     whole, some = found.targets[1:]
@@ -192,9 +195,10 @@ def test_a_drafter_on_the_same_card_takes_room_of_the_target(
 
 def test_a_number_of_layers_that_was_asked_for(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=10))
-    assert names(places(target, gpu_layers=2).targets) == ["target on cpu", "target, 2 of 3 layers on Vulkan0"]
-    assert names(places(target, gpu_layers=0).targets) == ["target on cpu"]
-    assert names(places(target, gpu_layers=50).targets) == ["target on cpu", "target on Vulkan0"]
+    here = "target on cpu (llama)"
+    assert names(places(target, gpu_layers=2).targets) == [here, "target, 2 of 3 layers on Vulkan0"]
+    assert names(places(target, gpu_layers=0).targets) == [here]
+    assert names(places(target, gpu_layers=50).targets) == [here, "target on Vulkan0"]
 
 
 def test_what_was_measured_counts(cards: Install, target: LocatedModel) -> None:
@@ -253,7 +257,7 @@ def test_what_nobody_measured_is_not_guessed(cards: Install, target: LocatedMode
     found = places(target, drafter)
     whole, some, unknown = found.targets[1:]
     assert some.not_measured().sentence.startswith("target, 2 of 3 layers on Vulkan0: not measured")
-    assert found.drafters[0].not_measured(drafting=True).what == "drafter on cpu, drafting"
+    assert found.drafters[0].not_measured(drafting=True).what == "drafter on cpu (llama), drafting"
     assert found.too_small(some) is None
     refusal = found.too_small(whole)
     assert refusal is not None

@@ -111,7 +111,8 @@ def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCo
 
     Raises MemoryLimitError, RuntimeUnavailableError and whatever else loading and forwards raise.
     """
-    profile, machine = resolve_profile(None), describe_machine()
+    # One runtime whatever types the two files have: each rounds what is multiplied in its own way.
+    profile, machine = replace(resolve_profile(None), runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
     allowed_bytes = int(machine.available_memory_bytes * profile.max_memory_fraction)
     models = (source, Locator(store=Store(home())).locate(str(folder)))

@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -286,7 +286,7 @@ def _measure(
     The last is the share of the held-out tokens that the rows ``kept`` lack and the whole head says. All by llama.cpp
     on this machine.
     """
-    profile, machine = resolve_profile(None), describe_machine()
+    profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
     with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_beside(folder) as place:
         locator, whole = Locator(store=Store(home())), source

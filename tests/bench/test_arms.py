@@ -106,7 +106,7 @@ def test_the_planned_arm_is_the_engines_own(engine: Engine) -> None:
 
 def test_plain_in_a_setting_that_was_found_faster(tiny: TinyModels, home: Home) -> None:
     names = ("plain", "again", "planned")
-    with tiny.load_speculating(store_home=home) as engine:
+    with tiny.load_speculating(store_home=home, runtime="llama") as engine:
         assert speculation(engine, "fastest").target is None, "the plan's own setting is the fastest known"
         assert with_fastest(engine, names) == names
         time_other(engine, 1.005)
@@ -219,7 +219,7 @@ def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engi
 
 
 def test_a_model_beside_decodes_plainly_after_all_the_others(engine: Engine) -> None:
-    other = engine.in_setting(kv_type="f16")
+    other = engine.in_setting(threads=2)
     opened = open_arms(engine, ("plain", "planned"), CAP, {"llama:other": other})
     try:
         assert [arm.name for arm in opened] == ["plain", "planned", "llama:other"]

@@ -15,6 +15,7 @@ from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import Verdict
 from edgespec.engine import Engine
+from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
 
 PROMPTS = [
@@ -94,7 +95,7 @@ def test_the_json_has_every_promised_key(engine: Engine) -> None:
     assert found["plan"] == json.loads(json.dumps(engine.plan.as_json()))
     (widths,) = found["width_classes"]
     assert widths["model"] == "target"
-    assert widths["runtime"] == "llama"
+    assert widths["runtime"] == engine.plan.target.runtime == first_runtime()
     assert widths["widths"][0] == list(engine.plan.numeric_class.widths)
     assert widths["context"][0] < widths["context"][1]
     assert isinstance(widths["max_abs_diff"], float)

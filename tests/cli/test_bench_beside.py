@@ -18,9 +18,12 @@ from edgespec.export.onnx_export import export_onnx
 from edgespec.planning.machine import describe_machine
 from tests.support.bench_answers import FakeRun
 from tests.support.command_line import InProcess
+from tests.support.kernel_calls import require_native
+from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_models import TinyModels
 from tests.support.trimmed_folder import write_trimmed_folder
 
+OWN = first_runtime()
 SMALL = ("--suite", "quick", "--category", "qa", "--limit", "1", "--passes", "1", "--max-tokens", "6")
 
 
@@ -91,7 +94,7 @@ def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, .
     assert found["identical_fraction"] is None, "nothing that promised plain decoding's text was run"
     plain, onnx = found["runtimes"]
     assert (plain["name"], plain["arm"], plain["model"], plain["runtime"]) == (
-        "llama:target", "plain", "target", "llama")  # fmt: skip
+        f"{OWN}:target", "plain", "target", OWN)  # fmt: skip
     assert (onnx["name"], onnx["arm"], onnx["model"], onnx["runtime"]) == ("onnx:twin", "onnx:twin", "twin", "onnx")
     for each in (plain, onnx):
         assert each["device"] == "cpu"
@@ -125,15 +128,15 @@ def test_several_are_arms_in_order_and_may_say_something_else(
     assert result.code == 0, "their answers differ, and nothing promised that they would not"
     ((arms, _, settings, _),) = fake.calls
     assert settings.rest_s == runtimes_module.REST_S
-    assert arms == ("plain", "again", "planned", "llama:drafter", "llama:target (2)")
+    assert arms == ("plain", "again", "planned", f"{OWN}:drafter", f"{OWN}:target (2)")
     found = result.json
     assert found["identical_fraction"] == 1.0
-    assert found["arms"]["llama:drafter"]["identical_fraction"] == 0.0
-    names = ["llama:target", "llama:drafter", "llama:small-head", "llama:target (2)"]
+    assert found["arms"][f"{OWN}:drafter"]["identical_fraction"] == 0.0
+    names = [f"{OWN}:target", f"{OWN}:drafter", "llama:small-head", f"{OWN}:target (2)"]
     assert [each["name"] for each in found["runtimes"]] == names
     assert [each["arm"] for each in found["runtimes"]] == ["plain", names[1], None, names[3]]
     assert "differs from plain" not in result.err
-    assert "plain, again, planned, llama:drafter, llama:target (2); 1 ABBA passes" in result.err
+    assert f"plain, again, planned, {OWN}:drafter, {OWN}:target (2); 1 ABBA passes" in result.err
     assert "timing" not in result.err, "with --json nothing moves there"
 
 
@@ -143,11 +146,11 @@ def test_people_are_told_what_a_token_takes(
     result = here("bench", *target, *SMALL, "--beside", tiny.drafter)
     assert result.code == 0, result.err
     assert "a forward of one token after 96, in turns" in result.out
-    assert "llama:target   T(1)   40.00 ms" in result.out
-    assert "llama:drafter  T(1)   50.00 ms" in result.out
-    assert "1.25x (1.25-1.25) of llama:target's time" in result.out
-    assert "timing llama:target, llama:drafter" in result.err
-    (row,) = [line for line in result.out.splitlines() if line.startswith("llama:drafter ")]
+    assert f"{OWN}:target   T(1)   40.00 ms" in result.out
+    assert f"{OWN}:drafter  T(1)   50.00 ms" in result.out
+    assert f"1.25x (1.25-1.25) of {OWN}:target's time" in result.out
+    assert f"timing {OWN}:target, {OWN}:drafter" in result.err
+    (row,) = [line for line in result.out.splitlines() if line.startswith(f"{OWN}:drafter ")]
     assert "0 %" in row
     assert row.split()[-1] == "-", "nothing is predicted of it"
 
@@ -176,11 +179,65 @@ def test_the_plot_names_them(
     path = tmp_path / "figure.svg"
     assert here("bench", *target, *SMALL, "--beside", tiny.drafter, "--plot", path).code == 0
     drawn = path.read_text(encoding="utf-8")
-    for text in ("llama:target:  T(1) 40 ms (1.00×)", "llama:drafter:  T(1) 50 ms (1.25×)"):
+    for text in (f"{OWN}:target:  T(1) 40 ms (1.00×)", f"{OWN}:drafter:  T(1) 50 ms (1.25×)"):
         assert text in drawn
 
 
+@pytest.mark.parametrize("runtime", processor_runtimes())
+def test_a_runtime_may_be_asked_for(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], runtime: str, fake: FakeRun, invented: None
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{tiny.target}", "--json")
+    assert result.code == 0, result.err
+    own, beside = result.json["runtimes"]
+    assert (own["name"], own["runtime"]) == (f"{OWN}:target", OWN)
+    name = f"{runtime}:target" if runtime != OWN else f"{runtime}:target (2)"
+    assert (beside["name"], beside["arm"], beside["runtime"], beside["model"]) == (name, name, runtime, "target")
+    assert name in result.json["arms"]
+    assert result.json["plan"]["target"]["runtime"] == OWN, "the target's own is not touched"
+
+
+def test_two_runtimes_of_one_file_are_decoded_and_timed(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...]
+) -> None:
+    """Nothing is invented here."""
+    options = [option for runtime in processor_runtimes() for option in ("--beside", f"{runtime}:{tiny.target}")]
+    result = here("bench", *target, *SMALL, "--arms", "plain", *options, "--json")
+    assert result.code == 0, result.err
+    assert [each["runtime"] for each in result.json["runtimes"]] == [OWN, *processor_runtimes()]
+    same = result.json["arms"][f"{OWN}:target (2)"]
+    assert same["identical_fraction"] == 1.0
+    assert all(arm["decode_tokens_per_s_geomean"] > 0 for arm in result.json["arms"].values())
+
+
 # --------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("runtime", ["llama", "native"])
+def test_an_onnx_folder_is_run_by_no_other_runtime(
+    here: InProcess, target: tuple[str, ...], twin: Path, fake: FakeRun, runtime: str
+) -> None:
+    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{twin}")
+    result.failed_well(f"twin is an ONNX model, which {runtime} does not run", code=2)
+    assert fake.calls == []
+
+
+def test_a_runtime_that_does_not_run_it_says_why(
+    here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
+) -> None:
+    require_native()
+    result = here("bench", *target, *SMALL, "--beside", f"native:{trimmed}")
+    result.failed_well("the native runtime does not run small-head: its head is trimmed")
+    assert result.hint == "llama.cpp does"
+    assert fake.calls == []
+
+
+def test_a_runtime_without_a_model(here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun) -> None:
+    here("bench", *target, *SMALL, "--beside", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")
+    result = here("bench", *target, *SMALL, "--beside", "llama:")
+    assert result.code in (1, 2)
+    assert "Traceback" not in result.err
+    assert fake.calls == []
 
 
 def test_mistakes_are_told_before_the_target_is_loaded(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from edgespec.files.locations import Home
 from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
+from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_models import TinyModels
 
 WAIT_S = 60.0
@@ -58,7 +60,13 @@ def succeeded(result: Result) -> Result:
 # ------------------------------------------------------------------------------------------------ calibrate
 
 
-def test_what_is_measured_is_stored_and_used(here: InProcess, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("wanted", ["auto", *processor_runtimes()])
+def test_what_is_measured_is_stored_and_used(
+    here: InProcess, options: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_RUNTIME", wanted)
+    monkeypatch.setenv("EDGESPEC_DRAFT_RUNTIME", wanted)
+    runtimes = len(processor_runtimes()) if wanted == "auto" else 1
     before = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
     assert "not calibrated yet" in before["speculation_off"]
     assert before["plan"]["predicted_tokens_per_s"] is None
@@ -66,13 +74,16 @@ def test_what_is_measured_is_stored_and_used(here: InProcess, options: tuple[str
     counts = stored(Home(here.home))
     assert {kind: counts[kind] for kind in ("contention", "times", "widths")} == {
         "contention": 1,
-        "times": 2,
-        "widths": 1,
+        "times": 2 * runtimes,
+        "widths": runtimes,
     }
     after = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
     assert "not calibrated" not in (after["speculation_off"] or "")
     assert after["plan"]["predicted_tokens_per_s"] > 0
-    assert after["token_ids"] == before["token_ids"]
+    begun, chosen = (found["plan"]["target"]["runtime"] for found in (before, after))
+    assert begun == (first_runtime() if wanted == "auto" else wanted)
+    assert chosen == begun or wanted == "auto", "which is faster is for the measurement to say"
+    assert chosen != begun or after["token_ids"] == before["token_ids"]
 
 
 def test_too_little_memory_for_the_bandwidth_loses_only_that(
@@ -102,7 +113,7 @@ def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ..
     keys = ("model", "runtime", "device", "threads", "context", "width", "forward_s")
     for curve in found["curves"]:
         assert tuple(curve) == keys
-        assert (curve["runtime"], curve["device"], curve["threads"]) == ("llama", "cpu", 1)
+        assert (curve["runtime"], curve["device"], curve["threads"]) == (first_runtime(), "cpu", 1)
         assert len(curve["width"]) == len(curve["forward_s"]) > 1
         assert curve["width"][0] == 1
         assert all(number(seconds) for seconds in curve["forward_s"])
@@ -111,7 +122,7 @@ def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ..
     assert contexts == [("target", 96), ("target", 250), ("drafter", 96)]
     (classes,) = found["width_classes"]
     assert classes.keys() >= {"model", "runtime", "settings", "context", "widths", "max_abs_diff"}
-    assert (classes["model"], classes["runtime"]) == ("target", "llama")
+    assert (classes["model"], classes["runtime"]) == ("target", first_runtime())
     assert classes["settings"]["kv_type"]
     assert classes["context"] == [96, 262]
     assert classes["widths"][0][0] == 1
@@ -146,17 +157,17 @@ def test_the_text_for_people(here: InProcess, options: tuple[str, ...]) -> None:
 def test_calibrating_again_measures_again(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[object] = []
+    calls: list[str] = []
     real: Callable[..., Any] = learning_module.measure_target
 
     def measure(*arguments: Any, **settings: Any) -> Any:
-        calls.append(arguments)
+        calls.append(arguments[0].facts.runtime)
         return real(*arguments, **settings)
 
     monkeypatch.setattr(learning_module, "measure_target", measure)
     for count in (1, 2):
         succeeded(here("calibrate", "--quick", *options, "--json"))
-        assert len(calls) == count
+        assert Counter(calls) == dict.fromkeys(processor_runtimes(), count)
 
 
 def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
@@ -219,7 +230,7 @@ def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) 
     assert out == b""
     again = subprocess.run(arguments, capture_output=True, env=environment(home.root), timeout=WAIT_S, check=False)
     assert again.returncode == 0, again.stderr
-    assert stored(home)["widths"] == 1
+    assert stored(home)["widths"] == len(processor_runtimes())
 
 
 # ----------------------------------------------------------------------------------------------------- chat

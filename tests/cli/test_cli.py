@@ -265,13 +265,18 @@ def test_profiles_show_tells_where_each_value_comes_from(
     (home / "profiles" / "mine.toml").write_text("context = 512\n")
     (tmp_path / "edgespec.toml").write_text("[profile]\nlookup = false\n")
     monkeypatch.setenv("EDGESPEC_DEPTH", "3")
+    monkeypatch.setenv("EDGESPEC_RUNTIME", "native")
     found = succeeded(here("profiles", "show", "mine", "--json")).json["profile"]
+    assert found["runtime"] == {"value": "native", "origin": "EDGESPEC_RUNTIME"}
+    assert found["draft_runtime"] == {"value": "auto", "origin": "built-in default.toml"}
     assert found["context"] == {"value": 512, "origin": str(home / "profiles" / "mine.toml")}
     assert found["lookup"] == {"value": False, "origin": str(tmp_path / "edgespec.toml")}
     assert found["depth"] == {"value": 3, "origin": "EDGESPEC_DEPTH"}
     assert found["target"] == {"value": "qwen2.5-coder-1.5b", "origin": "built-in default.toml"}
     text = succeeded(here("profiles", "show", "mine")).out
     assert re.search(r"^depth +=.*3 .*# EDGESPEC_DEPTH$", text, re.MULTILINE)
+    assert re.search(r"^runtime += 'native' +# EDGESPEC_RUNTIME$", text, re.MULTILINE)
+    assert re.search(r"^draft_runtime += 'auto' +# built-in default.toml$", text, re.MULTILINE)
 
 
 def test_doctor(tmp_path: Path) -> None:

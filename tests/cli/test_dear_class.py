@@ -16,10 +16,12 @@ from tests.support.tiny_models import TinyModels
 @pytest.fixture(autouse=True)
 def _dear(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(**overrides: object) -> Engine:
-        return tiny.load(**{"store_home": home, "context": 400, "draft": "none", **overrides})  # type: ignore[arg-type]
+        settings = {"store_home": home, "context": 400, "draft": "none", "runtime": "llama", **overrides}
+        return tiny.load(**settings)  # type: ignore[arg-type]
 
     find_other_faster(load, 1.5)
     monkeypatch.setenv("EDGESPEC_THREADS", "1")  # as above
+    monkeypatch.setenv("EDGESPEC_RUNTIME", "llama")
 
 
 def test_verify_checks_the_class_whatever_it_costs(here: InProcess, tiny: TinyModels) -> None:

@@ -62,7 +62,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
 def test_ctrl_c_in_a_prefill(chat: Terminal) -> None:
     """No line of a terminal is that long: several make the prompt."""
     chat.type('"""\r')
-    for _ in range(12):
+    for _ in range(30):
         chat.wait_for(r"\. ")
         chat.type("the " * 200 + "\r")
     chat.wait_for(r"\. ")

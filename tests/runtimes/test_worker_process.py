@@ -32,9 +32,11 @@ from edgespec.errors import (
 )
 from edgespec.files.onnx_folder import read_onnx_folder
 from edgespec.runtimes.llama import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.native import NativeSettings, load_native
 from edgespec.runtimes.onnx import OnnxSettings, load_onnx
 from edgespec.runtimes.worker_process import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, ids, near
+from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import Quant
 from tests.support.worker_loaders import command
 
@@ -222,6 +224,27 @@ def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
         assert far.facts == near.facts
         with near.open(64) as one, far.open(64) as other:
             assert np.array_equal(one.forward([1, 2, 3], 1).logits(0), other.forward([1, 2, 3], 1).logits(0))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_our_own_kernels_run_in_a_worker_as_well(tiny_gguf: Path, threads: int) -> None:
+    require_native()
+    settings = NativeSettings(threads=threads)
+    request = LoadRequest(runtime="native", path=tiny_gguf, settings=asdict(settings), name="own", sha256="sha256:1")
+    with load_native(tiny_gguf, settings, name="own", sha256="sha256:1") as near, start_model(request) as far:
+        assert far.facts == replace(near.facts, can_fork=False, can_branch=False)
+        tokens = ids(11, near)
+        with near.open(64) as here, far.open(64) as there:
+            here.forward(tokens[:8], 0)
+            there.forward(tokens[:8], 0)
+            expected, found = here.forward(tokens[8:], 3), there.forward(tokens[8:], 3)
+            for row in range(3):
+                assert found.logits(row).tobytes() == expected.logits(row).tobytes()
+    with (
+        pytest.raises(InvalidRequestError, match="no setting 'repack'"),
+        start_model(replace(request, settings={"repack": True})),
+    ):
+        pass
 
 
 def test_cancels_at_any_moment_leave_no_trace(near_model: LlamaModel, model: WorkerModel) -> None:

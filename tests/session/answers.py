@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine import Engine
 from edgespec.events import Done
-from edgespec.runtimes.llama import LlamaSequence
 from tests.support.tiny_models import answer
+from tests.support.watched_sequences import ProcessorSequence
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 # Long enough that a test stuck behind an answer would notice, short of the suite's own limit.
@@ -21,7 +21,7 @@ class CallerError(Exception):
 
 @dataclass(frozen=True)
 class Forward:
-    sequence: LlamaSequence
+    sequence: ProcessorSequence
     tokens: int
     rows: int
 

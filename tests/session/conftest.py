@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.engine import Engine
-from edgespec.runtimes.llama import LlamaSequence
 from edgespec.session import Session
 from tests.session.answers import Forward
 from tests.support.tiny_models import TinyModels
+from tests.support.watched_sequences import watch_forwards
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,5 @@ def slow_engine(tiny: TinyModels) -> Iterator[Engine]:
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Forward]:
     """Every forward of every sequence, as it is asked for."""
     seen: list[Forward] = []
-    real = LlamaSequence.forward
-
-    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
-        seen.append(Forward(self, len(tokens), rows))
-        return real(self, tokens, rows)
-
-    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    watch_forwards(monkeypatch, lambda sequence, tokens, rows: seen.append(Forward(sequence, len(tokens), rows)))
     return seen

@@ -73,12 +73,12 @@ def test_an_answer_prepared_early_and_started_late_is_still_right(engine: Engine
     """What the cache holds is looked at when the answer starts, not when it was asked for."""
     with engine.session() as session:
         answer(session.generate("hello there my people", max_tokens=30))
-        expected_prompt = engine.render([*session.messages, {"role": "user", "content": "late"}])
         late = session.generate("late", max_tokens=30)
         answer(session.generate("first water then words " * 20, max_tokens=30, raw=True))
         tokens = answer(late).token_ids
-    with engine.session() as fresh:
-        assert answer(fresh.generate(expected_prompt, max_tokens=30, raw=True)).token_ids == tokens
+    with engine.session() as undisturbed:
+        answer(undisturbed.generate("hello there my people", max_tokens=30))
+        assert answer(undisturbed.generate("late", max_tokens=30)).token_ids == tokens
 
 
 def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels) -> None:

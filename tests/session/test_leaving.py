@@ -19,10 +19,10 @@ from edgespec.errors import (
 )
 from edgespec.events import Done, Event, Text
 from edgespec.generation import Generation
-from edgespec.runtimes.llama import LlamaSequence
 from edgespec.session import Session
 from tests.session.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import answer, read_all, shown
+from tests.support.watched_sequences import KINDS, watch_forwards
 
 # -------------------------------------------------------------------------------------------------------- cancel
 
@@ -286,15 +286,14 @@ def test_a_failing_forward_reaches_the_reader_and_the_session_goes_on(
     engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plain_text(engine, "hello", max_tokens=30).token_ids
-    real, calls = LlamaSequence.forward, [0]
+    calls = [0]
 
-    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
+    def fail(_sequence: object, _tokens: list[int], _rows: int) -> None:
         calls[0] += 1
         if calls[0] == 12:
             raise ForwardError("the device went away", code=-3)
-        return real(self, tokens, rows)
 
-    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    watch_forwards(monkeypatch, fail)
     read: list[int] = []
 
     def follow() -> None:
@@ -314,10 +313,11 @@ def test_a_cache_that_cannot_rewind_is_an_error_not_a_hang(session: Session, mon
     answer(session.generate("hello", max_tokens=5))
     session.clear()
 
-    def rewind(self: LlamaSequence, length: int) -> None:
+    def rewind(_sequence: object, _length: int) -> None:
         raise RewindError("this cache keeps what it has")
 
-    monkeypatch.setattr(LlamaSequence, "rewind", rewind)
+    for kind in KINDS:
+        monkeypatch.setattr(kind, "rewind", rewind)
     generation = session.generate("other", max_tokens=5)
     caught: list[BaseException] = []
 

@@ -17,10 +17,10 @@ from edgespec.engine import Engine
 from edgespec.events import Done, Text
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.pipeline_budget import MeasuredBudget
-from edgespec.runtimes.llama import LlamaSequence
 from edgespec.session import Session, Speculation
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import answer
+from tests.support.watched_sequences import watch_forwards
 
 # A round that hangs is noticed here, long before the suite's own limit.
 pytestmark = pytest.mark.timeout(180)
@@ -115,13 +115,8 @@ def test_left_at_every_token_it_goes_on_as_plain_decoding_does(
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     """Every forward sleeps before it begins, a random while."""
-    source, real = random.Random(12), LlamaSequence.forward
-
-    def forward(self: LlamaSequence, tokens: list[int], rows: int) -> object:
-        time.sleep(source.random() * 1e-3)
-        return real(self, tokens, rows)
-
-    monkeypatch.setattr(LlamaSequence, "forward", forward)
+    source = random.Random(12)
+    watch_forwards(monkeypatch, lambda _sequence, _tokens, _rows: time.sleep(source.random() * 1e-3))
     return source
 
 

@@ -17,11 +17,11 @@ from edgespec.errors import (
     TemplateError,
 )
 from edgespec.events import Done, Text
-from edgespec.runtimes.llama import LlamaSequence
 from edgespec.session import Session
 from tests.session.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.watched_sequences import KINDS, is_closed
 
 # ------------------------------------------------------------------------------------------- threads and asyncio
 
@@ -211,18 +211,18 @@ def test_two_threads_close_at_once(slow_engine: Engine) -> None:
     time.sleep(0.2)
     states: list[bool] = []
     target = session._target
-    assert isinstance(target, LlamaSequence)
+    assert isinstance(target, KINDS)
 
     def close() -> None:
         session.close()
-        states.append(target._worker._thread.is_alive())
+        states.append(is_closed(target))
 
     closers = [threading.Thread(target=close) for _ in range(3)]
     for closer in closers:
         closer.start()
     for closer in [*closers, reader]:
         closer.join(WAIT_S)
-    assert states == [False] * 3
+    assert states == [True] * 3
 
 
 def test_use_after_close(engine: Engine) -> None:

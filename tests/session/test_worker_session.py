@@ -280,7 +280,9 @@ class Moments:
                     continue
                 with contextlib.suppress(WorkerLostError):  # given up
                     wait_for_drafter(engine)
-                    struck = worker_process()
+                    while (process := worker_process_or_none()) is None:
+                        wait_for_drafter(engine)  # on a busy machine its last draft may just have come too late
+                    struck = process
                     self._strike_working(session, phase, functools.partial(strike, struck, hit))
                     while not is_missed(engine, struck):
                         self._answer(session)  # until it is missed

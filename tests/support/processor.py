@@ -1,0 +1,21 @@
+"""Which runtimes this machine's processor has for a GGUF file that both of them run, such as a tiny model."""
+
+from __future__ import annotations
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.native_library import load
+
+__all__ = ["first_runtime", "processor_runtimes"]
+
+
+def processor_runtimes() -> tuple[str, ...]:
+    """The one that is begun with first."""
+    try:
+        levels = load().levels
+    except RuntimeUnavailableError:
+        return ("llama",)
+    return ("native", "llama") if levels[-1] != "portable" else ("llama", "native")
+
+
+def first_runtime() -> str:
+    return processor_runtimes()[0]

@@ -1,0 +1,45 @@
+"""Watching and breaking the forwards of either runtime that a model may have on the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from edgespec.runtimes.llama import LlamaSequence
+from edgespec.runtimes.native import NativeSequence
+
+ProcessorSequence = LlamaSequence | NativeSequence
+KINDS: tuple[type[ProcessorSequence], ...] = (LlamaSequence, NativeSequence)
+
+# Called in a forward's place with the forward itself, the sequence, the tokens and the number of rows.
+Forwarding = Callable[[Callable[[list[int], int], Any], ProcessorSequence, list[int], int], Any]
+
+
+def replace_forwards(patch: pytest.MonkeyPatch, forwarding: Forwarding) -> None:
+    """Let ``forwarding`` stand for every forward of every sequence."""
+    for kind in KINDS:
+
+        def forward(self: Any, tokens: list[int], rows: int, real: Callable[..., Any] = kind.forward) -> Any:
+            return forwarding(partial(real, self), self, tokens, rows)
+
+        patch.setattr(kind, "forward", forward)
+
+
+def watch_forwards(patch: pytest.MonkeyPatch, told: Callable[[ProcessorSequence, list[int], int], object]) -> None:
+    """Tell ``told`` of every forward before it begins: the sequence, the tokens and the number of rows."""
+
+    def watched(
+        real: Callable[[list[int], int], Any], sequence: ProcessorSequence, tokens: list[int], rows: int
+    ) -> Any:
+        told(sequence, tokens, rows)
+        return real(tokens, rows)
+
+    replace_forwards(patch, watched)
+
+
+def is_closed(sequence: ProcessorSequence) -> bool:
+    """Whether its thread is gone, and its cache with it."""
+    return not sequence._worker._thread.is_alive()

@@ -1,0 +1,155 @@
+"""Two runtimes on one processor: the next load goes where this machine measured it to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgespec.opening as opening
+from edgespec.engine import Engine
+from edgespec.files.locations import Home
+from edgespec.placement import Placement
+from edgespec.planning.widths import probe_widths
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_models import (
+    DRAFT_S,
+    FORWARD_S,
+    TinyModels,
+    answer,
+    invent_measurements,
+    invented_times,
+    require_speculation,
+)
+
+OTHER = {"native": "llama", "llama": "native"}
+
+Load = Callable[..., Engine]
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    require_native()
+
+
+@pytest.fixture
+def load(tiny: TinyModels, home: Home) -> Load:
+    """The pair on a machine that nothing is known of at first."""
+    return lambda **overrides: tiny.load(**{"store_home": home, "context": 300, "lookup": False, **overrides})
+
+
+def begin_with(patch: pytest.MonkeyPatch, runtime: str) -> None:
+    """Our own kernels come first where they are more than portable C."""
+    names = ("portable", "fast") if runtime == "native" else ("portable",)
+    patch.setattr(opening, "load_kernels", lambda: SimpleNamespace(levels=names))
+
+
+def place(places: tuple[Placement, ...], runtime: str) -> Placement:
+    (found,) = [each for each in places if each.facts.runtime == runtime]
+    return found
+
+
+@pytest.mark.parametrize("first", OTHER)
+def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
+    load: Load, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_with(monkeypatch, first)
+    with load(draft="none", lookup=True) as engine:
+        assert engine.plan.target.runtime == first
+        store, places = engine.knowledge.store, engine.elsewhere.places
+        store.save_times(engine.target_model.facts, invented_times(FORWARD_S))
+        rival = place(places.targets, OTHER[first]).facts
+        store.save_plain_s(rival, FORWARD_S * 1.1)
+    with load(draft="none", lookup=True) as engine:
+        assert engine.plan.target.runtime == first, "the other one is slower"
+        store.save_plain_s(rival, FORWARD_S / 1.1)
+    with load(draft="none", lookup=True) as engine:
+        assert engine.plan.target.runtime == engine.target_model.facts.runtime == OTHER[first]
+        assert engine.unmeasured, "what it is worth drafted for is not known there"
+        with engine.session() as session:
+            assert answer(session.generate("hello", max_tokens=5)).plan.target.runtime == OTHER[first]
+    for runtime in OTHER:
+        with load(draft="none", lookup=True, runtime=runtime) as engine:
+            assert engine.plan.target.runtime == runtime, "asked for by name"
+
+
+def test_speculation_counts_and_not_plain_decoding_alone(load: Load) -> None:
+    """Our kernels verify eight drafts in the time of one forward: that is worth more than a few per cent."""
+    with load() as engine:
+        invent_measurements(engine)
+        store = engine.knowledge.store
+        store.save_plain_s(place(engine.elsewhere.places.targets, "llama").facts, FORWARD_S / 1.05)
+    with load() as engine:
+        require_speculation(engine, 8)
+        assert engine.plan.target.runtime == "native"
+    store.save_plain_s(place(engine.elsewhere.places.targets, "llama").facts, FORWARD_S / 20)
+    with load() as engine:
+        assert engine.plan.target.runtime == "llama", "twenty times as fast is more than drafts can bring"
+
+
+def test_both_measured_whole_the_faster_is_used(load: Load) -> None:
+    found = {}
+    for runtime in OTHER:
+        with load(runtime=runtime) as engine:
+            invent_measurements(engine)
+            found[runtime] = engine.target_model.facts
+            store = engine.knowledge.store
+    for fast, slow in OTHER.items():
+        store.save_times(found[fast], invented_times(FORWARD_S / 3))
+        store.save_times(found[slow], invented_times(FORWARD_S))
+        with load() as engine:
+            assert engine.plan.target.runtime == fast
+            assert engine.target_model.facts == found[fast]
+
+
+@pytest.mark.parametrize("fast", OTHER)
+def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
+    with load() as engine:
+        invent_measurements(engine)
+        store, drafters = engine.knowledge.store, engine.elsewhere.places.drafters
+        for runtime in OTHER:
+            seconds = DRAFT_S / 2 if runtime == fast else DRAFT_S * 2
+            store.save_times(place(drafters, runtime).facts, invented_times(seconds))
+    with load() as engine:
+        require_speculation(engine)
+        assert engine.plan.target.runtime == "native"
+        assert (engine.profile.draft_device, engine.profile.draft_runtime) == ("cpu", fast)
+        assert engine.knowledge.drafter is not None
+        assert engine.knowledge.drafter == engine.drafter_model().facts
+        assert engine.knowledge.drafter.runtime == fast
+        assert engine.plan.drafter is not None
+        assert engine.plan.drafter.runtime == fast
+        with engine.session() as session:
+            done = answer(session.generate("hello world", max_tokens=60))
+            plain = answer(session.generate("hello world", max_tokens=60, depth=0, raw=True))
+        assert done.stats.rounds_by_source["model"] > 0
+        assert plain.stats.proposed == 0
+    with load(draft_runtime=OTHER[fast]) as engine:
+        assert engine.drafter_model().facts.runtime == OTHER[fast], "asked for by name"
+
+
+def test_what_is_measured_of_one_runtime_says_nothing_of_the_other(load: Load) -> None:
+    for runtime in OTHER:
+        with load(runtime=runtime, draft_runtime=runtime) as engine:
+            assert engine.knowledge.target_times() is engine.knowledge.drafter_times() is None
+            invent_measurements(engine)
+            assert None not in (engine.knowledge.target_times(), engine.knowledge.drafter_times())
+
+
+def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load) -> None:
+    with load() as engine:
+        invent_measurements(engine)
+        ranking = engine.ranking()
+        assert ranking is not None
+        unmeasured = [refusal.what for refusal in ranking.rejected if "not measured" in refusal.reason]
+        assert unmeasured == ["target on cpu (llama)", "drafter on cpu (llama), drafting"]
+        other = place(engine.elsewhere.places.targets, "llama")
+        with engine.elsewhere.open_target(other) as model:
+            probe: Any = probe_widths(model, context_length=300)
+        engine.knowledge.store.save_times(other.facts, invented_times(FORWARD_S))
+        engine.knowledge.store.save_widths(other.facts, probe)
+        ranking = engine.ranking()
+        assert ranking is not None
+        assert {each.target.runtime for each in ranking.candidates} == set(OTHER)

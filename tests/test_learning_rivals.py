@@ -1,0 +1,287 @@
+"""Plain decoding in the processor's other runtime: timed once, in steps, and given up cleanly."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Generator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgespec.elsewhere as elsewhere_module
+import edgespec.opening as opening
+from edgespec.engine import Engine
+from edgespec.errors import ClosedError, ModelFileError
+from edgespec.events import Loading
+from edgespec.files.locations import Home
+from edgespec.knowledge import Knowledge
+from edgespec.learning import Learning, _opened
+from edgespec.opening import LoadedModel, open_model
+from edgespec.placement import Placement
+from edgespec.planning.calibration import QUICK
+from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_models import TinyModels
+
+NEVER = threading.Event()
+WAIT_S = 20.0
+OTHER = {"native": "llama", "llama": "native"}
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_native()
+    shorten_contention(monkeypatch)
+    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+
+
+@pytest.fixture(params=OTHER)
+def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The runtime that is begun with: ours, where the kernels are more than portable C."""
+    names = ("portable", "fast") if request.param == "native" else ("portable",)
+    monkeypatch.setattr(opening, "load_kernels", lambda: SimpleNamespace(levels=names))
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(tiny: TinyModels, home: Home, first: str) -> Iterator[Engine]:
+    """A target with copies of the text to draft with; nothing is measured."""
+    with tiny.load(store_home=home, context=200, draft="none") as engine:
+        assert engine.plan.target.runtime == first
+        yield engine
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
+    """What was loaded elsewhere."""
+    found: list[LoadedModel] = []
+
+    def watched(*arguments: Any) -> LoadedModel:
+        found.append(open_model(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(elsewhere_module, "open_model", watched)
+    return found
+
+
+def rival(engine: Engine) -> Placement:
+    """The place in the other runtime."""
+    (place,) = [each for each in engine.elsewhere.places.targets if each.facts.runtime != engine.plan.target.runtime]
+    return place
+
+
+def stages(told: list[Loading]) -> list[str]:
+    return list(dict.fromkeys(step.stage for step in told if step.stage.startswith("measuring")))
+
+
+def is_closed(model: LoadedModel) -> bool:
+    try:
+        model.open(16).close()
+    except ClosedError:
+        return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------- what is timed
+
+
+def test_the_other_runtime_is_timed_once(
+    engine: Engine, home: Home, first: str, opened: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 1.5)
+    told: list[Loading] = []
+    Learning(engine, QUICK).run(told.append)
+    assert stages(told) == ["measuring target", f"measuring target on cpu ({OTHER[first]})"]
+    assert stored(home) == {"plain": 1, "times": 1, "widths": 1}
+    own_s = engine.knowledge.store.plain_s(engine.target_model.facts)
+    assert own_s is not None
+    assert engine.knowledge.store.load_plain_s(rival(engine).facts) == pytest.approx(1.5 * own_s)
+    (model,) = opened
+    assert model.facts == rival(engine).facts
+    assert is_closed(model)
+    told.clear()
+    Learning(engine, QUICK).run(told.append)
+    assert (told, len(opened)) == ([], 1)
+
+
+def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str, int]] = []
+
+    def measure(own: Any, other: Any, context_length: int) -> Generator[float, None, float]:
+        seen.append((own.facts.runtime, other.facts.runtime, context_length))
+        yield 1.0
+        return 0.25
+
+    monkeypatch.setattr("edgespec.learning.measure_plain_ratio", measure)
+    Learning(engine, QUICK).run()
+    assert seen == [(engine.plan.target.runtime, OTHER[engine.plan.target.runtime], 200)]
+
+
+def test_in_slices_too(engine: Engine, home: Home) -> None:
+    learning = Learning(engine, QUICK)
+    for _ in range(3000):
+        if learning.run_for(0.001, NEVER):
+            break
+    assert learning.complete
+    assert stored(home) == {"plain": 1, "times": 1, "widths": 1}
+
+
+def test_with_alternatives_it_is_measured_whole(
+    engine: Engine, home: Home, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 1.5)
+    told: list[Loading] = []
+    Learning(engine, QUICK, alternatives=True).run(told.append)
+    assert f"measuring target on cpu ({OTHER[first]})" in stages(told)
+    counts = stored(home)
+    assert (counts["times"], counts["widths"]) == (2, 2)
+    assert engine.knowledge.store.load_times(rival(engine).facts) is not None
+    told.clear()
+    Learning(engine, QUICK).run(told.append)
+    assert told == [], "its times hold its plain decoding"
+
+
+def test_a_drafter_is_measured_in_both_by_a_calibration_only(
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 1.5)
+    with tiny.load(store_home=home, context=200) as engine:
+        Learning(engine, QUICK).run()
+        assert stored(home)["times"] == 2
+        engine.calibrate(alternatives=True)
+        assert stored(home)["times"] == 4
+        drafters = {place.facts.runtime: place.facts for place in engine.elsewhere.places.drafters}
+        assert set(drafters) == set(OTHER)
+        assert all(engine.knowledge.store.load_times(facts) is not None for facts in drafters.values())
+
+
+# ------------------------------------------------------------------------------------------------- what is not
+
+
+@pytest.mark.parametrize("runtime", OTHER)
+def test_who_asks_for_a_runtime_has_no_rival(
+    tiny: TinyModels, home: Home, opened: list[LoadedModel], runtime: str
+) -> None:
+    with tiny.load(store_home=home, context=200, draft="none", runtime=runtime) as engine:
+        Learning(engine, QUICK).run()
+        assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
+
+
+def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
+    engine.elsewhere._left_bytes = 1000
+    learning = Learning(engine, QUICK)
+    learning.run()
+    assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
+    assert not engine.unmeasured
+
+
+def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(located: Any, _settings: Any) -> Any:
+        raise ModelFileError(located.path, "it could not be loaded")
+
+    monkeypatch.setattr(elsewhere_module, "open_model", refuse)
+    Learning(engine, QUICK).run()
+    assert stored(home) == {"times": 1, "widths": 1}
+    assert not engine.unmeasured
+
+
+# ------------------------------------------------------------------------------------------------- given up
+
+
+class Ticks:
+    """A clock that goes on by one with every look at it."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self) -> float:
+        return float(next(self._count))
+
+
+def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
+    learning = Learning(engine, QUICK)
+    while not opened or is_closed(opened[0]):
+        assert not learning.run_for(2, NEVER, Ticks())  # a step or two
+    assert not learning.run_for(2, NEVER, Ticks())
+    assert not is_closed(opened[0])
+    learning.close()
+    assert is_closed(opened[0])
+    assert stored(home) == {"times": 1, "widths": 1}
+    Learning(engine, QUICK).run()
+    assert stored(home) == {"plain": 1, "times": 1, "widths": 1}, "it is made up for"
+
+
+class Model:
+    """What a loaded model is here: something to be closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Load:
+    """Loads ``model``, or raises ``error``, once ``go`` is set."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.model, self.error, self.go = Model(), error, threading.Event()
+        self.threads: list[str] = []
+
+    def __call__(self) -> Any:
+        self.threads.append(threading.current_thread().name)
+        assert self.go.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        return self.model
+
+
+def result(steps: Generator[Loading, None, LoadedModel]) -> Any:
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        return done.value
+
+
+def test_a_model_loads_beside_the_steps() -> None:
+    load = Load()
+    steps = _opened(load, "big on cpu (llama)")
+    assert [next(steps), next(steps)] == [Loading("loading big on cpu (llama)")] * 2
+    load.go.set()
+    assert result(steps) is load.model
+    assert load.model.closed == 0
+    assert threading.current_thread().name not in load.threads
+
+
+def test_what_loading_raises_is_raised() -> None:
+    load = Load(ModelFileError("big.gguf", "it is no model"))  # type: ignore[arg-type]
+    load.go.set()
+    with pytest.raises(ModelFileError, match="no model"):
+        result(_opened(load, "big"))
+
+
+@pytest.mark.parametrize("error", [None, ModelFileError("big.gguf", "it is no model")])  # type: ignore[arg-type]
+@pytest.mark.parametrize("leave", ["close", "interrupt"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_load_that_is_given_up_leaves_no_model(error: Exception | None, leave: str, loaded: bool) -> None:
+    load = Load(error)
+    steps = _opened(load, "big")
+    next(steps)
+    threads = threading.active_count()
+    if loaded:
+        load.go.set()
+        time.sleep(0.05)  # until it is handed over
+    release = threading.Timer(0.05, load.go.set)
+    release.start()
+    if leave == "close":
+        steps.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            steps.throw(KeyboardInterrupt())
+    release.join()
+    assert load.model.closed == (error is None)
+    assert threading.active_count() == threads - 1

@@ -1,0 +1,319 @@
+"""What computes on the processor: our own kernels, llama.cpp, or either; and the places that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgespec.opening as opening
+from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import drafter_settings, open_model, processor_runtimes, runtime_of, target_settings
+from edgespec.placement import Placement, Placements, default_settings, find_placements
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama import LlamaSettings
+from edgespec.runtimes.llama_devices import Device
+from edgespec.runtimes.llama_library import LlamaLibrary
+from edgespec.runtimes.native import NativeSettings
+from edgespec.runtimes.onnx import OnnxSettings
+from tests.support.kernel_calls import require_native
+from tests.support.native_devices import gpu
+from tests.support.tiny_models import TinyModels
+
+CONTEXT = 512
+PLENTY = 1 << 40
+PROFILE = load_profile(None, environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
+BOTH = ("native", "llama")
+
+Locate = Callable[[Path], LocatedModel]
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    require_native()
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    """What llama.cpp lists: the processor, and what a test adds."""
+    found = [gpu("cpu", kind="cpu")]
+    monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: tuple(found))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor whose instructions the kernels are built for."""
+    levels(monkeypatch, "portable", "fast")
+
+
+def levels(patch: pytest.MonkeyPatch, *names: str) -> None:
+    patch.setattr(opening, "load_kernels", lambda: SimpleNamespace(levels=names))
+
+
+def without_library(patch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeUnavailableError("the native runtime is missing: no compiler", hint="install one")
+
+    patch.setattr(opening, "load_kernels", refuse)
+
+
+@pytest.fixture
+def locate(tmp_path: Path) -> Locate:
+    locator = Locator(store=Store(Home(tmp_path)))
+    return lambda path: locator.locate(str(path))
+
+
+@pytest.fixture
+def target(tiny: TinyModels, locate: Locate) -> LocatedModel:
+    return locate(tiny.target)
+
+
+@pytest.fixture
+def drafter(tiny: TinyModels, locate: Locate) -> LocatedModel:
+    return locate(tiny.drafter)
+
+
+@pytest.fixture
+def narrow(tiny: TinyModels, locate: Locate) -> LocatedModel:
+    """Of an architecture that the kernels know, in a shape that they do not: heads of 16, with keys of their own."""
+    return locate(tiny._make("narrow-alone", heads=4, kv_heads=4))
+
+
+@pytest.fixture
+def trimmed(target: LocatedModel) -> LocatedModel:
+    artefact: Any = SimpleNamespace()
+    return replace(target, artefact=artefact)
+
+
+# --------------------------------------------------------------------------------------------------- which, and why
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("auto", BOTH), ("native", ("native",)), ("llama", ("llama",))])
+@pytest.mark.parametrize("device", ["cpu", "CPU"])
+def test_a_file_that_both_run(target: LocatedModel, wanted: str, expected: tuple[str, ...], device: str) -> None:
+    assert processor_runtimes(wanted, device, target) == expected
+
+
+def test_in_portable_c_llama_cpp_comes_first(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels(monkeypatch, "portable")
+    assert processor_runtimes("auto", "cpu", target) == ("llama", "native")
+    assert processor_runtimes("native", "cpu", target) == ("native",)
+
+
+def test_without_the_library_there_is_llama_cpp(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_library(monkeypatch)
+    assert processor_runtimes("auto", "cpu", target) == processor_runtimes("llama", "cpu", target) == ("llama",)
+    with pytest.raises(RuntimeUnavailableError, match="no compiler") as caught:
+        processor_runtimes("native", "cpu", target)
+    assert caught.value.hint == "install one"
+
+
+def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(opening, "load_kernels", fail)
+    assert processor_runtimes("llama", "cpu", target) == ("llama",)
+
+
+@pytest.mark.parametrize(("which", "reason"), [("narrow", "head"), ("trimmed", "its head is trimmed")])
+def test_what_the_kernels_do_not_run_is_llama_cpps(which: str, reason: str, request: pytest.FixtureRequest) -> None:
+    located: LocatedModel = request.getfixturevalue(which)
+    assert processor_runtimes("auto", "cpu", located) == ("llama",)
+    with pytest.raises(RuntimeUnavailableError, match=f"does not run {located.name}: .*{reason}") as caught:
+        processor_runtimes("native", "cpu", located)
+    assert caught.value.hint == "llama.cpp does"
+
+
+def test_an_architecture_that_the_kernels_do_not_know(target: LocatedModel) -> None:
+    other = replace(target, header=replace(target.header, architecture="mamba"))
+    assert processor_runtimes("auto", "cpu", other) == ("llama",)
+    with pytest.raises(RuntimeUnavailableError, match="mamba"):
+        processor_runtimes("native", "cpu", other)
+
+
+def test_a_damaged_file_is_llama_cpps_to_refuse(tiny: TinyModels, locate: Locate) -> None:
+    broken = locate(tiny.broken_inside())
+    assert processor_runtimes("auto", "cpu", broken) == ("llama",)
+    with pytest.raises(ModelFileError, match="is missing"):
+        processor_runtimes("native", "cpu", broken)
+
+
+def test_off_the_processor_there_is_llama_cpp_alone(target: LocatedModel) -> None:
+    assert (
+        processor_runtimes("auto", "Vulkan0", target) == processor_runtimes("llama", "Vulkan0", target) == ("llama",)
+    )
+    with pytest.raises(InvalidRequestError, match="runs on the processor, not on Vulkan0"):
+        processor_runtimes("native", "Vulkan0", target)
+
+
+# ----------------------------------------------------------------------------------------------------- settings
+
+
+def test_settings_name_their_runtime() -> None:
+    settings = (LlamaSettings(), NativeSettings(), OnnxSettings())
+    assert [runtime_of(each) for each in settings] == ["llama", "native", "onnx"]
+
+
+def test_target_and_drafter_are_asked_for_apart(target: LocatedModel, drafter: LocatedModel) -> None:
+    for wanted, kind in (("auto", NativeSettings), ("native", NativeSettings), ("llama", LlamaSettings)):
+        own: Any = replace(PROFILE, runtime=wanted)
+        settings = target_settings(own, 2, target)
+        assert (type(settings), settings.threads, settings.device) == (kind, 2, "cpu")
+        assert isinstance(drafter_settings(own, 2, drafter), NativeSettings)
+        own = replace(PROFILE, draft_runtime=wanted)
+        settings = drafter_settings(own, 2, drafter)
+        assert (type(settings), settings.threads, settings.device) == (kind, 2, "cpu")
+        assert isinstance(target_settings(own, 2, target), NativeSettings)
+
+
+def test_the_name_of_a_runtime_is_no_device(target: LocatedModel) -> None:
+    settings = target_settings(replace(PROFILE, device="native"), 2, target)
+    assert isinstance(settings, LlamaSettings)
+    with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):
+        open_model(target, settings)
+
+
+def test_a_model_that_was_asked_for_in_a_runtime_runs_there(target: LocatedModel) -> None:
+    """Whatever the profile says of the others."""
+    for wanted, kind in (("native", NativeSettings), ("llama", LlamaSettings)):
+        located: Any = replace(target, runtime=wanted)
+        for runtime in ("auto", *BOTH):
+            profile: Any = replace(PROFILE, runtime=runtime)
+            assert isinstance(target_settings(profile, 1, located), kind)
+
+
+def test_a_card_is_llama_cpps_and_the_kernels_leave_it_alone(
+    target: LocatedModel, drafter: LocatedModel, devices: list[Device]
+) -> None:
+    devices.append(gpu("Vulkan0"))
+    for settings, prefix, located in ((target_settings, "", target), (drafter_settings, "draft_", drafter)):
+
+        def chosen(
+            device: str, runtime: str, settings: Any = settings, prefix: str = prefix, located: Any = located
+        ) -> Any:
+            values: Any = {f"{prefix}device": device, f"{prefix}runtime": runtime}
+            return settings(replace(PROFILE, **values), 1, located)
+
+        own = chosen("auto", "auto")
+        assert (runtime_of(own), own.device) == ("llama", "Vulkan0")
+        assert chosen("auto", "native") == chosen("cpu", "auto") == NativeSettings(threads=1)
+        with pytest.raises(InvalidRequestError, match="not on Vulkan0"):
+            chosen("vulkan0", "native")
+
+
+# ------------------------------------------------------------------------------------------------------- places
+
+
+def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: Any) -> Placements:
+    return find_placements(replace(PROFILE, **values), 1, target, drafter, CONTEXT)
+
+
+def names(found: tuple[Placement, ...]) -> list[str]:
+    return [place.name for place in found]
+
+
+def test_a_processor_is_a_place_for_each_runtime(target: LocatedModel, drafter: LocatedModel) -> None:
+    found = places(target, drafter)
+    assert names(found.targets) == ["target on cpu (native)", "target on cpu (llama)"]
+    assert names(found.drafters) == ["drafter on cpu (native)", "drafter on cpu (llama)"]
+    assert [type(place.settings) for place in found.targets] == [NativeSettings, LlamaSettings]
+    assert [place.facts.runtime for place in found.targets] == list(BOTH)
+    assert {place.memory for place in (*found.targets, *found.drafters)} == {"cpu"}
+    assert found.memory_bytes == {}
+    assert all(place.needed_bytes["cpu"] > place.facts.weight_bytes for place in found.targets)
+
+
+def test_no_driver_is_asked_for_them(
+    target: LocatedModel, drafter: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_library: LlamaLibrary, *, with_memory: bool = True) -> tuple[Device, ...]:
+        raise AssertionError("a driver was asked")
+
+    monkeypatch.setattr(LlamaLibrary, "devices", fail)
+    assert len(places(target, drafter, device="cpu", draft_device="cpu").targets) == 2
+
+
+def test_with_one_runtime_there_is_nothing_to_choose(
+    target: LocatedModel, drafter: LocatedModel, narrow: LocatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for runtime in BOTH:
+        assert places(target, drafter, runtime=runtime, draft_runtime=runtime) == Placements()
+    assert places(narrow, narrow) == Placements()
+    without_library(monkeypatch)
+    assert places(target, drafter) == Placements()
+
+
+def test_either_alone_may_have_two(target: LocatedModel, drafter: LocatedModel) -> None:
+    found = places(target, drafter, runtime="llama")
+    assert [len(each) for each in (found.targets, found.drafters)] == [1, 2]
+    found = places(target, drafter, draft_runtime="native")
+    assert [len(each) for each in (found.targets, found.drafters)] == [2, 1]
+    assert places(target, None).drafters == ()
+
+
+def test_models_of_onnx_are_no_place(target: LocatedModel, drafter: LocatedModel) -> None:
+    onnx: Any = SimpleNamespace(weight_bytes=1)
+    found = places(replace(target, onnx=onnx), drafter)
+    assert (found.targets, len(found.drafters)) == ((), 2)
+    assert places(replace(target, onnx=onnx), replace(drafter, onnx=onnx)) == Placements()
+
+
+def test_a_card_is_offered_in_llama_cpp_only(
+    target: LocatedModel, drafter: LocatedModel, devices: list[Device]
+) -> None:
+    devices.append(gpu("Vulkan0"))
+    found = places(target, drafter)
+    assert names(found.targets) == ["target on cpu (native)", "target on cpu (llama)", "target on Vulkan0"]
+    assert found.targets[2].facts.runtime == "llama"
+    found = places(target, drafter, runtime="native", draft_runtime="native")
+    assert names(found.targets) == ["target on cpu (native)"]
+    assert names(found.drafters) == ["drafter on cpu (native)"]
+
+
+def test_settings_of_either_are_put_into_a_place(target: LocatedModel, devices: list[Device]) -> None:
+    devices.append(gpu("Vulkan0"))
+    native, llama, card = places(target).targets
+    own = LlamaSettings(threads=7, repack=False)
+    assert native.is_of(NativeSettings(threads=7))
+    assert not native.is_of(own)
+    assert llama.is_of(own)
+    assert native.put(own) == native.settings == NativeSettings(threads=1)
+    assert llama.put(NativeSettings(threads=7)) == llama.settings
+    put = card.put(own)
+    assert isinstance(put, LlamaSettings)
+    assert (put.device, put.threads, put.repack, put.kv_type) == ("Vulkan0", 7, False, "q8_0")
+
+
+def test_before_anything_is_measured_the_first_that_has_room_is_used(
+    target: LocatedModel, devices: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = places(target)
+    native, llama = found.targets
+    assert default_settings(PROFILE, 1, target, found, PLENTY) == native.settings
+    least = min(native.needed_bytes["cpu"], llama.needed_bytes["cpu"])
+    smaller = native if native.needed_bytes["cpu"] == least else llama
+    assert smaller is llama, "its cache is quantised"
+    assert default_settings(PROFILE, 1, target, found, least) == llama.settings
+    assert default_settings(PROFILE, 1, target, found, least - 1) == native.settings, "for loading to refuse"
+    levels(monkeypatch, "portable")
+    assert default_settings(PROFILE, 1, target, places(target), PLENTY) == llama.settings
+
+
+def test_a_card_without_room_is_left_for_the_first_runtime_of_the_processor(
+    target: LocatedModel, devices: list[Device]
+) -> None:
+    devices.append(gpu("Vulkan0", free=target.weight_bytes + 1))  # for the weights, but for nothing else
+    assert target_settings(PROFILE, 1, target).device == "Vulkan0"
+    found = places(target)
+    assert (
+        default_settings(PROFILE, 1, target, found, PLENTY) == found.targets[0].settings == NativeSettings(threads=1)
+    )
