@@ -24,7 +24,7 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
         for (size_t b = 0; b < here; b++) {
             __m512i codes[8];
             unpack_codes(type, codes_at, codes);
-            prefetch(tile + (here + b) * block_bytes(type), block_bytes(type));
+            prefetch(tile + b * block_bytes(type), block_bytes(type));
             __m512 scale = load_halves(scales_at), minimum = _mm512_setzero_ps();
             if (has_minimum)
                 minimum = load_halves(scales_at + here * HALF_LINE_BYTES);

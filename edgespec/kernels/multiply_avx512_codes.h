@@ -7,12 +7,15 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* A block's share of the next group, asked for 1 to 4 KiB before it is needed: past the end of a page, where processors'
- * own prefetching stops, and well before memory's 100 ns are over. */
-ALWAYS_INLINE void prefetch(const uint8_t *from, size_t bytes)
+/* How far ahead of the block at hand memory is asked for its like, in bytes of tiles: measured on a Zen 5 server with
+ * two threads of Q4_K, 7 to 40 KB are the same, and at 2 KB 8 rows take 1.45 times as long: computing then does not
+ * hide the memory's latency under load. Near the least, so that little is fetched in vain past a thread's share. */
+enum { PREFETCH_AHEAD = 8192 };
+
+ALWAYS_INLINE void prefetch(const uint8_t *block, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += LINE_BYTES)
-        _mm_prefetch((const char *)from + at, _MM_HINT_T0);
+        _mm_prefetch((const char *)block + PREFETCH_AHEAD + at, _MM_HINT_T0);
 }
 
 /* sum += dot product of each row's 4 codes with the 4 activations at `four`. */

@@ -47,7 +47,7 @@ ALWAYS_INLINE void multiply_six_bits(const int64_t type, const int rows, const u
                 bits = load_six_bits(behind, 1);
             __m512i codes[8];
             unpack_codes(type, tile + b * code_bytes, codes);
-            prefetch(tile + (GROUP_BLOCKS + b) * block_bytes(type), block_bytes(type));
+            prefetch(tile + b * block_bytes(type), block_bytes(type));
             __m512 scale = next_scale(&bits.scales, load_halves(behind + K_D_AT));
             __m512 minimum = next_scale(&bits.minimums, load_halves(behind + K_DMIN_AT));
             const struct activation_block *input = x + start + b;
@@ -83,7 +83,7 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
         for (size_t b = 0; b < GROUP_BLOCKS; b++) {
             __m512i codes[8];
             unpack_codes(type, tile + b * code_bytes, codes);
-            prefetch(tile + (GROUP_BLOCKS + b) * block_bytes(type), block_bytes(type));
+            prefetch(tile + b * block_bytes(type), block_bytes(type));
             __m512i pair = _mm512_cvtepi16_epi32(
                 _mm256_loadu_si256((const __m256i *)(behind + b * HALF_LINE_BYTES)));
             __m512i low_scale = _mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24);

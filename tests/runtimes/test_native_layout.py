@@ -146,6 +146,7 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "transposed": lambda h: with_tensor(h, "blk.1.ffn_up.weight", shape=(128, 64)),
     "norm shape": lambda h: with_tensor(h, "output_norm.weight", shape=(32,)),
     "embedding shape": lambda h: with_tensor(h, "token_embd.weight", shape=(64, 5)),
+    "half a super-block": lambda h: with_tensor(h, "blk.1.ffn_up.weight", type_name="Q5_K"),
     "missing tensor": lambda h: replace(h, tensors=h.tensors[:-3]),
     "missing layer": lambda h: with_metadata(h, block_count=3),
     "odd rope": lambda h: with_metadata(h, rope__dimension_count=15),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary, load
+from tests.support.k_quants import quantize
 
 Floats = NDArray[np.float32]
 
@@ -68,7 +69,7 @@ class Weights:
 
 def quantised(kind: str, values: Floats) -> Weights:
     """The matrix in that type."""
-    raw = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    raw = quantize(values, gguf.GGMLQuantizationType[kind])
     rows, columns = values.shape
     return Weights(kind, rows, columns, np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1))
 

@@ -15,9 +15,24 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.k_quants import quantize
+
 __all__ = ["CHATML", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
 
-Quant = Literal["F32", "F16", "Q8_0", "Q4_0"]
+Quant = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+_FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
+    "Q5_0": gguf.LlamaFileType.MOSTLY_Q5_0,
+    "Q5_1": gguf.LlamaFileType.MOSTLY_Q5_1,
+    "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+    "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_S,
+    "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
+}
 Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
 
 CHATML = (
@@ -80,10 +95,12 @@ def write_tiny_gguf(
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the table at its tail. With ``end_scale`` 0 the
-    greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32.
-    ``tied`` leaves the head out: the embedding is used in its place. ``head_length`` is width / heads unless given.
-    ``rope_factors`` writes Llama 3's divisors of rotary frequencies. Layers of ``leave_out`` are drawn but not
-    written, and those behind them move up. ``settings`` are more of the architecture's own keys.
+    greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of
+    256 for K-quants. ``tied`` leaves the head out: the embedding is used in its place.
+
+    ``head_length`` is width / heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies.
+    Layers of ``leave_out`` are drawn but not written, and those behind them move up. ``settings`` are more of the
+    architecture's own keys.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
@@ -109,7 +126,7 @@ def write_tiny_gguf(
         add(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
-    writer.add_file_type({"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}[quant])
+    writer.add_file_type(_FILE_TYPES[quant])
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -227,4 +244,4 @@ def _normal(random: np.random.Generator, rows: int, columns: int, scale: float) 
 
 def _add(writer: Any, name: str, weights: npt.NDArray[np.float32], quant: Quant) -> None:
     kind = gguf.GGMLQuantizationType[quant]
-    writer.add_tensor(name, gguf.quantize(weights, kind), raw_dtype=kind)
+    writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)

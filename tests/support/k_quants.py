@@ -1,0 +1,72 @@
+"""Matrices in Q4_K, Q5_K and Q6_K, which the gguf package reads but does not write. Plain rounding, no search."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["quantize"]
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+def quantize(values: Floats, kind: gguf.GGMLQuantizationType) -> NDArray[np.uint8]:
+    """The matrix in any type that the native runtime has kernels for: what gguf.quantize does, and K-quants."""
+    if kind.name not in ("Q4_K", "Q5_K", "Q6_K"):
+        return np.asarray(gguf.quantize(values, kind))
+    rows, columns = values.shape
+    blocks = values.reshape(-1, 256)
+    packed = _six(blocks) if kind.name == "Q6_K" else _four_or_five(blocks, int(kind.name[1]))
+    return packed.reshape(rows, columns // 256 * packed.shape[1])
+
+
+def _halves(values: Floats) -> tuple[Floats, Bytes]:
+    """Rounded to half precision, and the bytes: (n,) -> (n, 1), (n, 2)."""
+    halves = values.astype("<f2")[:, None]
+    return halves.astype(np.float32), halves.view(np.uint8)
+
+
+def _over(values: Floats, unit: Floats) -> Floats:
+    """Divided, 0 where the unit is."""
+    return np.divide(values, unit, out=np.zeros_like(values), where=unit > 0)
+
+
+def _four_or_five(blocks: Floats, bits: int) -> Bytes:
+    parts = blocks.reshape(-1, 8, 32)
+    least = np.minimum(parts.min(axis=2), 0)
+    steps = (parts.max(axis=2) - least) / (2**bits - 1)
+    d, d_bytes = _halves(steps.max(axis=1) / 63)
+    dmin, dmin_bytes = _halves(-least.min(axis=1) / 63)
+    scales = np.clip(np.rint(_over(steps, d)), 0, 63).astype(np.uint8)
+    minimums = np.clip(np.rint(_over(-least, dmin)), 0, 63).astype(np.uint8)
+    shifted = parts + (dmin * minimums)[:, :, None]
+    codes = np.clip(np.rint(_over(shifted, (d * scales)[:, :, None])), 0, 2**bits - 1).astype(np.uint8)
+    low, high = slice(0, 4), slice(4, 8)
+    packed_scales = np.hstack(
+        [
+            scales[:, low] | scales[:, high] >> 4 << 6,
+            minimums[:, low] | minimums[:, high] >> 4 << 6,
+            (scales[:, high] & 15) | (minimums[:, high] & 15) << 4,
+        ]
+    )
+    nibbles = (codes[:, 0::2] & 15) | (codes[:, 1::2] & 15) << 4
+    fifths = np.bitwise_or.reduce((codes >> 4) << np.arange(8, dtype=np.uint8)[None, :, None], axis=1)
+    parts_of_file = [d_bytes, dmin_bytes, packed_scales, *([fifths] if bits == 5 else []), nibbles.reshape(-1, 128)]
+    return np.hstack(parts_of_file)
+
+
+def _six(blocks: Floats) -> Bytes:
+    parts = blocks.reshape(-1, 16, 16)
+    steps = np.abs(parts).max(axis=2) / 31
+    d, d_bytes = _halves(steps.max(axis=1) / 127)
+    scales = np.clip(np.rint(_over(steps, d)), 0, 127).astype(np.int8)
+    scales[:, ::2] *= -1  # the type allows either sign
+    step = (d * scales)[:, :, None]
+    codes = np.clip(np.rint(np.divide(parts, step, out=np.zeros_like(parts), where=step != 0)), -32, 31)
+    by_run = (codes + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of 128 columns, runs of 32
+    low = np.stack([by_run[:, :, j] & 15 | (by_run[:, :, j + 2] & 15) << 4 for j in range(2)], axis=2)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None]
+    high = np.bitwise_or.reduce((by_run >> 4) << shifts, axis=2)
+    return np.hstack([low.reshape(-1, 128), high.reshape(-1, 64), scales.view(np.uint8), d_bytes])
