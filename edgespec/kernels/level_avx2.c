@@ -12,6 +12,7 @@ const struct level level_avx2 = {
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,
+    .geglu = geglu,
     .exponential = exponential,
     .attend = attend,
     .argmax = argmax,

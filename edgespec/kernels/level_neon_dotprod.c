@@ -12,6 +12,7 @@ const struct level level_neon_dotprod = {
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,
+    .geglu = geglu,
     .exponential = exponential,
     .attend = attend,
     .argmax = argmax,

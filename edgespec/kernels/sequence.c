@@ -61,11 +61,11 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, 0);
 
     struct carver carver = {0};
-    carve_buffers(sequence, &carver, (size_t)threads);
+    carve_buffers(sequence, &carver, (size_t)threads->count);
     sequence->buffer_bytes = carver.used;
     sequence->buffers = es_memory_take((int64_t)carver.used, 0);
     carver = (struct carver){.base = sequence->buffers};
-    carve_buffers(sequence, &carver, (size_t)threads);
+    carve_buffers(sequence, &carver, (size_t)threads->count);
 
     if (sequence->cache && sequence->buffers)
         sequence->pool = pool_open(threads, &sequence->cancelled);

@@ -232,6 +232,7 @@ _PROBED = (
     (14, 256, 210, (208,)),
 )
 _PROBED_INPUTS = 9  # two passes, of 4 and 5
+_NOWHERE = 2**40  # where positions of a tree of their own would begin
 _PROBED_POSITIONS = 300  # more than a block of attention
 
 
@@ -259,7 +260,7 @@ def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
             products.append(y)
         levels = _like_the_first(levels, products)
     keys, values = draw.standard_normal((2, _PROBED_POSITIONS, 32), dtype=np.float32)
-    seen = np.array([_PROBED_POSITIONS, 7], dtype=np.int64)
+    seen = np.array([[0, _PROBED_POSITIONS], [1, 7]], dtype=np.int64)
     mixed = [np.zeros((2, 32), dtype=np.float32) for _ in levels]
     for name, out in zip(levels, mixed, strict=True):
         calls.es_attend(
@@ -269,7 +270,8 @@ def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
             32,
             keys.ctypes.data,  # as queries as well
             seen.ctypes.data,
-            2,
+            len(seen),
+            _NOWHERE,
             out.ctypes.data,
             LEVELS[name],
         )

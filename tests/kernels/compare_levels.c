@@ -152,6 +152,9 @@ static void compare_rows(void)
         (void)es_swiglu(x, y, LENGTH, portable, ES_PORTABLE);
         code = es_swiglu(x, y, LENGTH, found, level_tested);
         expect("swiglu", s, code, portable, found, sizeof found);
+        (void)es_geglu(x, y, LENGTH, portable, ES_PORTABLE);
+        code = es_geglu(x, y, LENGTH, found, level_tested);
+        expect("geglu", s, code, portable, found, sizeof found);
         for (int64_t length = 32; length <= LENGTH; length += 32 * 47) {
             (void)es_normalise(x, y, 1e-6, length, portable, ES_PORTABLE);
             code = es_normalise(x, y, 1e-6, length, found, level_tested);
@@ -172,7 +175,7 @@ static void compare_rows(void)
 static void compare_attention(void)
 {
     enum { POSITIONS = 600, LONGEST = 128, QUERIES = 7 };
-    static const int64_t visible[QUERIES] = {600, 599, 513, 512, 256, 17, 1};
+    static const int64_t seen[QUERIES][2] = {{0, 600}, {5, 599}, {300, 513}, {0, 512}, {0, 256}, {16, 17}, {0, 1}};
     static float keys[POSITIONS * LONGEST], values[POSITIONS * LONGEST], queries[QUERIES * LONGEST];
     static float portable[QUERIES * LONGEST], found[QUERIES * LONGEST];
     for (int64_t length = 16; length <= LONGEST; length += 16) {
@@ -180,8 +183,10 @@ static void compare_attention(void)
         fill(values, POSITIONS * LONGEST, 1.0f);
         fill(queries, QUERIES * LONGEST, 4.0f);
         for (int64_t count = 1; count <= QUERIES; count++) {
-            (void)es_attend(keys, values, POSITIONS, length, queries, visible, count, portable, ES_PORTABLE);
-            int32_t code = es_attend(keys, values, POSITIONS, length, queries, visible, count, found, level_tested);
+            (void)es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, portable,
+                            ES_PORTABLE);
+            int32_t code = es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, found,
+                                     level_tested);
             expect("attention", length, code, portable, found, (size_t)(count * length) * sizeof *found);
         }
     }
@@ -199,9 +204,10 @@ static void compare_forwards(struct es_model *model, int64_t type)
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = i * 37 % VOCABULARY;
     for (int i = 0; i < 2; i++) {
-        sequences[i] = es_open(model, TOKENS + SCORED, 2, levels[i] < 0 ? level_tested : levels[i]);
-        if (!sequences[i] || es_forward(sequences[i], tokens, TOKENS, 0, 0, NULL) != ES_OK ||
-            es_forward(sequences[i], tokens, SCORED, TOKENS, SCORED, NULL) != ES_OK)
+        const struct es_threads threads = {.count = 2};
+        sequences[i] = es_open(model, TOKENS + SCORED, &threads, levels[i] < 0 ? level_tested : levels[i]);
+        if (!sequences[i] || es_forward(sequences[i], tokens, TOKENS, 0, 0) != ES_OK ||
+            es_forward(sequences[i], tokens, SCORED, TOKENS, SCORED) != ES_OK)
             abort();
     }
     expect("forward of type", type, ES_OK, es_scores(sequences[0]), es_scores(sequences[1]),
@@ -238,7 +244,8 @@ static void compare_models(void)
         struct es_model model = {
             .layers = 1, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
             .feed_forward = FEED_FORWARD, .vocabulary = VOCABULARY, .rope_length = HEAD, .rope = ES_ROPE_HALVES,
-            .norm_epsilon = 1e-5, .rope_frequencies = frequencies, .layer = &layer, .output_norm = norm,
+            .norm_epsilon = 1e-5, .embedding_scale = 1.0, .attention_scale = 0.125, .rope_tables = 1,
+            .rope_frequencies = frequencies, .layer = &layer, .output_norm = norm,
             .head = matrix_of(format, VOCABULARY, EMBEDDING, -1),
             .embedding_rows = file_rows(format, VOCABULARY, EMBEDDING, -1), .embedding_type = format->type,
         };

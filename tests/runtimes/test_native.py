@@ -8,9 +8,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -31,65 +29,15 @@ from edgespec.errors import (
 from edgespec.files.gguf import read_header
 from edgespec.planning.widths import WIDEST, probe_widths
 from edgespec.runtimes import native_weights
-from edgespec.runtimes.llama import LlamaSettings, load_model
 from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
 from edgespec.runtimes.native_library import load
 from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.native_models import KINDS, Files, some_tokens
 
 try:
     LEVELS = load().levels
 except RuntimeUnavailableError as error:
     pytest.skip(error.message, allow_module_level=True)
-
-# Seven layers: the sixth sees all positions, the others a window.
-_WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
-
-# Kinds of model: architecture, weights, a tied head.
-KINDS: dict[str, dict[str, Any]] = {
-    "llama F32": {"quant": "F32"},
-    "llama Q8_0": {"quant": "Q8_0"},
-    "llama Q4_0": {"quant": "Q4_0"},
-    "qwen2 Q4_0": {"quant": "Q4_0", "architecture": "qwen2", "tied": True},
-    "qwen2 Q8_0": {"quant": "Q8_0", "architecture": "qwen2", "heads": 8, "kv_heads": 2},
-    "llama F16": {"quant": "F16", "rope_factors": True},
-    "qwen3 F32": {"quant": "F32", "architecture": "qwen3", "head_length": 64},
-    "qwen3 Q8_0": {"quant": "Q8_0", "architecture": "qwen3", "head_length": 48},
-    "gemma3 F32": {"quant": "F32", **_WINDOWED},
-    "gemma3 F16": {"quant": "F16", **_WINDOWED, "window": 300, "head_length": 256},
-    "gemma3 Q8_0": {"quant": "Q8_0", **_WINDOWED, "window": 100},
-}
-
-# More that is compared with llama.cpp only.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama scaled": {"settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
-    "llama scaled without a type": {"settings": {"rope.scaling.factor": 4.0}},
-    "llama scaled in vain": {"settings": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
-    "llama of an old name": {"settings": {"rope.scale_linear": 4.0}},
-    # The scaling is of the layers without a window, the second base of those with one.
-    "gemma3 scaled": {
-        **_WINDOWED,
-        "settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 3000.0},
-    },
-    "gemma3 of another pattern": {
-        **_WINDOWED,
-        "settings": {"attention.sliding_window_pattern": 3},
-    },
-    "gemma3 without a window": {"architecture": "gemma3", "layers": 7},
-}
-
-
-@dataclass(frozen=True)
-class Files:
-    """Tiny models, written when first asked for."""
-
-    folder: Path
-
-    def __call__(self, kind: str) -> Path:
-        path = self.folder / f"{kind}.gguf"
-        if not path.exists():
-            write_tiny_gguf(path, **{"width": 128, **(KINDS | VARIANTS)[kind]})
-        return path
 
 
 @pytest.fixture(scope="session")
@@ -156,10 +104,6 @@ def rows_of(
             found += logits(sequence.forward(tokens[done : done + size], size))
         assert sequence.length == len(tokens)
         return found
-
-
-def some_tokens(path: Path, count: int) -> list[int]:
-    return random.Random(11).choices(range(read_header(path).vocabulary_size), k=count)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,38 +179,6 @@ def test_forks_and_rewinds_are_as_good_as_fresh(model: NativeModel) -> None:
             fresh.rewind(0)
             assert np.array_equal(fresh.forward(tokens, 1).logits(0), found), step
     sequence.close()
-
-
-# ------------------------------------------------------------------------------------ the same model as llama.cpp
-
-
-def softmax(row: LogitsArray) -> np.ndarray:
-    weights = np.exp(row.astype(np.float64) - row.max())
-    return np.asarray(weights / weights.sum())
-
-
-@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
-def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
-    path = files(kind)
-    tokens = some_tokens(path, 120)
-    with load_native(path, NativeSettings()) as model, model.open(200) as sequence:
-        sequence.forward(tokens[:60], 0)
-        ours = logits(sequence.forward(tokens[60:], 60))
-    reference = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
-    with load_model(path, reference) as other, other.open(200) as theirs_sequence:
-        theirs_sequence.forward(tokens[:60], 0)
-        theirs = logits(theirs_sequence.forward(tokens[60:], 60))
-    divergences, spreads, same = [], [], 0
-    for own, their in zip(ours, theirs, strict=True):
-        p, q = softmax(their), softmax(own)
-        divergences.append(float((p * np.log(p / q)).sum()))
-        spreads.append(float(np.abs(own - their).max()))
-        same += int(np.argmax(own) == np.argmax(their))
-    if not kind.endswith(("Q8_0", "Q4_0")):  # the same arithmetic but for the order of sums and where halves are used
-        assert max(spreads) < 0.03
-    # Both round activations to 8 bits, each in its way; logits spread over about 3.
-    assert np.mean(divergences) < 0.01
-    assert same >= 54
 
 
 # --------------------------------------------------------------------------------------------------- facts

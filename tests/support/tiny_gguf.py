@@ -96,9 +96,11 @@ def write_tiny_gguf(
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
     sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the table at its tail. With ``end_scale`` 0 the
     greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of
-    256 for K-quants. ``tied`` leaves the head out: the embedding is used in its place. ``head_length`` is width /
-    heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies. Layers of ``leave_out`` are
-    drawn but not written, and those behind them move up. ``settings`` are more of the architecture's own keys.
+    256 for K-quants. ``tied`` leaves the head out: the embedding is used in its place.
+
+    ``head_length`` is width / heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies.
+    Layers of ``leave_out`` are drawn but not written, and those behind them move up. ``settings`` are more of the
+    architecture's own keys.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())

@@ -1,0 +1,49 @@
+"""The native runtime computes the same models as llama.cpp."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.contracts import LogitsArray
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.native import NativeSettings, load_native
+from tests.runtimes.contract import logits
+from tests.support.kernel_calls import require_native
+from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens
+
+require_native()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("agreement"))
+
+
+def softmax(row: LogitsArray) -> np.ndarray:
+    weights = np.exp(row.astype(np.float64) - row.max())
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
+def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
+    path = files(kind)
+    tokens = some_tokens(path, 120)
+    with load_native(path, NativeSettings()) as model, model.open(200) as sequence:
+        sequence.forward(tokens[:60], 0)
+        ours = logits(sequence.forward(tokens[60:], 60))
+    reference = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
+    with load_model(path, reference) as other, other.open(200) as theirs_sequence:
+        theirs_sequence.forward(tokens[:60], 0)
+        theirs = logits(theirs_sequence.forward(tokens[60:], 60))
+    divergences, spreads, same = [], [], 0
+    for own, their in zip(ours, theirs, strict=True):
+        p, q = softmax(their), softmax(own)
+        divergences.append(float((p * np.log(p / q)).sum()))
+        spreads.append(float(np.abs(own - their).max()))
+        same += int(np.argmax(own) == np.argmax(their))
+    if not kind.endswith(("Q8_0", "Q4_0")):  # the same arithmetic but for the order of sums and where halves are used
+        assert max(spreads) < 0.03
+    # Both round activations to 8 bits, each in its way; logits spread over about 3.
+    assert np.mean(divergences) < 0.01
+    assert same >= 54

@@ -1,0 +1,66 @@
+"""Tiny models of every architecture that the native runtime knows, by names."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.files.gguf import read_header
+from tests.support.tiny_gguf import write_tiny_gguf
+
+__all__ = ["KINDS", "VARIANTS", "Files", "some_tokens"]
+
+# Seven layers: the sixth sees all positions, the others a window.
+_WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
+
+# Kinds of model: architecture, weights, a tied head.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama F32": {"quant": "F32"},
+    "llama Q8_0": {"quant": "Q8_0"},
+    "llama Q4_0": {"quant": "Q4_0"},
+    "qwen2 Q4_0": {"quant": "Q4_0", "architecture": "qwen2", "tied": True},
+    "qwen2 Q8_0": {"quant": "Q8_0", "architecture": "qwen2", "heads": 8, "kv_heads": 2},
+    "llama F16": {"quant": "F16", "rope_factors": True},
+    "qwen3 F32": {"quant": "F32", "architecture": "qwen3", "head_length": 64},
+    "qwen3 Q8_0": {"quant": "Q8_0", "architecture": "qwen3", "head_length": 48},
+    "gemma3 F32": {"quant": "F32", **_WINDOWED},
+    "gemma3 F16": {"quant": "F16", **_WINDOWED, "window": 300, "head_length": 256},
+    "gemma3 Q8_0": {"quant": "Q8_0", **_WINDOWED, "window": 100},
+}
+
+# More that is compared with llama.cpp only.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama scaled": {"settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
+    "llama scaled without a type": {"settings": {"rope.scaling.factor": 4.0}},
+    "llama scaled in vain": {"settings": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
+    "llama of an old name": {"settings": {"rope.scale_linear": 4.0}},
+    # The scaling is of the layers without a window, the second base of those with one.
+    "gemma3 scaled": {
+        **_WINDOWED,
+        "settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 3000.0},
+    },
+    "gemma3 of another pattern": {
+        **_WINDOWED,
+        "settings": {"attention.sliding_window_pattern": 3},
+    },
+    "gemma3 without a window": {"architecture": "gemma3", "layers": 7},
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Tiny models, written when first asked for."""
+
+    folder: Path
+
+    def __call__(self, kind: str) -> Path:
+        path = self.folder / f"{kind}.gguf"
+        if not path.exists():
+            write_tiny_gguf(path, **{"width": 128, **(KINDS | VARIANTS)[kind]})
+        return path
+
+
+def some_tokens(path: Path, count: int) -> list[int]:
+    return random.Random(11).choices(range(read_header(path).vocabulary_size), k=count)
