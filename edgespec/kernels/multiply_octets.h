@@ -21,6 +21,9 @@
 
 enum { OCTET = TILE_ROWS / 2 };
 
+/* How far ahead of a group memory is asked for its like, in bytes; found as for AVX-512. */
+enum { AHEAD_OF_GROUP = 8192 };
+
 /* Blocks that lie together, one octet of them, and the inputs that meet it. */
 struct group {
     const uint8_t *tile; /* where the group begins */
@@ -135,9 +138,9 @@ ALWAYS_INLINE void add_group(const int64_t type, const int rows, const struct gr
 {
     const size_t code_bytes = code_lines(type) * LINE_BYTES;
     const uint8_t *codes_at = group->tile + group->half * (LINE_BYTES / 2);
-    /* Each octet asks for its half of the next group, spread over its blocks. */
+    /* Each octet asks for half of a group, spread over its blocks. */
     const size_t share = block_bytes(type) / 2;
-    const uint8_t *ahead = group->tile + group->blocks * (block_bytes(type) + group->half * share);
+    const uint8_t *ahead = group->tile + AHEAD_OF_GROUP + group->half * group->blocks * share;
     struct six_bits bits = {0}; /* those of blocks 0 and 4 come with these */
     octet sum[FEW_ROWS];
     UNROLLED
