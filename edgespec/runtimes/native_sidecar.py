@@ -106,12 +106,16 @@ class Sidecar:
         )
 
     def copy(self, tiles: MappedTiles, address: int) -> None:
-        """Copy the tiles to ``address``. Raises CancelledError."""
+        """Copy the tiles to ``address``, and let their pages go one by one. Raises CancelledError."""
 
         def copy(chunk: tuple[int, int]) -> None:
             self._check_cancelled()
             start, length = chunk
             ctypes.memmove(address + start, tiles.address + start, length)
+            page = mmap.PAGESIZE
+            first, end = -(-(HEADER_BYTES + start) // page) * page, (HEADER_BYTES + start + length) // page * page
+            if first < end and hasattr(mmap, "MADV_DONTNEED"):
+                tiles.mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
 
         with ThreadPoolExecutor(max_workers=self.threads, thread_name_prefix="edgespec-copy") as pool:
             for _ in pool.map(copy, self._chunks()):
