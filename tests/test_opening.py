@@ -187,7 +187,7 @@ def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path
     require_native()
     stored = replace(located, identity="sha256:ab", store_folder=tmp_path / "of the model")
     (tmp_path / "of the model").mkdir()
-    settings = target_settings(replace(PROFILE, device="native", native_sidecar=False), 2, stored)
+    settings = target_settings(replace(PROFILE, runtime="native", native_sidecar=False), 2, stored)
     assert settings == NativeSettings(threads=2, sidecar=False)
     open_model(stored, settings).close()
     assert list((tmp_path / "of the model").iterdir()) == []
