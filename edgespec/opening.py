@@ -132,7 +132,7 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
         return ("llama",)
     try:
         library = load_kernels()
-        reason = native.unsupported_reason(located.header) if located.artefact is None else "its head is trimmed"
+        reason = native.unsupported_reason(located.header, located.artefact)
     except (RuntimeUnavailableError, ModelFileError):  # what is wrong with the file, llama.cpp tells when it loads it
         if wanted == "native":
             raise
@@ -186,16 +186,13 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
         assert located.onnx is not None  # these settings are made for such folders only
         return onnx.load_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
     if isinstance(settings, native.NativeSettings):
-        if located.artefact is not None:
-            raise RuntimeUnavailableError(
-                f"the native runtime does not run {located.name}: its head is trimmed", hint="llama.cpp does"
-            )
         return native.load_native(
             located.path,
             settings,
             name=located.name,
             sha256=located.identity,
             header=located.header,
+            artefact=located.artefact,
             sidecar=None if located.store_folder is None else located.store_folder / NATIVE_SIDECAR,
         )
     return llama.load_model(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.files.artefact import EmbeddingTable, TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, TensorInfo
 
 __all__ = ["LayerTensors", "ModelLayout", "Rope", "WeightTensor", "read_layout", "unsupported_reason"]
@@ -137,23 +138,24 @@ class ModelLayout:
     embedding_rows: WeightTensor
 
 
-def unsupported_reason(header: GgufHeader) -> str | None:
+def unsupported_reason(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> str | None:
     """Why the native runtime does not run this model, in one sentence; None if it does. Raises ModelFileError."""
     try:
-        _Reader(header).layout()
+        _Reader(header, trimmed).layout()
     except _UnsupportedError as error:
         return str(error)
     return None
 
 
-def read_layout(header: GgufHeader) -> ModelLayout:
+def read_layout(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> ModelLayout:
     """The model's layout, every shape checked against every other.
 
-    Raises RuntimeUnavailableError for a model that this runtime does not run, ModelFileError for a file that
-    contradicts itself.
+    ``header`` is the model's; of a ``trimmed`` drafter the head has fewer rows than the vocabulary, and the rows of
+    the embedding are in a file of their own. Raises RuntimeUnavailableError for a model that this runtime does not
+    run, ModelFileError for a file that contradicts itself.
     """
     try:
-        return _Reader(header).layout()
+        return _Reader(header, trimmed).layout()
     except _UnsupportedError as error:
         raise RuntimeUnavailableError(
             f"the native runtime does not run {header.path.name}: {error}", hint="llama.cpp does"
@@ -170,8 +172,9 @@ class _Shape:
 
 
 class _Reader:
-    def __init__(self, header: GgufHeader) -> None:
+    def __init__(self, header: GgufHeader, trimmed: TrimmedDrafter | None) -> None:
         self._header = header
+        self._trimmed = trimmed
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
         if header.architecture not in _ARCHITECTURES:
             raise _UnsupportedError(f"it knows {', '.join(_ARCHITECTURES)}, not {header.architecture}")
@@ -196,8 +199,9 @@ class _Reader:
         rope_length = self._integer("rope.dimension_count", head_length)
         if not 0 < rope_length <= head_length or rope_length % 2:
             raise ModelFileError(header.path, f"{rope_length} of {head_length} elements of a head cannot be rotated")
-        vocabulary = header.vocabulary_size
-        rows = self._matrix(_EMBEDDING, vocabulary, embedding)
+        vocabulary, trimmed = header.vocabulary_size, self._trimmed
+        scored = vocabulary if trimmed is None else len(trimmed.ids)
+        rows = self._matrix(_EMBEDDING, scored, embedding)
         shape = _Shape(embedding, heads * head_length, kv_heads * head_length, head_length, feed_forward)
         window, period = self._window()
         layers = tuple(
@@ -205,10 +209,13 @@ class _Reader:
             for number in range(header.block_count)
         )
         output_norm = self._vector(_OUTPUT_NORM, embedding)
-        head = self._matrix(_HEAD, vocabulary, embedding) if _HEAD in self._tensors else rows
+        head = self._matrix(_HEAD, scored, embedding) if _HEAD in self._tensors else rows
         ropes = self._ropes(rope_length)
         self._refuse_unknown_tensors()
         is_gemma = self._architecture.is_gemma
+        scale = math.sqrt(embedding) if is_gemma else 1.0
+        if trimmed is not None:
+            rows, scale = self._table(trimmed.embedding), trimmed.embedding.scale
         share = embedding // heads if is_gemma and header.block_count == _LAYERS_OF_27B else head_length
         return ModelLayout(
             embedding=embedding,
@@ -221,7 +228,7 @@ class _Reader:
             rope_pairs=self._architecture.rope_pairs,
             ropes=ropes,
             norm_epsilon=self._number("attention.layer_norm_rms_epsilon", None),
-            embedding_scale=math.sqrt(embedding) if is_gemma else 1.0,
+            embedding_scale=scale,
             attention_scale=1.0 / math.sqrt(share),
             activation=GEGLU if is_gemma else SWIGLU,
             layers=layers,
@@ -352,6 +359,19 @@ class _Reader:
         bias_name = f"{name.removesuffix('weight')}bias"
         bias = self._vector(bias_name, rows) if name.startswith("blk.") and bias_name in self._tensors else None
         return WeightTensor(tensor, bias, rows, columns)
+
+    def _table(self, table: EmbeddingTable) -> WeightTensor:
+        """The rows of an embedding in a file of its own, whose sizes were checked with the file's."""
+        if table.type_name not in TYPES:
+            raise _UnsupportedError(f"it has no kernels for {table.type_name} ({table.path.name})")
+        tensor = TensorInfo(
+            name=table.path.name,
+            shape=(table.columns, table.rows),
+            type_name=table.type_name,
+            offset=0,
+            byte_count=table.rows * table.row_bytes,
+        )
+        return WeightTensor(tensor, None, table.rows, table.columns)
 
     def _vector(self, name: str, length: int) -> TensorInfo:
         tensor = self._tensor(name)

@@ -8,8 +8,11 @@ from collections import abc
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.decoding.contracts import IdArray, ModelFacts
 from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.runtimes.native_layout import read_layout
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
@@ -54,9 +57,11 @@ def load_native(
     sha256: str | None = None,
     header: GgufHeader | None = None,
     sidecar: Path | None = None,
+    artefact: TrimmedDrafter | None = None,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
 
+    An ``artefact`` is a drafter with a trimmed head, whose weights ``path`` holds, and its embeddings another file.
     ``sidecar`` is where they are kept for the next load, which then takes less than a second; it takes as much disk
     as the model, and is written only if ``sha256`` tells which model it is of and if there is plenty of room.
 
@@ -68,8 +73,11 @@ def load_native(
     place = None
     if settings.sidecar and sidecar is not None and sha256 is not None:
         place = SidecarPlace(path=sidecar, sha256=sha256)
-    weights = load_weights(load(), header, read_layout(header), settings.threads, place)
-    return NativeModel(ModelPart(weights), header, settings, facts)
+    layout = read_layout(header, artefact)
+    embedding = None if artefact is None else artefact.embedding.path
+    weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
+    head_ids = None if artefact is None else artefact.ids.astype(np.int64)
+    return NativeModel(ModelPart(weights, head_ids=head_ids), header, settings, facts)
 
 
 def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None) -> ModelFacts:
@@ -165,7 +173,7 @@ class NativeModel:
         """
         with self._lock:
             part = self._open_part()
-            return self._with_part(ModelPart(part.weights, skip, part.head), self.settings)
+            return self._with_part(part.without(skip), self.settings)
 
     def with_head_rows(self, ids: IdArray) -> NativeModel:
         """The same weights, shared, with a head that scores these tokens only: ascending ids, integers of shape (n,).
@@ -176,8 +184,10 @@ class NativeModel:
         """
         with self._lock:
             part = self._open_part()
+            if part.is_trimmed:
+                raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
             head = HeadRows(part.weights, read_layout(self.header).head, ids)
-            return self._with_part(ModelPart(part.weights, part.skipped, head), self.settings)
+            return self._with_part(part.scoring(head), self.settings)
 
     def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
         return NativeModel(part, self.header, settings, self._whole_facts(settings))

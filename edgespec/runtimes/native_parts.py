@@ -49,10 +49,17 @@ class HeadRows:
 class ModelPart:
     """A model as the kernels see it, without the layers ``skipped`` and with the rows of ``head`` only, if given.
 
-    Shares the weights, and keeps them. Raises InvalidRequestError.
+    ``head_ids`` (int64, ascending) are the tokens that the head of the weights scores, if those are not all. Shares
+    the weights, and keeps them. Raises InvalidRequestError.
     """
 
-    def __init__(self, weights: NativeWeights, skipped: Sequence[int] = (), head: HeadRows | None = None) -> None:
+    def __init__(
+        self,
+        weights: NativeWeights,
+        skipped: Sequence[int] = (),
+        head: HeadRows | None = None,
+        head_ids: IdArray | None = None,
+    ) -> None:
         count = int(weights.struct.layers)
         strange = [layer for layer in skipped if not 0 <= layer < count]
         if strange:
@@ -61,6 +68,8 @@ class ModelPart:
         self.library = weights.library
         self.skipped = tuple(sorted(set(skipped)))
         self.head = head
+        self.is_trimmed = head_ids is not None
+        self.head_ids = head_ids if head is None else head.ids
         kept = [weights.struct.layer[number] for number in range(count) if number not in self.skipped]
         if not kept:
             raise InvalidRequestError("a model without layers computes nothing")
@@ -69,3 +78,11 @@ class ModelPart:
         self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # which keeps the array
         if head is not None:
             self.struct.head = head.matrix
+
+    def without(self, skipped: Sequence[int]) -> ModelPart:
+        """The same weights and head without these layers."""
+        return ModelPart(self.weights, skipped, self.head, self.head_ids if self.is_trimmed else None)
+
+    def scoring(self, head: HeadRows) -> ModelPart:
+        """The same weights and layers with other rows of the whole head."""
+        return ModelPart(self.weights, self.skipped, head)

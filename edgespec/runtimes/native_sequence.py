@@ -53,7 +53,7 @@ class NativeSequence:
         facts = model.facts
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
-        self._head_ids = None if part.head is None else part.head.ids
+        self._head_ids = part.head_ids
         self._native = NativeCache(
             part,
             context_length=context_length,

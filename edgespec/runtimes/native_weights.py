@@ -56,6 +56,14 @@ class _Strip:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The mapped file of the weights, and the one with the rows of the embedding, mostly the same."""
+
+    weights: mmap.mmap
+    embedding: mmap.mmap
+
+
 class NativeWeights:
     """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go.
 
@@ -63,11 +71,11 @@ class NativeWeights:
     """
 
     def __init__(
-        self, library: NativeLibrary, layout: ModelLayout, file: mmap.mmap, tiles: MappedTiles | None = None
+        self, library: NativeLibrary, layout: ModelLayout, files: WeightFiles, tiles: MappedTiles | None = None
     ) -> None:
         self.library = library
-        self._file = file  # the embedding's rows stay in it
-        self._base = np.frombuffer(file, dtype=np.uint8).ctypes.data
+        self._file, self._table = files.weights, files.embedding  # the embedding's rows stay there
+        self._base = np.frombuffer(self._file, dtype=np.uint8).ctypes.data
         self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
         self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
         self._addresses: dict[str, int] = {}
@@ -119,7 +127,8 @@ class NativeWeights:
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
-            embedding_rows=self._base + layout.embedding_rows.tensor.offset,
+            embedding_rows=np.frombuffer(self._table, dtype=np.uint8).ctypes.data
+            + layout.embedding_rows.tensor.offset,
             embedding_type=layout.embedding_rows.type_number,
         )
 
@@ -199,18 +208,43 @@ def load_weights(
     layout: ModelLayout,
     threads: int,
     sidecar: SidecarPlace | None = None,
+    *,
+    embedding: Path | None = None,
 ) -> NativeWeights:
     """Lay the file's matrices out in memory of our own, on so many threads, or map them from the sidecar.
 
+    ``embedding`` is a file of its own with the rows of the embedding, if they are not in the model's.
     A sidecar that is not there or cannot be used is written. Raises ModelFileError (the file changed, or holds scales
     that are not finite), MemoryLimitError, CancelledError if the wait is interrupted.
     """
     interrupted = threading.Event()
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        return loader.run(lambda: _load(library, header, layout, threads, sidecar, interrupted.is_set))
+        return loader.run(
+            lambda: _load(
+                library, header, layout, threads, sidecar, interrupted.is_set, _open_files(header, layout, embedding)
+            )
+        )
     finally:
         loader.close()
+
+
+def _open_files(header: GgufHeader, layout: ModelLayout, embedding: Path | None) -> WeightFiles:
+    weights = _mapped(header.path, header.file_bytes)
+    if embedding is None:
+        return WeightFiles(weights, weights)
+    return WeightFiles(weights, _mapped(embedding, layout.embedding_rows.tensor.byte_count))
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+    if len(mapped) != size:
+        raise ModelFileError(path, "the file changed after its header was read")
+    return mapped
 
 
 def _load(
@@ -220,14 +254,8 @@ def _load(
     threads: int,
     place: SidecarPlace | None,
     interrupted: Callable[[], bool],
+    files: WeightFiles,
 ) -> NativeWeights:
-    try:
-        with header.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(header.path, f"the file cannot be read: {error}") from error
-    if len(mapped) != header.file_bytes:
-        raise ModelFileError(header.path, "the file changed after its header was read")
     sidecar = None
     if place is not None:
         sidecar = Sidecar(
@@ -239,10 +267,10 @@ def _load(
             cancelled=interrupted,
         )
     try:
-        kept = None if sidecar is None else _map_kept(library, layout, mapped, sidecar)
+        kept = None if sidecar is None else _map_kept(library, layout, files, sidecar)
         if kept is not None:
             return kept
-        weights = NativeWeights(library, layout, mapped)
+        weights = NativeWeights(library, layout, files)
     except ValueError as error:
         raise ModelFileError(header.path, str(error)) from error
 
@@ -264,18 +292,20 @@ def _load(
     return weights
 
 
-def _map_kept(library: NativeLibrary, layout: ModelLayout, file: mmap.mmap, sidecar: Sidecar) -> NativeWeights | None:
+def _map_kept(
+    library: NativeLibrary, layout: ModelLayout, files: WeightFiles, sidecar: Sidecar
+) -> NativeWeights | None:
     """What the sidecar holds, or None if it cannot be used."""
     tiles = sidecar.read()
     if tiles is None:
         return None
-    weights = NativeWeights(library, layout, file, tiles)
+    weights = NativeWeights(library, layout, files, tiles)
     if not all(weights.agrees_with_file(weight) for weight in _weights(layout)):
         return None
     weights.let_file_go()
     if tiles.as_fast_as_memory:
         return weights
-    copied = NativeWeights(library, layout, file)
+    copied = NativeWeights(library, layout, files)
     sidecar.copy(tiles, copied.tiles)
     return copied
 

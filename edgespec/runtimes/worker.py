@@ -75,10 +75,21 @@ def _load_onnx(request: LoadRequest) -> Model:
 
 
 def _load_native(request: LoadRequest) -> Model:
+    from edgespec.files.artefact import read_artefact
     from edgespec.runtimes.native import NativeSettings, load_native
 
     settings = _settings(NativeSettings, request.settings)
-    return load_native(request.path, settings, name=request.name, sha256=request.sha256)
+    if not request.path.is_dir():
+        return load_native(request.path, settings, name=request.name, sha256=request.sha256)
+    artefact = read_artefact(request.path)
+    return load_native(
+        artefact.path,
+        settings,
+        name=request.name,
+        sha256=request.sha256 or artefact.identity,
+        header=artefact.model_header,
+        artefact=artefact,
+    )
 
 
 LOADERS: abc.Mapping[str, Loader] = {"llama": _load_llama, "onnx": _load_onnx, "native": _load_native}
