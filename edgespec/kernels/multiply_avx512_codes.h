@@ -74,7 +74,8 @@ ALWAYS_INLINE void add_pairs(const uint8_t *lines, __m512i codes[8])
     for (int j = 0; j < 8; j++) {
         const __m512i pairs = _mm512_loadu_si512(lines + j / 4 * LINE_BYTES);
         const int at = j % 4 * 2;
-        codes[j] = with_bits(codes[j], at < 4 ? _mm512_slli_epi16(pairs, 4 - at) : _mm512_srli_epi16(pairs, at - 4), upper);
+        __m512i placed = at < 4 ? _mm512_slli_epi16(pairs, 4 - at) : _mm512_srli_epi16(pairs, at - 4);
+        codes[j] = with_bits(codes[j], placed, upper);
     }
 }
 

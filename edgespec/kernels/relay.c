@@ -231,18 +231,23 @@ static void dequantise_block(int64_t type, const uint8_t *source, size_t b, floa
     }
 }
 
+static float float_at(int64_t type, const uint8_t *row, size_t k)
+{
+    if (type == ES_F32)
+        return float_of_bits(dword(row + 4 * k));
+    uint16_t half = half_at(row + 2 * k);
+    return type == ES_F16 ? half_to_float(half) : float_of_bits((uint32_t)half << 16);
+}
+
 int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y)
 {
     if (!file_block_bytes(type) || columns % file_block_columns(type))
         return ES_BAD_REQUEST;
-    if (type == ES_F32) {
-        memcpy(y, row, (size_t)columns * sizeof *y);
+    if (!takes_quantised_input(type)) {
+        for (size_t k = 0; k < (size_t)columns; k++)
+            y[k] = float_at(type, row, k);
         return ES_OK;
     }
-    for (size_t k = 0; !takes_quantised_input(type) && k < (size_t)columns; k++)
-        y[k] = type == ES_F16 ? half_to_float(half_at(row + 2 * k)) : float_of_bits((uint32_t)half_at(row + 2 * k) << 16);
-    if (!takes_quantised_input(type))
-        return ES_OK;
     size_t own = (size_t)file_block_columns(type) / BLOCK;
     for (size_t block = 0; block < (size_t)columns / BLOCK; block++)
         dequantise_block(type, row + block / own * file_block_bytes(type), block % own, y + block * BLOCK);

@@ -1,0 +1,60 @@
+"""Q4_K_M files of real models on the native runtime: llama.cpp's answers, and the same bits at every width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgespec import Engine
+from edgespec.bench.suite import builtin_suite
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from edgespec.text.tokenizer import LlamaVocabulary
+from tests.models.test_native import Text, divergence, run, scores
+from tests.support.kernel_calls import require_native
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+TOKENS = 96
+
+# Q4_K and Q6_K; and Q5_0, Q8_0, Q6_K and Q4_K, since its rows of 896 are no super-blocks.
+MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def text(request: pytest.FixtureRequest) -> Text:
+    require_native()
+    with Engine.load(request.param, draft="none", lookup=False, depth=0, download=True) as engine:
+        path = engine.target_model.header.path
+    words = "\n\n".join(each.prompt for each in builtin_suite("verify"))
+    return Text(path, LlamaVocabulary(path).encode(words)[:TOKENS])
+
+
+@pytest.fixture(scope="module")
+def native(text: Text) -> Iterator[NativeModel]:
+    with load_native(text.path, NativeSettings(threads=2)) as model:
+        yield model
+
+
+def test_it_agrees_with_llama_cpp(text: Text, native: NativeModel) -> None:
+    own = run(native, text.tokens, 8)
+    settings = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
+    with load_model(text.path, settings) as model:
+        narrow = run(model, text.tokens, 1)
+    # Not the first row: the 1.5B's activations there are so uneven that llama.cpp's scales, one for each 256, lose
+    # them. Held against the same weights in halves its answer is 6.1 nats away, ours 0.2.
+    # Measured over the others: 0.0029 and 0.0016.
+    assert divergence(narrow[1:], own[1:]) < 0.006
+    assert (narrow.argmax(-1) == own.argmax(-1)).mean() > 0.9  # measured: 0.93 and 0.96
+
+
+def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:
+    context = TOKENS - 32
+    with native.open(TOKENS) as sequence:
+        sequence.forward(text.tokens[:context], 0)
+        plain = scores(sequence, text.tokens[context:], 1)
+        for width in (2, 3, 4, 5, 6, 7, 8, 13, 16, 32):
+            sequence.rewind(context)
+            assert np.array_equal(scores(sequence, text.tokens[context:], width), plain), width
