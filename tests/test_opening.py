@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from edgespec import opening
-from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
@@ -191,12 +190,6 @@ def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path
     assert settings == NativeSettings(threads=2, sidecar=False)
     open_model(stored, settings).close()
     assert list((tmp_path / "of the model").iterdir()) == []
-
-
-def test_a_trimmed_head_does_not_run_there(located: LocatedModel) -> None:
-    trimmed: Any = replace(located, artefact=SimpleNamespace())
-    with pytest.raises(RuntimeUnavailableError, match="its head is trimmed"):
-        open_model(trimmed, NativeSettings())
 
 
 def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, located: LocatedModel) -> None:

@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavaila
 from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import drafter_settings, open_model, processor_runtimes, runtime_of, target_settings
+from edgespec.opening import describe, drafter_settings, open_model, processor_runtimes, runtime_of, target_settings
 from edgespec.placement import Placement, Placements, default_settings, find_placements
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import LlamaSettings
@@ -26,6 +26,7 @@ from edgespec.runtimes.onnx import OnnxSettings
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels
+from tests.support.trimmed_folder import write_trimmed_folder
 
 CONTEXT = 512
 PLENTY = 1 << 40
@@ -87,12 +88,6 @@ def narrow(tiny: TinyModels, locate: Locate) -> LocatedModel:
     return locate(tiny._make("narrow-alone", heads=4, kv_heads=4))
 
 
-@pytest.fixture
-def trimmed(target: LocatedModel) -> LocatedModel:
-    artefact: Any = SimpleNamespace()
-    return replace(target, artefact=artefact)
-
-
 # --------------------------------------------------------------------------------------------------- which, and why
 
 
@@ -124,13 +119,18 @@ def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch:
     assert processor_runtimes("llama", "cpu", target) == ("llama",)
 
 
-@pytest.mark.parametrize(("which", "reason"), [("narrow", "head"), ("trimmed", "its head is trimmed")])
-def test_what_the_kernels_do_not_run_is_llama_cpps(which: str, reason: str, request: pytest.FixtureRequest) -> None:
-    located: LocatedModel = request.getfixturevalue(which)
-    assert processor_runtimes("auto", "cpu", located) == ("llama",)
-    with pytest.raises(RuntimeUnavailableError, match=f"does not run {located.name}: .*{reason}") as caught:
-        processor_runtimes("native", "cpu", located)
+def test_what_the_kernels_do_not_run_is_llama_cpps(narrow: LocatedModel) -> None:
+    assert processor_runtimes("auto", "cpu", narrow) == ("llama",)
+    with pytest.raises(RuntimeUnavailableError, match=f"does not run {narrow.name}: .*head") as caught:
+        processor_runtimes("native", "cpu", narrow)
     assert caught.value.hint == "llama.cpp does"
+
+
+def test_a_trimmed_head_is_for_both(tiny: TinyModels, locate: Locate, tmp_path: Path) -> None:
+    located = locate(write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(300)))
+    assert processor_runtimes("auto", "cpu", located) == BOTH
+    with open_model(located, NativeSettings()) as model:
+        assert model.facts == describe(located, NativeSettings())
 
 
 def test_an_architecture_that_the_kernels_do_not_know(target: LocatedModel) -> None:
