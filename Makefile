@@ -9,7 +9,7 @@ help:
 	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
-	@echo 'make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers'
+	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make lint        ruff and mypy alone'
 	@echo 'make clean       remove environments, caches and build results; downloaded models stay'
