@@ -115,7 +115,7 @@ def test_a_trimmed_drafter_only_gets_a_curve(
     ((arms, *_),) = fake.calls
     assert arms == ("plain", "again", "planned")
     plain, small = result.json["runtimes"]
-    assert (small["name"], small["arm"]) == ("llama:small-head", None)
+    assert (small["name"], small["arm"]) == (f"{OWN}:small-head", None)
     assert small["width"] == plain["width"]
     assert small["bytes_per_forward"] < plain["bytes_per_forward"]
 
@@ -132,7 +132,7 @@ def test_several_are_arms_in_order_and_may_say_something_else(
     found = result.json
     assert found["identical_fraction"] == 1.0
     assert found["arms"][f"{OWN}:drafter"]["identical_fraction"] == 0.0
-    names = [f"{OWN}:target", f"{OWN}:drafter", "llama:small-head", f"{OWN}:target (2)"]
+    names = [f"{OWN}:target", f"{OWN}:drafter", f"{OWN}:small-head", f"{OWN}:target (2)"]
     assert [each["name"] for each in found["runtimes"]] == names
     assert [each["arm"] for each in found["runtimes"]] == ["plain", names[1], None, names[3]]
     assert "differs from plain" not in result.err
@@ -223,11 +223,12 @@ def test_an_onnx_folder_is_run_by_no_other_runtime(
 
 
 def test_a_runtime_that_does_not_run_it_says_why(
-    here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
+    here: InProcess, target: tuple[str, ...], tiny: TinyModels, fake: FakeRun
 ) -> None:
     require_native()
-    result = here("bench", *target, *SMALL, "--beside", f"native:{trimmed}")
-    result.failed_well("the native runtime does not run small-head: its head is trimmed")
+    narrow = tiny._make("narrow-alone", heads=4, kv_heads=4)
+    result = here("bench", *target, *SMALL, "--beside", f"native:{narrow}")
+    result.failed_well("the native runtime does not run narrow-alone: 1 heads of 16 elements share a key")
     assert result.hint == "llama.cpp does"
     assert fake.calls == []
 
