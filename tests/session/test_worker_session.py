@@ -118,7 +118,13 @@ def wait_for_drafter(engine: Engine) -> None:
 
 
 def worker_process_or_none() -> psutil.Process | None:
-    return next(iter(psutil.Process().children()), None)
+    """Between fork and exec a child is this very program: who stops it then stops the one who starts it."""
+    own = psutil.Process()
+    for child in own.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.cmdline() != own.cmdline():
+                return child
+    return None
 
 
 def is_missed(engine: Engine, lost: psutil.Process) -> bool:
@@ -136,9 +142,9 @@ def is_missed(engine: Engine, lost: psutil.Process) -> bool:
 def worker_process() -> psutil.Process:
     """The one worker process there is; waits for it to be there."""
     for _ in range(int(WAIT_S * 100)):
-        children = psutil.Process().children()
-        if children:
-            return children[0]
+        process = worker_process_or_none()
+        if process is not None:
+            return process
         time.sleep(0.01)
     raise AssertionError("no worker process was started")
 
