@@ -12,7 +12,7 @@ from edgespec.runtimes.native_library import Threads
 
 __all__ = ["MOST_THREADS", "check_threads", "make_threads"]
 
-MOST_THREADS = 1024  # as many as the kernels take, and a profile may ask for
+MOST_THREADS = 8192  # as many as the kernels take: the most processors that Linux is built for
 
 
 def check_threads(threads: int, processors: tuple[int, ...] | None) -> None:

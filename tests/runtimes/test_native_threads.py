@@ -63,7 +63,7 @@ def test_processors_that_cannot_be_had_are_refused() -> None:
     check_threads(MOST_THREADS, None)
     for threads, processors, reason in (
         (0, None, "at least 1"),
-        (MOST_THREADS + 1, None, "at most 1024"),
+        (MOST_THREADS + 1, None, "at most 8192"),
         (2, (here[0],), "2 threads cannot share 1 processors"),
         (2, (here[0], here[0]), "named twice"),
         (1, (100_000,), "may not run on processor 100000"),
