@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 
 from edgespec.decoding.contracts import Rows
@@ -47,11 +46,12 @@ Edit = Callable[[bytearray, random.Random], None]
 def editable(path: Path, architecture: str) -> list[Edit]:
     """Every number of the header that a layout is made of, the names of its keys and tensors, and the weights."""
     reader = gguf.GGUFReader(str(path))
-    base = reader.data.ctypes.data
+    base: int = reader.data.ctypes.data
     edits: list[Edit] = []
 
     def place(part: Any) -> int:
-        return int(part.ctypes.data) - base
+        address: int = part.ctypes.data
+        return address - base
 
     def numbers(part: Any, values: tuple[Any, ...], kind: str) -> None:
         size, start = struct.calcsize(kind), place(part)
@@ -158,7 +158,7 @@ def test_no_trimmed_folder_is_believed(tmp_path: Path) -> None:
         what = draw.randrange(5)
         if what == 0:
             key = draw.choice(("rows", "columns", "bytes", "scale", "type"))
-            value = draw.choice((0, 1, -1, 96, 256, 2**32, 2**63, 1e300, "F32", "Q4_K", "Q8_0", True, None, []))
+            value: Any = draw.choice((0, 1, -1, 96, 256, 2**32, 2**63, 1e300, "F32", "Q4_K", "Q8_0", True, None, []))
             edit_manifest(folder, lambda manifest: manifest["embedding"].update({key: value}))
         elif what == 1:
             key = draw.choice(("kept", "vocabulary_size", "architecture", "embedding"))
@@ -236,12 +236,12 @@ def test_a_sidecar_whose_tiles_are_no_whole_cache_lines_is_used(
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf", vocabulary=VOCABULARY[:20], quant=quant, width=96, heads=2, kv_heads=1
     )
-    sidecar, scores = tmp_path / "tiles", []
+    sidecar, scores = tmp_path / "tiles", set()
     for _ in range(2):
         with (
             load_native(path, NativeSettings(), sha256="sha256:ab", sidecar=sidecar) as model,
             model.open(9) as cache,
         ):
-            scores.append(cache.forward([1, 2], 1).logits(0))
+            scores.add(cache.forward([1, 2], 1).logits(0).tobytes())
         monkeypatch.setattr(NativeWeights, "relay", None)  # the second load lays nothing out
-    assert np.array_equal(*scores)
+    assert len(scores) == 1
