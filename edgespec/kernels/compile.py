@@ -32,6 +32,8 @@ _FLAGS = (
     "-fvisibility=hidden",
     # The kernels promise bits: a product is rounded before it is added unless the source says fma.
     "-ffp-contract=off",
+    # Some compilers reorder sums unless told otherwise, and so does a CC that was chosen for other programs.
+    "-fno-fast-math",
     # sqrtf as an instruction; nobody here reads errno.
     "-fno-math-errno",
     "-Wall",

@@ -18,7 +18,7 @@
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
 #define ES_ABI 1
 
-enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64 };
+enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_THREADS = 8192 };
 
 enum es_status {
     ES_OK = 0,
@@ -114,7 +114,7 @@ ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
  * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
 
-/* A cache for `context_length` tokens; null without memory or threads. */
+/* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS. */
 ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,
                                       const struct es_threads *threads, int32_t level);
 ES_EXPORT void es_close(struct es_sequence *sequence);

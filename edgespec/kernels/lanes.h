@@ -16,6 +16,9 @@
 #if FLT_EVAL_METHOD != 0
 #error "float arithmetic must round to float"
 #endif
+#if defined(__FAST_MATH__)
+#error "sums must be added as they are written"
+#endif
 
 enum { LANES = 16 };
 

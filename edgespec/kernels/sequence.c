@@ -45,7 +45,7 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver, s
 struct es_sequence *es_open(const struct es_model *model, int64_t context_length, const struct es_threads *threads,
                             int32_t level)
 {
-    if (context_length < 1 || threads->count < 1 || !level_of(level))
+    if (context_length < 1 || threads->count < 1 || threads->count > ES_MOST_THREADS || !level_of(level))
         return NULL;
     struct es_sequence *sequence = calloc(1, sizeof *sequence);
     if (!sequence)

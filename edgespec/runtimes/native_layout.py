@@ -187,6 +187,10 @@ class _Reader:
         head_length, embedding = header.key_length, header.embedding_length
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ModelFileError(header.path, f"{heads} attention heads cannot share {kv_heads} key-value heads")
+        is_gemma = self._architecture.is_gemma
+        share = embedding // heads if is_gemma and header.block_count == _LAYERS_OF_27B else head_length
+        if share < 1:
+            raise ModelFileError(header.path, f"{heads} attention heads cannot share {embedding} columns")
         if header.value_length != head_length:
             raise _UnsupportedError("its keys and values differ in length")
         feed_forward = self._integer("feed_forward_length", None)
@@ -212,11 +216,9 @@ class _Reader:
         head = self._matrix(_HEAD, scored, embedding) if _HEAD in self._tensors else rows
         ropes = self._ropes(rope_length)
         self._refuse_unknown_tensors()
-        is_gemma = self._architecture.is_gemma
         scale = math.sqrt(embedding) if is_gemma else 1.0
         if trimmed is not None:
-            rows, scale = self._table(trimmed.embedding), trimmed.embedding.scale
-        share = embedding // heads if is_gemma and header.block_count == _LAYERS_OF_27B else head_length
+            rows, scale = self._table(trimmed.embedding, vocabulary, embedding), trimmed.embedding.scale
         return ModelLayout(
             embedding=embedding,
             heads=heads,
@@ -309,6 +311,8 @@ class _Reader:
     def _one(self, counts: int | tuple[int, ...], what: str) -> int:
         if isinstance(counts, int):
             return counts
+        if len(counts) != self._header.block_count:
+            raise ModelFileError(self._header.path, f"it states {what} of {len(counts)} layers, and has others")
         if len(set(counts)) != 1:
             raise _UnsupportedError(f"its layers differ in their number of {what}")
         return counts[0]
@@ -360,8 +364,10 @@ class _Reader:
         bias = self._vector(bias_name, rows) if name.startswith("blk.") and bias_name in self._tensors else None
         return WeightTensor(tensor, bias, rows, columns)
 
-    def _table(self, table: EmbeddingTable) -> WeightTensor:
-        """The rows of an embedding in a file of its own, whose sizes were checked with the file's."""
+    def _table(self, table: EmbeddingTable, vocabulary: int, embedding: int) -> WeightTensor:
+        """The rows of an embedding in a file of its own, whose size was checked with the file's."""
+        if (table.rows, table.columns) != (vocabulary, embedding):
+            raise ModelFileError(table.path, f"it has {table.rows} rows for a vocabulary of {vocabulary}")
         if table.type_name not in TYPES:
             raise _UnsupportedError(f"it has no kernels for {table.type_name} ({table.path.name})")
         tensor = TensorInfo(

@@ -10,7 +10,9 @@ from edgespec.errors import InvalidRequestError
 from edgespec.runtimes.control_groups import processor_limit
 from edgespec.runtimes.native_library import Threads
 
-__all__ = ["check_threads", "make_threads"]
+__all__ = ["MOST_THREADS", "check_threads", "make_threads"]
+
+MOST_THREADS = 8192  # as many as the kernels take: the most processors that Linux is built for
 
 
 def check_threads(threads: int, processors: tuple[int, ...] | None) -> None:
@@ -18,8 +20,8 @@ def check_threads(threads: int, processors: tuple[int, ...] | None) -> None:
 
     Of more processors than threads the first are used.
     """
-    if threads < 1:
-        raise InvalidRequestError(f"threads must be at least 1, not {threads}")
+    if not 1 <= threads <= MOST_THREADS:
+        raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {threads}")
     if processors is None:
         return
     if sys.platform != "linux":

@@ -151,12 +151,19 @@ class NativeWeights:
     def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
         """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
         exponents = np.arange(0, layout.rope_length, 2, dtype=np.float64) / layout.rope_length
-        frequencies = np.array([rope.base**-exponent for exponent in exponents.tolist()]) / rope.scale
-        if rope.factors is not None:
-            factors = _read_floats(self._file, rope.factors).astype(np.float64)
-            if not (np.isfinite(factors).all() and (factors > 0).all()):
-                raise ValueError("rope factors must be finite and positive")
-            frequencies /= factors
+        factors = None if rope.factors is None else _read_floats(self._file, rope.factors).astype(np.float64)
+        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise ValueError("rope factors must be finite and positive")
+        try:
+            frequencies = np.array([rope.base**-exponent for exponent in exponents.tolist()])
+        except OverflowError:
+            frequencies = np.full(len(exponents), np.inf)
+        with np.errstate(over="ignore"):
+            frequencies /= rope.scale
+            if factors is not None:
+                frequencies /= factors
+        if not np.isfinite(frequencies).all():
+            raise ValueError(f"a rope base of {rope.base} scaled by {rope.scale} gives no finite frequencies")
         return frequencies
 
     def rows(self, weight: WeightTensor, ids: IdArray) -> NDArray[np.uint8]:
@@ -194,9 +201,14 @@ class NativeWeights:
         """
         last = (weight.rows - 1) // _TILE_ROWS * _TILE_ROWS
         for strip in (_Strip(weight, 0, min(_TILE_ROWS, weight.rows)), _Strip(weight, last, weight.rows - last)):
-            tile = np.zeros(_relaid_bytes(self.library, weight, strip.rows), dtype=np.uint8)
+            # Tiles follow one another without a gap, and need not be whole cache lines: no rounding here.
+            start, size = (
+                int(self.library.api.es_relaid_bytes(weight.type_number, rows, weight.columns))
+                for rows in (strip.first, strip.rows)
+            )
+            tile = np.zeros(size, dtype=np.uint8)
             self._relay_to(strip, tile.ctypes.data)
-            address = self._addresses[weight.tensor.name] + _relaid_bytes(self.library, weight, strip.first)
+            address = self._addresses[weight.tensor.name] + start
             if ctypes.string_at(address, tile.size) != tile.tobytes():
                 return False
         return True

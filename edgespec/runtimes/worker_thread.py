@@ -28,7 +28,7 @@ class WorkerThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Hand ``job`` over without waiting. Raises ClosedError after ``close``."""
+        """Hand ``job`` over without waiting. Raises ClosedError after ``close``, and in a forked process."""
         future: Future[T] = Future()
         self._hand_over(job, future)
         return future
@@ -37,13 +37,17 @@ class WorkerThread:
         with self._lock:
             if self._closed:
                 raise ClosedError("this sequence is closed")
+            if not self._thread.is_alive():  # in a forked child: nobody would ever take the job
+                raise ClosedError(
+                    "this sequence belongs to the process that opened it", hint="load the model after forking"
+                )
             self._jobs.put((job, future))
 
     def run(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
 
         If the wait itself is interrupted, the job is told to end and waited for, so that no native call outlives
-        its caller. Raises ClosedError after ``close``.
+        its caller. Raises ClosedError after ``close``, and in a forked process.
         """
         if threading.current_thread() is self._thread:
             return job()

@@ -15,6 +15,7 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes import native_library
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.native_threads import MOST_THREADS
 
 
 @pytest.fixture
@@ -78,6 +79,15 @@ def test_without_a_compiler_there_is_a_note_and_the_runtime_says_why(folder: Pat
 def test_an_error_in_the_sources_is_quoted(folder: Path, compiler: str) -> None:
     sources_in(folder, broken=True)
     assert "on purpose" in build(folder)
+
+
+def test_a_compiler_chosen_with_fast_arithmetic_still_keeps_to_the_source(tmp_path: Path, compiler: str) -> None:
+    command = [*compiler.split(), "-ffast-math"]
+    portable = compiling.FOLDER / "level_portable.c"
+    assert compiling._compile(command, compiling._FLAGS, portable, tmp_path).is_file()
+    without = [flag for flag in compiling._FLAGS if flag != "-fno-fast-math"]
+    with pytest.raises(compiling.CompileError, match="added as they are written"):
+        compiling._compile(command, without, portable, tmp_path)
 
 
 def test_without_library_and_note_the_runtime_is_missing(folder: Path) -> None:
@@ -174,5 +184,6 @@ def test_the_library_takes_what_runtimes_hand_over() -> None:
     """forward.c's limits are those that requests are cut to."""
     header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
     assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
-    assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS} " in header
+    assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS}," in header
+    assert f"ES_MOST_THREADS = {MOST_THREADS} " in header
     assert f"#define ES_ABI {native_library.ABI}\n" in header

@@ -15,7 +15,7 @@ import pytest
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.runtimes import native_threads
 from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native
-from edgespec.runtimes.native_threads import check_threads, make_threads
+from edgespec.runtimes.native_threads import MOST_THREADS, check_threads, make_threads
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -60,9 +60,10 @@ def test_processors_that_cannot_be_had_are_refused() -> None:
     here = sorted(os.sched_getaffinity(0))
     check_threads(1, (here[0],))
     check_threads(1, tuple(here))
-    check_threads(5, None)
+    check_threads(MOST_THREADS, None)
     for threads, processors, reason in (
         (0, None, "at least 1"),
+        (MOST_THREADS + 1, None, "at most 8192"),
         (2, (here[0],), "2 threads cannot share 1 processors"),
         (2, (here[0], here[0]), "named twice"),
         (1, (100_000,), "may not run on processor 100000"),

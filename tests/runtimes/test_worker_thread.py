@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -222,6 +223,23 @@ def test_after_close_there_is_no_thread_and_no_work(interrupted: Interrupted) ->
     for use in (worker.run, worker.submit):
         with pytest.raises(ClosedError):
             use(lambda: 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_forked_process_is_told_and_can_close_instead_of_waiting_for_ever(worker: WorkerThread) -> None:
+    child = os.fork()
+    if child == 0:  # no thread but this one lives here
+        try:
+            signal.alarm(WAIT_S)
+            worker.run(lambda: 1)
+        except ClosedError:
+            worker.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.run(lambda: 1) == 1
 
 
 def test_close_from_the_thread_itself_and_from_many_others(interrupted: Interrupted) -> None:
