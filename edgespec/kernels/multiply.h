@@ -27,9 +27,10 @@ static inline size_t pass_start(size_t rows, size_t pass)
 void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
                    size_t first, size_t rows, float out[][TILE_ROWS]);
 
-/* From so many rows on, two tiles at a time are faster, where the level has that: measured on a Zen 5, 16 rows of Q4_K
- * take 1.09 times as long so, 32 the same, 256 0.92 to 0.98. More at once would only make the buffers larger. */
-enum { LEAST_PAIR_ROWS = 33, MOST_PAIR_ROWS = ES_MOST_TOKENS };
+/* From so many rows on, two tiles at a time are faster, where the level has that: measured on a Zen 5, one thread, a
+ * whole model of Q4_K and Q6_K took 1.04 times as long so at 33 rows, 1 / 1.06 at 64 and 1 / 1.12 at 256. More at once
+ * would only make the buffers larger. */
+enum { LEAST_PAIR_ROWS = 64, MOST_PAIR_ROWS = ES_MOST_TOKENS };
 
 static inline int takes_pairs(const struct level *level, const struct es_matrix *a, const struct es_matrix *b,
                               size_t rows)
