@@ -2,7 +2,9 @@
 
 llama.cpp runs in every setting that changes what its kernels do: on each power of two of threads, with its weights
 repacked for this processor and as they are in the file. Everything takes turns in one process; each figure is the
-median of its turns, and ratios are of times of the same turn. The read bandwidth is measured before and after.
+median of its turns, and ratios are of times of the same turn. Where memory's speed changes from second to second, the
+share of it that plain decoding uses means little unless both are measured together: so our plain forwards take turns
+with reading alone, and each turn's share is of the readings right before and after it.
 
     python benchmarks/native_against_llama.py MODEL.gguf [--threads N] [--prompt TOKENS] [--turns N]
 
@@ -12,11 +14,13 @@ Prints one JSON object. Wants a quiet machine; trust the ratios.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import time
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,23 @@ from edgespec.runtimes.llama import LlamaSettings, load_model
 from edgespec.runtimes.native import NativeSettings, load_native
 
 NATIVE = "native"
+
+# A turn of readings or plain forwards: short, so that the memory is the same for both; 10 to 20 of each at 50 GB/s.
+READING_S = 0.1
+SHARE_TURNS = 9
+PLAIN_FORWARDS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What plain forwards read in a second, turn by turn, and what readings right before and after them did."""
+
+    plain_bytes_per_s: tuple[float, ...]
+    read_bytes_per_s: tuple[float, ...]  # one more: each turn lies between two
+
+    def of_turns(self) -> list[float]:
+        between = itertools.pairwise(self.read_bytes_per_s)
+        return [own / statistics.mean(reads) for own, reads in zip(self.plain_bytes_per_s, between, strict=True)]
 
 
 def open_models(stack: ExitStack, path: Path, threads: int) -> dict[str, Model]:
@@ -55,6 +76,27 @@ def time_widths(models: dict[str, Model], context: int) -> tuple[RuntimeTimes, .
         except StopIteration as done:
             times: tuple[RuntimeTimes, ...] = done.value
             return times
+
+
+def time_shares(model: Model, threads: int) -> Shares:
+    """Plain forwards in turn with reading alone; each figure is the median of its turn."""
+
+    def read() -> float:
+        return measure_read_bandwidth([threads], seconds=READING_S).by_threads[0].median_bytes_per_s
+
+    ids = probe_tokens(PLAIN_FORWARDS, model.facts.vocabulary_size)
+    plain, reads = [], [read()]
+    with closing(model.open(PLAIN_FORWARDS)) as sequence:
+        for _ in range(SHARE_TURNS):
+            times = []
+            for token in ids:
+                started = time.perf_counter()
+                sequence.forward([token], 1).argmax()
+                times.append(time.perf_counter() - started)
+            sequence.rewind(0)
+            plain.append(model.facts.bytes_per_forward / statistics.median(times))
+            reads.append(read())
+    return Shares(plain_bytes_per_s=tuple(plain), read_bytes_per_s=tuple(reads))
 
 
 def time_prompts(models: dict[str, Model], tokens: int, turns: int) -> dict[str, list[float]]:
@@ -115,18 +157,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="times that each reads the prompt")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        before = measure_read_bandwidth([arguments.threads]).by_threads[0].best_bytes_per_s
         models = open_models(stack, arguments.model, arguments.threads)
         times = time_widths(models, 256)
         prompts = time_prompts(models, arguments.prompt, arguments.turns)
-        after = measure_read_bandwidth([arguments.threads]).by_threads[0].best_bytes_per_s
+        shares = time_shares(models[NATIVE], arguments.threads)
     report = {
         "model": arguments.model.name,
         "threads": arguments.threads,
         **report_of(times, prompts, arguments.prompt),
     }
-    report["read_bytes_per_s"] = [round(before), round(after)]
-    report["share_of_read_bandwidth"] = round(report["plain_bytes_per_s"] / max(before, after), 3)
+    of_turns = shares.of_turns()
+    report["read_bytes_per_s"] = [round(min(shares.read_bytes_per_s)), round(max(shares.read_bytes_per_s))]
+    report["share_of_read_bandwidth"] = round(statistics.median(of_turns), 3)
+    report["share_of_read_bandwidth_range"] = [_short(min(of_turns)), _short(max(of_turns))]
     json.dump(report, sys.stdout, indent=1)
     print()
 

@@ -105,32 +105,59 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
     multiply_share(step, &product, 1, x, step->forward->rows);
 }
 
+typedef void join_function(const float *gate, const float *up, size_t length, float *y);
+
+/* Block `block` of a row of what the feed-forward's second half reads. */
+static void put_fed(const struct step *step, const struct es_layer *layer, size_t row, size_t block, const float *from)
+{
+    struct activations *to = &step->sequence->fed;
+    if (takes_quantised_input(layer->down.type))
+        step->level->quantise(from, 1, to->blocks + row * (to->columns / BLOCK) + block);
+    else
+        memcpy(to->floats + row * to->columns + block * BLOCK, from, BLOCK * sizeof *from);
+}
+
+static void feed_block(const struct step *step, const struct es_layer *layer, join_function *join, size_t block)
+{
+    size_t rows = step->forward->rows;
+    for (size_t pass = 0; pass < pass_count(rows); pass++) {
+        size_t first = pass_start(rows, pass), here = pass_start(rows, pass + 1) - first;
+        float joined[PASS_ROWS][BLOCK];
+        for (size_t half = 0; half < 2; half++) {
+            float gate[PASS_ROWS][TILE_ROWS], up[PASS_ROWS][TILE_ROWS];
+            multiply_tile(step->level, &layer->gate, 2 * block + half, &step->sequence->normed, first, here, gate);
+            multiply_tile(step->level, &layer->up, 2 * block + half, &step->sequence->normed, first, here, up);
+            for (size_t r = 0; r < here; r++)
+                join(gate[r], up[r], TILE_ROWS, joined[r] + half * TILE_ROWS);
+        }
+        for (size_t r = 0; r < here; r++)
+            put_fed(step, layer, first + r, block, joined[r]);
+    }
+}
+
+static void feed_block_in_pairs(const struct step *step, const struct es_layer *layer, join_function *join, size_t block)
+{
+    const struct es_matrix *const matrices[2] = {&layer->gate, &layer->up};
+    float both[MOST_PAIR_ROWS][2][TILE_ROWS], joined[MOST_PAIR_ROWS][BLOCK];
+    for (size_t half = 0; half < 2; half++) {
+        const size_t tiles[2] = {2 * block + half, 2 * block + half};
+        multiply_pair(step->level, matrices, tiles, &step->sequence->normed, 0, step->forward->rows, both);
+        for (size_t r = 0; r < step->forward->rows; r++)
+            join(both[r][0], both[r][1], TILE_ROWS, joined[r] + half * TILE_ROWS);
+    }
+    for (size_t r = 0; r < step->forward->rows; r++)
+        put_fed(step, layer, r, block, joined[r]);
+}
+
 /* The feed-forward's gate and its input, joined and quantised while they are at hand: 32 outputs at a time. */
 static void feed(const struct step *step, const struct es_layer *layer)
 {
-    struct activations *to = &step->sequence->fed;
-    int is_swiglu = step->model->activation == ES_SWIGLU;
-    void (*join)(const float *, const float *, size_t, float *) = is_swiglu ? step->level->swiglu : step->level->geglu;
-    size_t rows = step->forward->rows, blocks = to->columns / BLOCK, begin, end;
-    share(step, blocks, &begin, &end);
+    join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
+    int in_pairs = takes_pairs(step->level, &layer->gate, &layer->up, step->forward->rows);
+    size_t begin, end;
+    share(step, step->sequence->fed.columns / BLOCK, &begin, &end);
     for (size_t block = begin; block < end; block++)
-        for (size_t pass = 0; pass < pass_count(rows); pass++) {
-            size_t first = pass_start(rows, pass), here = pass_start(rows, pass + 1) - first;
-            float joined[PASS_ROWS][BLOCK];
-            for (size_t half = 0; half < 2; half++) {
-                float gate[PASS_ROWS][TILE_ROWS], up[PASS_ROWS][TILE_ROWS];
-                multiply_tile(step->level, &layer->gate, 2 * block + half, &step->sequence->normed, first, here, gate);
-                multiply_tile(step->level, &layer->up, 2 * block + half, &step->sequence->normed, first, here, up);
-                for (size_t r = 0; r < here; r++)
-                    join(gate[r], up[r], TILE_ROWS, joined[r] + half * TILE_ROWS);
-            }
-            for (size_t r = 0; r < here; r++) {
-                if (takes_quantised_input(layer->down.type))
-                    step->level->quantise(joined[r], 1, to->blocks + (first + r) * blocks + block);
-                else
-                    memcpy(to->floats + (first + r) * to->columns + block * BLOCK, joined[r], sizeof joined[r]);
-            }
-        }
+        (in_pairs ? feed_block_in_pairs : feed_block)(step, layer, join, block);
 }
 
 static void score(const struct step *step)

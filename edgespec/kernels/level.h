@@ -28,6 +28,10 @@ enum { ATTENTION_BLOCK = 256, MOST_QUERIES = 64 };
 typedef void multiply_function(const uint8_t *tile, const struct activations *x, size_t first, size_t rows,
                                float out[][TILE_ROWS]);
 
+/* The same outputs of two tiles of one type, of `rows` inputs, any number: out[r][t][i] is tile t's out[r][i]. */
+typedef void multiply_pair_function(const uint8_t *const tiles[2], const struct activations *x, size_t first,
+                                    size_t rows, float (*out)[2][TILE_ROWS]);
+
 /* Keys and values of one key-value head, as halves.
  *
  * Keys lie in tiles of 16 positions, [position / 16][head_length][16], so that lane i of a score is position i and no
@@ -52,6 +56,7 @@ struct attention_query {
 struct level {
     const char *name;
     multiply_function *multiply[ES_TYPES]; /* by type; null for a number that is none */
+    multiply_pair_function *multiply_pair[ES_TYPES]; /* null where it would be no faster */
     /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
     /* Symmetric int8, a scale for each 32. A block with a value that is not finite gets the scale NaN. */

@@ -2,12 +2,24 @@
 #if defined(__AVX512VNNI__)
 
 #include "multiply_avx512.h"
+#include "multiply_avx512_pairs.h"
 #include "row_attention.h"
 #include "row_kernels.h"
 
 const struct level level_avx512_vnni = {
     .name = "avx512-vnni",
     .multiply = MULTIPLY_EVERY_TYPE,
+    .multiply_pair =
+        {
+            [ES_Q4_0] = multiply_pair_q4_0,
+            [ES_Q4_1] = multiply_pair_q4_1,
+            [ES_Q5_0] = multiply_pair_q5_0,
+            [ES_Q5_1] = multiply_pair_q5_1,
+            [ES_Q8_0] = multiply_pair_q8_0,
+            [ES_Q4_K] = multiply_pair_q4_k,
+            [ES_Q5_K] = multiply_pair_q5_k,
+            [ES_Q6_K] = multiply_pair_q6_k,
+        },
     .normalise = normalise,
     .quantise = quantise,
     .swiglu = swiglu,

@@ -5,18 +5,37 @@
 
 #include "float_mode.h"
 
-void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
-                   size_t first, size_t rows, float out[][TILE_ROWS])
+static const uint8_t *tile_of(const struct es_matrix *matrix, size_t tile)
 {
-    const uint8_t *tiles = matrix->tiles + tile * tile_bytes(matrix->type, matrix->columns);
-    multiply_of(level, matrix->type)(tiles, x, first, rows, out);
+    return matrix->tiles + tile * tile_bytes(matrix->type, matrix->columns);
+}
+
+static void add_bias(const struct es_matrix *matrix, size_t tile, float *out)
+{
     if (!matrix->bias)
         return;
     size_t start = tile * TILE_ROWS, left = (size_t)matrix->rows - start;
     size_t lanes = left < TILE_ROWS ? left : TILE_ROWS;
+    for (size_t lane = 0; lane < lanes; lane++)
+        out[lane] += matrix->bias[start + lane];
+}
+
+void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
+                   size_t first, size_t rows, float out[][TILE_ROWS])
+{
+    multiply_of(level, matrix->type)(tile_of(matrix, tile), x, first, rows, out);
     for (size_t r = 0; r < rows; r++)
-        for (size_t lane = 0; lane < lanes; lane++)
-            out[r][lane] += matrix->bias[start + lane];
+        add_bias(matrix, tile, out[r]);
+}
+
+void multiply_pair(const struct level *level, const struct es_matrix *const matrices[2], const size_t tiles[2],
+                   const struct activations *x, size_t first, size_t rows, float (*out)[2][TILE_ROWS])
+{
+    const uint8_t *const both[2] = {tile_of(matrices[0], tiles[0]), tile_of(matrices[1], tiles[1])};
+    level->multiply_pair[matrices[0]->type](both, x, first, rows, out);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t t = 0; t < 2; t++)
+            add_bias(matrices[t], tiles[t], out[r][t]);
 }
 
 static void put(const struct product *product, size_t tile, size_t row, const float *from)
@@ -31,20 +50,47 @@ static void put(const struct product *product, size_t tile, size_t row, const fl
         memcpy(to, from, lanes * sizeof *to);
 }
 
+static void multiply_one(const struct level *level, const struct product *product, size_t tile,
+                         const struct activations *x, size_t rows)
+{
+    for (size_t pass = 0; pass < pass_count(rows); pass++) {
+        float out[PASS_ROWS][TILE_ROWS];
+        size_t first = pass_start(rows, pass), here = pass_start(rows, pass + 1) - first;
+        multiply_tile(level, product->matrix, tile, x, first, here, out);
+        for (size_t r = 0; r < here; r++)
+            put(product, tile, first + r, out[r]);
+    }
+}
+
+static void multiply_two(const struct level *level, const struct product *product, const size_t tiles[2],
+                         const struct activations *x, size_t rows)
+{
+    const struct es_matrix *const matrices[2] = {product->matrix, product->matrix};
+    float out[MOST_PAIR_ROWS][2][TILE_ROWS];
+    for (size_t first = 0, here; first < rows; first += here) {
+        here = rows - first < MOST_PAIR_ROWS ? rows - first : MOST_PAIR_ROWS;
+        multiply_pair(level, matrices, tiles, x, first, here, out);
+        for (size_t r = 0; r < here; r++)
+            for (size_t t = 0; t < 2; t++)
+                put(product, tiles[t], first + r, out[r][t]);
+    }
+}
+
 void multiply_tiles(const struct level *level, const struct product *products, size_t count, size_t begin, size_t end,
                     const struct activations *x, size_t rows)
 {
     for (size_t i = 0; i < count; i++) {
         const struct product *product = &products[i];
-        size_t own = tile_count(product->matrix->rows);
-        for (size_t tile = begin; tile < end && tile < own; tile++)
-            for (size_t pass = 0; pass < pass_count(rows); pass++) {
-                float out[PASS_ROWS][TILE_ROWS];
-                size_t first = pass_start(rows, pass), here = pass_start(rows, pass + 1) - first;
-                multiply_tile(level, product->matrix, tile, x, first, here, out);
-                for (size_t r = 0; r < here; r++)
-                    put(product, tile, first + r, out[r]);
-            }
+        size_t own = tile_count(product->matrix->rows), last = end < own ? end : own, rest = begin;
+        if (begin < last && takes_pairs(level, product->matrix, product->matrix, rows)) {
+            /* One of each half, so that both go on to the tile behind. */
+            size_t half = (last - begin) / 2;
+            for (size_t tile = begin; tile < begin + half; tile++)
+                multiply_two(level, product, (const size_t[]){tile, tile + half}, x, rows);
+            rest += 2 * half;
+        }
+        for (size_t tile = rest; tile < last; tile++)
+            multiply_one(level, product, tile, x, rows);
         begin = begin > own ? begin - own : 0;
         end = end > own ? end - own : 0;
     }

@@ -69,6 +69,22 @@ ALWAYS_INLINE void multiply_six_bits(const int64_t type, const int rows, const u
         _mm512_storeu_ps(out[r], sum[r]);
 }
 
+/* The scales of a block's first 16 columns and of its last. */
+struct byte_scales {
+    __m512 low, high;
+};
+
+ALWAYS_INLINE struct byte_scales load_byte_scales(const uint8_t *behind, size_t b)
+{
+    __m512i pair = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(behind + b * HALF_LINE_BYTES)));
+    __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24), high = _mm512_srai_epi32(pair, 8);
+    __m512 d = load_halves(behind + Q6_K_D_AT);
+    return (struct byte_scales){
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(low)),
+        _mm512_mul_ps(d, _mm512_cvtepi32_ps(high)),
+    };
+}
+
 /* Q6_K. */
 ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, const uint8_t *tile,
                                         const struct activation_block *x, size_t blocks, float out[][TILE_ROWS])
@@ -84,12 +100,7 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
             __m512i codes[8];
             unpack_codes(type, tile + b * code_bytes, codes);
             prefetch(tile + b * block_bytes(type), block_bytes(type));
-            __m512i pair = _mm512_cvtepi16_epi32(
-                _mm256_loadu_si256((const __m256i *)(behind + b * HALF_LINE_BYTES)));
-            __m512i low_scale = _mm512_srai_epi32(_mm512_slli_epi32(pair, 24), 24);
-            __m512 d = load_halves(behind + Q6_K_D_AT);
-            __m512 d_low = _mm512_mul_ps(d, _mm512_cvtepi32_ps(low_scale));
-            __m512 d_high = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 8)));
+            const struct byte_scales d = load_byte_scales(behind, b);
             const struct activation_block *input = x + start + b;
             UNROLLED
             for (int r = 0; r < rows; r++, input += blocks) {
@@ -102,8 +113,8 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
                     low = dot4(low, codes[j], input->q + 4 * j);
                     high = dot4(high, codes[j + 4], input->q + 16 + 4 * j);
                 }
-                __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(low), d_low);
-                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), d_high, part);
+                __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(low), d.low);
+                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), d.high, part);
                 sum[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(input->scale), sum[r]);
             }
         }

@@ -100,13 +100,27 @@ def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str,
             assert same_bits(together, alone[start : start + width]), (width, start)
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("columns", [256, 480, 1536])
+@pytest.mark.parametrize("width", [64, 65, 66, 67, 256, 257, 320])
+def test_many_rows_are_the_rows_alone(
+    library: NativeLibrary, level: str, kind: str, columns: int, width: int
+) -> None:
+    """Two tiles at a time from 64 rows on, at most 256 rows; 40 outputs leave one tile over, which ends early."""
+    weights = some_weights(kind, 11, 40, columns)
+    x, bias = spread_input(12, width, weights.columns), normal(13, 40)
+    together = multiply(library, level, weights, x, bias)
+    parts = [multiply(library, level, weights, x[start : start + 8], bias) for start in range(0, width, 8)]
+    assert same_bits(together, np.concatenate(parts))
+
+
 def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
-    """16 rows of two blocks of which every byte, small scales as well, is ``byte``."""
+    """32 rows of two blocks of which every byte, small scales as well, is ``byte``."""
     columns, size = block_sizes(kind)
     block = np.full(size, byte, dtype=np.uint8)
     for at, value in zip(HALVES[kind], (scale, minimum), strict=False):
         block[at : at + 2] = np.array([value], dtype="<f2").view(np.uint8)
-    return Weights(kind, 16, 2 * columns, np.tile(block, (16, 2)))
+    return Weights(kind, 32, 2 * columns, np.tile(block, (32, 2)))
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -127,6 +141,7 @@ def test_the_largest_codes_and_activations_do_not_saturate(
     x = np.tile(np.array(signs, dtype=np.float32) * 127, weights.columns // 2)[None]
     exact = exact_input(library, kind, x)
     found = multiply(library, level, weights, x)
+    assert same_bits(multiply(library, level, weights, x.repeat(64, axis=0)), found.repeat(64, axis=0))
     assert np.allclose(
         found, exact @ weights.values.T, rtol=0, atol=2.0**-20 * (np.abs(exact) @ sizes(weights).T).max()
     )

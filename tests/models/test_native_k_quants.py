@@ -45,9 +45,9 @@ def test_it_agrees_with_llama_cpp(text: Text, native: NativeModel) -> None:
         narrow = run(model, text.tokens, 1)
     # Not the first row: the 1.5B's activations there are so uneven that llama.cpp's scales, one for each 256, lose
     # them. Held against the same weights in halves its answer is 6.1 nats away, ours 0.2.
-    # Measured over the others: 0.0029 and 0.0016.
+    # Measured over the others: 0.0028 and 0.0017.
     assert divergence(narrow[1:], own[1:]) < 0.006
-    assert (narrow.argmax(-1) == own.argmax(-1)).mean() > 0.9  # measured: 0.93 and 0.96
+    assert (narrow.argmax(-1) == own.argmax(-1)).mean() > 0.9  # measured: 0.96 and 0.96
 
 
 def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:

@@ -1,0 +1,204 @@
+/* Products of many inputs for AVX-512 VNNI: two tiles at a time, opened once.
+ *
+ * What limits them is the two pipes that multiply: 8 dot products, a multiply and two fma for each input and block. So
+ * all else is kept off those pipes and below two loads a cycle: codes are unpacked once for all inputs, to lines that
+ * stay in the first-level cache, and every four activations that are broadcast serve both tiles. */
+#ifndef EDGESPEC_MULTIPLY_AVX512_PAIRS_H
+#define EDGESPEC_MULTIPLY_AVX512_PAIRS_H
+
+#include <string.h>
+
+#include "multiply_avx512_codes.h"
+#include "multiply_avx512_k.h"
+
+/* Inputs at a time: 8 sums, 16 code vectors and what is in flight fill the registers. Blocks that are opened at a time:
+ * 20 KiB of a first-level cache of 32 or 48. */
+enum { PAIR_ROWS = 4, OPEN_BLOCKS = 2 * GROUP_BLOCKS };
+
+/* A block of a tile as unsigned bytes and floats. */
+struct open_block {
+    uint8_t codes[8][LINE_BYTES];
+    float scale[TILE_ROWS];
+    float other[TILE_ROWS]; /* the minimum, as it is added; Q6_K: the scale of the last 16 columns */
+} __attribute__((aligned(64)));
+
+ALWAYS_INLINE int is_six_bits(const int64_t type)
+{
+    return type == ES_Q4_K || type == ES_Q5_K;
+}
+
+ALWAYS_INLINE int with_minimum(const int64_t type)
+{
+    return type == ES_Q4_1 || type == ES_Q5_1 || is_six_bits(type);
+}
+
+ALWAYS_INLINE void open_group(const int64_t type, const uint8_t *group, size_t here, struct open_block *to)
+{
+    const size_t code_bytes = code_lines(type) * LINE_BYTES;
+    const uint8_t *behind = group + here * code_bytes;
+    struct six_bits bits = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (size_t b = 0; b < here; b++, to++) {
+        __m512i codes[8];
+        unpack_codes(type, group + b * code_bytes, codes);
+        UNROLLED
+        for (int j = 0; j < 8; j++)
+            _mm512_store_si512(to->codes[j], codes[j]);
+        __m512 scale, other = _mm512_setzero_ps();
+        if (is_six_bits(type)) {
+            if (b % (GROUP_BLOCKS / 2) == 0)
+                bits = load_six_bits(behind, b > 0);
+            scale = next_scale(&bits.scales, load_halves(behind + K_D_AT));
+            other = next_scale(&bits.minimums, load_halves(behind + K_DMIN_AT));
+            other = _mm512_xor_ps(other, _mm512_set1_ps(-0.0f));
+        } else if (type == ES_Q6_K) {
+            struct byte_scales two = load_byte_scales(behind, b);
+            scale = two.low;
+            other = two.high;
+        } else {
+            scale = load_halves(behind + b * HALF_LINE_BYTES);
+            if (with_minimum(type))
+                other = load_halves(behind + (here + b) * HALF_LINE_BYTES);
+        }
+        _mm512_store_ps(to->scale, scale);
+        _mm512_store_ps(to->other, other);
+    }
+}
+
+/* What the chain of dot products of a block starts from: the codes' offset. */
+ALWAYS_INLINE __m512i offset_of(const int64_t type, const struct activation_block *input)
+{
+    if (with_minimum(type))
+        return _mm512_setzero_si512();
+    __m512i offset = _mm512_set1_epi32(input->minus8);
+    if (type == ES_Q5_0)
+        return _mm512_slli_epi32(offset, 1);
+    return type == ES_Q8_0 ? _mm512_slli_epi32(offset, 4) : offset;
+}
+
+ALWAYS_INLINE __m512i broadcast_four(const int8_t *four)
+{
+    int32_t dword;
+    __builtin_memcpy(&dword, four, sizeof dword);
+    return _mm512_set1_epi32(dword);
+}
+
+/* One block of one input, for both tiles. */
+ALWAYS_INLINE void add_input(const int64_t type, const __m512i codes[2][8], const struct open_block *const at[2],
+                             const struct activation_block *input, __m512 sum[2])
+{
+    __m512i dot[2], high[2];
+    dot[0] = dot[1] = offset_of(type, input);
+    if (type == ES_Q6_K) {
+        __m512i low = _mm512_set1_epi32(input->minus8_low);
+        high[0] = high[1] = _mm512_slli_epi32(_mm512_sub_epi32(dot[0], low), 2);
+        dot[0] = dot[1] = _mm512_slli_epi32(low, 2);
+    }
+    UNROLLED
+    for (int j = 0; j < 8; j++) {
+        __m512i four = broadcast_four(input->q + 4 * j);
+        __m512i *to = type == ES_Q6_K && j >= 4 ? high : dot;
+        to[0] = _mm512_dpbusd_epi32(to[0], codes[0][j], four);
+        to[1] = _mm512_dpbusd_epi32(to[1], codes[1][j], four);
+    }
+    __m512 x_scale = _mm512_set1_ps(input->scale);
+    UNROLLED
+    for (int t = 0; t < 2; t++) {
+        __m512 scale = _mm512_load_ps(at[t]->scale), other = _mm512_load_ps(at[t]->other);
+        if (type == ES_Q6_K) {
+            __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[t]), scale);
+            part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[t]), other, part);
+            sum[t] = _mm512_fmadd_ps(part, x_scale, sum[t]);
+        } else {
+            sum[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[t]), _mm512_mul_ps(scale, x_scale), sum[t]);
+        }
+        if (with_minimum(type))
+            sum[t] = _mm512_fmadd_ps(other, _mm512_set1_ps(input->scaled_sum), sum[t]);
+    }
+}
+
+/* Adds `count` opened blocks to the sums of `rows` inputs, which are `stride` blocks apart. */
+ALWAYS_INLINE void add_open_blocks(const int64_t type, const int rows, const struct open_block *open, size_t count,
+                                   const struct activation_block *x, size_t stride, float (*out)[2][TILE_ROWS])
+{
+    __m512 sum[PAIR_ROWS][2];
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = _mm512_loadu_ps(out[r][0]);
+        sum[r][1] = _mm512_loadu_ps(out[r][1]);
+    }
+    for (size_t b = 0; b < count; b++) {
+        const struct open_block *const at[2] = {open + b, open + OPEN_BLOCKS + b};
+        __m512i codes[2][8];
+        UNROLLED
+        for (int j = 0; j < 8; j++) {
+            codes[0][j] = _mm512_load_si512(at[0]->codes[j]);
+            codes[1][j] = _mm512_load_si512(at[1]->codes[j]);
+        }
+        const struct activation_block *input = x + b;
+        UNROLLED
+        for (int r = 0; r < rows; r++, input += stride)
+            add_input(type, codes, at, input, sum[r]);
+    }
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        _mm512_storeu_ps(out[r][0], sum[r][0]);
+        _mm512_storeu_ps(out[r][1], sum[r][1]);
+    }
+}
+
+/* Asks for part `part` of `parts` of a tile's next blocks: all at once would be more than can be under way. */
+ALWAYS_INLINE void prefetch_part(const uint8_t *from, size_t bytes, size_t part, size_t parts)
+{
+    size_t lines = bytes / LINE_BYTES, end = lines * (part + 1) / parts;
+    for (size_t line = lines * part / parts; line < end; line++)
+        _mm_prefetch((const char *)from + line * LINE_BYTES, _MM_HINT_T0);
+}
+
+/* See multiply_pair_function. */
+ALWAYS_INLINE void multiply_open_pair(const int64_t type, const uint8_t *const tiles[2], const struct activations *x,
+                                 size_t first, size_t rows, float (*out)[2][TILE_ROWS])
+{
+    struct open_block open[2 * OPEN_BLOCKS];
+    const size_t blocks = x->columns / BLOCK, passes = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
+    const size_t open_bytes = OPEN_BLOCKS * block_bytes(type);
+    memset(out, 0, rows * sizeof *out);
+    for (size_t start = 0; start < blocks; start += OPEN_BLOCKS) {
+        size_t count = blocks - start < OPEN_BLOCKS ? blocks - start : OPEN_BLOCKS;
+        const uint8_t *at[2] = {tiles[0] + start * block_bytes(type), tiles[1] + start * block_bytes(type)};
+        for (size_t t = 0; t < 2; t++)
+            for (size_t b = 0; b < count; b += GROUP_BLOCKS)
+                open_group(type, at[t] + b * block_bytes(type), count - b < GROUP_BLOCKS ? count - b : GROUP_BLOCKS,
+                           open + t * OPEN_BLOCKS + b);
+        for (size_t pass = 0; pass < passes; pass++) {
+            /* Behind the last blocks of a tile are the first of the one that is likely to be next. */
+            prefetch_part(at[0] + count * block_bytes(type), open_bytes, pass, passes);
+            prefetch_part(at[1] + count * block_bytes(type), open_bytes, pass, passes);
+            size_t r = rows * pass / passes;
+            const struct activation_block *input = x->blocks + (first + r) * blocks + start;
+            switch (rows * (pass + 1) / passes - r) {
+            case 1: add_open_blocks(type, 1, open, count, input, blocks, out + r); break;
+            case 2: add_open_blocks(type, 2, open, count, input, blocks, out + r); break;
+            case 3: add_open_blocks(type, 3, open, count, input, blocks, out + r); break;
+            case 4: add_open_blocks(type, 4, open, count, input, blocks, out + r); break;
+            }
+        }
+    }
+}
+
+#define DEFINE_PAIR(name, type)                                                                                \
+    static void multiply_pair_##name(const uint8_t *const tiles[2], const struct activations *x, size_t first, \
+                                     size_t rows, float (*out)[2][TILE_ROWS])                                  \
+    {                                                                                                          \
+        multiply_open_pair(type, tiles, x, first, rows, out);                                                       \
+    }
+
+DEFINE_PAIR(q4_0, ES_Q4_0)
+DEFINE_PAIR(q4_1, ES_Q4_1)
+DEFINE_PAIR(q5_0, ES_Q5_0)
+DEFINE_PAIR(q5_1, ES_Q5_1)
+DEFINE_PAIR(q8_0, ES_Q8_0)
+DEFINE_PAIR(q4_k, ES_Q4_K)
+DEFINE_PAIR(q5_k, ES_Q5_K)
+DEFINE_PAIR(q6_k, ES_Q6_K)
+
+#endif
