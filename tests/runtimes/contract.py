@@ -609,8 +609,8 @@ class NativeContract:
                     time.sleep(0.001)  # the prefill is under way
                 short.run(decode)
                 running.result(60)
-        # Taking turns, chunk by chunk, the short forwards would be about as many as the chunks of the long one.
-        assert steps_inside[0] > 3 * (runtime.prefill_tokens // CHUNK)
+        # Taking turns, chunk by chunk, the short forwards would be as many as the chunks of the long one.
+        assert steps_inside[0] > 1.2 * (runtime.prefill_tokens // CHUNK)
 
     @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
     def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
