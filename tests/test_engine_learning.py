@@ -192,7 +192,7 @@ def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_
     threading.Event().wait(delay_s)
     engine.close()
     learner.join(20)
-    assert outcome == [()]
+    assert outcome in ([()], [engine.plan.reasons])  # with models this small it may be through by then
     assert threading.active_count() == threads
 
 

@@ -59,6 +59,11 @@ class NativeCache:
                 f"no memory for the hidden states of {len(layers)} layers", needed_bytes=None, available_bytes=None
             )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been freed."""
+        return self._pointer is not None
+
     def _open(self) -> int:
         if self._pointer is None:
             raise ClosedError("this sequence is closed")

@@ -209,7 +209,8 @@ class NativeSequence:
         self._cancelled.clear()
 
     def _check_open(self) -> None:
-        if not self._finalizer.alive:
+        # Not by the finalizer, which is over as soon as it begins: the answer in flight is to end as a cancelled one.
+        if not self._native.is_open:
             raise ClosedError("this sequence is closed")
 
     def close(self) -> None:
