@@ -89,6 +89,11 @@ struct level {
         [ES_Q6_K] = multiply_q6_k, \
     }
 
+/* What row_kernels.h and row_attention.h give a level: one that lacked a function would jump to nowhere. */
+#define EVERY_ROW_FUNCTION                                                                                      \
+    .normalise = normalise, .quantise = quantise, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
+    .attend = attend, .argmax = argmax
+
 /* Which of them were built, EDGESPEC_HAS_... says. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;
 

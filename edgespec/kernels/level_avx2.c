@@ -9,13 +9,7 @@
 const struct level level_avx2 = {
     .name = "avx2",
     .multiply = MULTIPLY_EVERY_TYPE,
-    .normalise = normalise,
-    .quantise = quantise,
-    .swiglu = swiglu,
-    .geglu = geglu,
-    .exponential = exponential,
-    .attend = attend,
-    .argmax = argmax,
+    EVERY_ROW_FUNCTION,
 };
 
 #else

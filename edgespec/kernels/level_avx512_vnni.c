@@ -20,13 +20,7 @@ const struct level level_avx512_vnni = {
             [ES_Q5_K] = multiply_pair_q5_k,
             [ES_Q6_K] = multiply_pair_q6_k,
         },
-    .normalise = normalise,
-    .quantise = quantise,
-    .swiglu = swiglu,
-    .geglu = geglu,
-    .exponential = exponential,
-    .attend = attend,
-    .argmax = argmax,
+    EVERY_ROW_FUNCTION,
 };
 
 #else

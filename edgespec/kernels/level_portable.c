@@ -8,11 +8,5 @@
 const struct level level_portable = {
     .name = "portable",
     .multiply = MULTIPLY_EVERY_TYPE,
-    .normalise = normalise,
-    .quantise = quantise,
-    .swiglu = swiglu,
-    .geglu = geglu,
-    .exponential = exponential,
-    .attend = attend,
-    .argmax = argmax,
+    EVERY_ROW_FUNCTION,
 };
