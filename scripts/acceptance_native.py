@@ -46,7 +46,7 @@ GEOMEAN_STOCK, GEOMEAN_TRIMMED, CODE, NEVER_SLOWER = 1.3, 1.45, 1.8, 0.97
 FAST_CATEGORIES = ("code", "code-edit")
 
 MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m", "gemma3-270m")
-TARGET = MODELS[0]
+TARGET, DRAFTER = MODELS[:2]
 WINDOW = 1024
 NATIVE, LLAMA = "native", "llama"
 DEEPEST = 8
@@ -88,14 +88,18 @@ def divergences_of(models: dict[str, LoadedModel], tokens: Sequence[int]) -> dic
     return {name: float(np.mean(own)) for name, own in found.items()}
 
 
-def agreement(one: LoadedModel, other: LoadedModel, tokens: Sequence[int], widths: tuple[int, int]) -> float:
-    """How often both would write the same token, each scored so many rows at a time."""
+def best_tokens(model: LoadedModel, tokens: Sequence[int], width: int) -> npt.NDArray[np.intp]:
+    """The token that it would write after each of these, scored so many rows at a time."""
+    return np.concatenate([rows.argmax(axis=-1) for rows in rows_of(model, tokens, width)])
 
-    def best(model: LoadedModel, width: int) -> list[int]:
-        return [int(token) for rows in rows_of(model, tokens, width) for token in rows.argmax(axis=-1)]
 
-    ours, theirs = best(one, widths[0]), best(other, widths[1])
-    return float(np.mean([a == b for a, b in zip(ours, theirs, strict=True)]))
+def agreements(own: LoadedModel, theirs: LoadedModel, tokens: Sequence[int]) -> dict[str, float]:
+    """How often both would write the same token row by row, and how often llama.cpp eight rows at a time as well."""
+    at_1 = best_tokens(theirs, tokens, 1)
+    return {
+        "agreement_with_llama_at_1": float(np.mean(best_tokens(own, tokens, 1) == at_1)),
+        "agreement_of_llama_at_1_and_8": float(np.mean(best_tokens(theirs, tokens, 8) == at_1)),
+    }
 
 
 def model_quality(model: str) -> Callable[[Results, str], bool]:
@@ -111,21 +115,19 @@ def model_quality(model: str) -> Callable[[Results, str], bool]:
             perplexities = {
                 each: quality.perplexity(losses_of(loaded, text)) for each, loaded in ((NATIVE, own), (LLAMA, theirs))
             }
-            some = text[:KL_TOKENS]
             found = {
                 "model": model,
                 "tokens": TOKENS,
                 "perplexity": perplexities,
                 "perplexity_ratio": perplexities[NATIVE] / perplexities[LLAMA],
-                "agreement_with_llama_at_1": agreement(own, theirs, some, (1, 1)),
-                "agreement_of_llama_at_1_and_8": agreement(theirs, theirs, some, (1, 8)),
+                **agreements(own, theirs, text),
             }
             results.save(name, **found)
             export(model, "--to", "gguf", "--quant", "f32", "-o", Path(folder) / FLOAT32)
             exported = Locator(store=Store(home())).locate(str(Path(folder) / FLOAT32))
             exact = LlamaSettings(threads=threads, kv_type="f32", flash_attention=False, repack=False)
             reference = stack.enter_context(open_model(exported, exact))
-            kl = divergences_of({FLOAT32: reference, NATIVE: own, LLAMA: theirs}, some)
+            kl = divergences_of({FLOAT32: reference, NATIVE: own, LLAMA: theirs}, text[:KL_TOKENS])
         found |= {"kl_tokens": KL_TOKENS, "mean_kl_nats": kl, "kl_ratio": kl[NATIVE] / kl[LLAMA]}
         results.save(name, **found)
         return quality_holds(found)
@@ -281,27 +283,48 @@ def over_llama(report: dict[str, Any], arm: str, rival: str) -> dict[str, float]
     return {category: ours[category]["geomean"] / theirs[category]["geomean"] for category in ours}
 
 
-def suite(draft: str | None, least: float) -> Callable[[Results, str], bool]:
-    """A step: the frozen suite as planned, against llama.cpp's plain decoding in the same run."""
+def mean_depths(report: dict[str, Any], arm: str) -> dict[str, float]:
+    """How many tokens a round of this arm drafted, by category."""
+    proposed: dict[str, float] = {}
+    rounds: dict[str, float] = {}
+    for answer in report["pairs"]:
+        if answer["arm"] == arm and answer["tokens_per_round"]:
+            category = answer["category"]
+            proposed[category] = proposed.get(category, 0) + answer["proposed"]
+            rounds[category] = rounds.get(category, 0) + answer["tokens"] / answer["tokens_per_round"]
+    return {category: proposed[category] / rounds[category] for category in proposed}
 
-    def step(results: Results, name: str) -> bool:
-        drafting = () if draft is None else ("--draft", draft)
-        report = edgespec(
-            "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--beside", f"llama:{TARGET}",
-            *drafting,
-        )  # fmt: skip
-        rival = next(arm for arm in report["arms"] if arm.startswith("llama:"))
-        gains = over_llama(report, "planned", rival)
-        geomean = statistics.geometric_mean(gains.values())
-        results.save(name, report=brief(report), over_llama=gains, geomean=geomean)
-        return (
-            identical(report)
-            and geomean >= least
-            and all(gains[category] >= CODE for category in FAST_CATEGORIES if category in gains)
-            and min(gains.values()) >= NEVER_SLOWER
-        )
 
-    return step
+def suite(results: Results, name: str, *drafting: str, least: float) -> bool:
+    """The frozen suite as planned, against llama.cpp's plain decoding in the same run."""
+    report = edgespec(
+        "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--beside", f"llama:{TARGET}", *drafting
+    )
+    rival = next(arm for arm in report["arms"] if arm.startswith("llama:"))
+    gains = over_llama(report, "planned", rival)
+    geomean = statistics.geometric_mean(gains.values())
+    depths = mean_depths(report, "planned")
+    results.save(name, report=brief(report), over_llama=gains, geomean=geomean, mean_depths=depths)
+    return (
+        identical(report)
+        and geomean >= least
+        and all(gains[category] >= CODE for category in FAST_CATEGORIES if category in gains)
+        and min(gains.values()) >= NEVER_SLOWER
+    )
+
+
+def stock_suite(results: Results, name: str) -> bool:
+    """The suite with the drafter as it is published."""
+    return suite(results, name, least=GEOMEAN_STOCK)
+
+
+def trimmed_suite(results: Results, name: str) -> bool:
+    """The suite with the same drafter in four bits and a head of the size that is measured to be best."""
+    with tempfile.TemporaryDirectory(prefix="edgespec trimmed ") as place:
+        folder = Path(place) / "drafter"
+        exported = export(DRAFTER, "--to", "gguf", "--quant", "q4_0", "--trim-vocab", "auto", "-o", folder)
+        results.save(name, trim=exported["trim"], bytes_per_token=exported["bytes_per_token"])
+        return suite(results, name, "--draft", str(folder), least=GEOMEAN_TRIMMED)
 
 
 NATIVE_STEPS: dict[str, Callable[[Any, str], bool]] = {
@@ -311,7 +334,8 @@ NATIVE_STEPS: dict[str, Callable[[Any, str], bool]] = {
     **{f"native-quality-{model}": model_quality(model) for model in MODELS},
     "native-rows": row_bits,
     "native-equality": equality,
-    "native-suite-stock": suite(None, GEOMEAN_STOCK),
+    "native-suite-stock": stock_suite,
+    "native-suite-trimmed": trimmed_suite,
 }
 
 

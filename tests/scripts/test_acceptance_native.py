@@ -53,6 +53,71 @@ def test_gains_are_held_against_llama_cpp_by_category() -> None:
     assert steps.over_llama(report, "planned", "llama:m") == {"code": 3.0, "qa": 1.25}
 
 
+def test_depths_are_told_by_category() -> None:
+    def answer(arm: str, category: str, proposed: int, per_round: float | None) -> dict[str, Any]:
+        return {"arm": arm, "category": category, "proposed": proposed, "tokens": 96, "tokens_per_round": per_round}
+
+    pairs = [
+        answer("planned", "code", 90, 4.0),  # 24 rounds
+        answer("planned", "code", 54, 2.0),  # 48 rounds
+        answer("planned", "qa", 0, 1.0),
+        answer("planned", "chat", 0, None),  # one token: no round
+        answer("plain", "code", 900, 1.0),
+    ]
+    assert steps.mean_depths({"pairs": pairs}, "planned") == {"code": 2.0, "qa": 0.0}
+
+
+def suite_report(code: float, qa: float, identical: float = 1.0) -> dict[str, Any]:
+    def arm(**categories: float) -> dict[str, Any]:
+        return {"speedup": {"by_category": {name: {"geomean": gain} for name, gain in categories.items()}}}
+
+    return {
+        "arms": {"planned": arm(code=code, qa=qa), "llama:m": arm(code=1.0, qa=1.0)},
+        "identical_fraction": identical,
+        "pairs": [],
+        "plan": {"reasons": []},
+    }
+
+
+@pytest.mark.parametrize(
+    ("report", "stock", "trimmed"),
+    [
+        (suite_report(2.0, 1.1), True, True),
+        (suite_report(1.8, 0.97), True, False),  # 1.32 in the mean
+        (suite_report(1.7, 1.5), False, False),  # code is not 1.8
+        (suite_report(2.5, 0.96), False, False),  # one category lost
+        (suite_report(1.8, 0.93), False, False),
+        (suite_report(2.0, 1.1, identical=0.99), False, False),
+    ],
+)
+def test_the_suite_holds_only_if_every_line_does(
+    monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], stock: bool, trimmed: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    exported: list[tuple[object, ...]] = []
+    saved: dict[str, Any] = {}
+
+    def fake_bench(*arguments: str) -> dict[str, Any]:
+        asked.append(arguments)
+        return report
+
+    def fake_export(*arguments: object) -> dict[str, Any]:
+        exported.append(arguments)
+        return {"trim": {"rows": 40960}, "bytes_per_token": 1}
+
+    class Results:
+        def save(self, _name: str, **values: Any) -> None:
+            saved.update(values)
+
+    monkeypatch.setattr(steps, "edgespec", fake_bench)
+    monkeypatch.setattr(steps, "export", fake_export)
+    assert steps.stock_suite(Results(), "s") == stock
+    assert "--draft" not in asked[0] and not exported
+    assert steps.trimmed_suite(Results(), "t") == trimmed
+    assert asked[1][asked[1].index("--draft") + 1] == str(exported[0][-1])
+    assert saved["trim"] == {"rows": 40960}
+
+
 @pytest.mark.parametrize(
     ("peak", "first_s", "next_s", "holds"),
     [(0.86, 2.8, 0.1, True), (1.01, 2.8, 0.1, False), (0.86, 6.1, 0.1, False), (0.86, 2.8, 1.1, False)],
