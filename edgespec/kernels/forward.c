@@ -199,6 +199,8 @@ static void forward_on(void *context, int thread)
         THEN(join_rows(step, joint));
         THEN(project(step, layer));
         THEN(place_heads(step, number));
+        if (!forward->scored && number + 1 == (size_t)model->layers)
+            break; /* nobody reads what comes after: the keys and values are all that stays */
         THEN(mix(step, number));
         THEN(add_product(step, &layer->output, &sequence->mixed, layer->attention_post_norm));
         joint = (struct joint){

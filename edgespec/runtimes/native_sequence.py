@@ -63,7 +63,11 @@ class NativeSequence:
             keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is there anyway
         )
         # Not self.cancel: the thread must not keep a forgotten Sequence alive.
-        self._worker = WorkerThread("edgespec-native", functools.partial(_cancel, self._native, self._cancelled))
+        try:
+            self._worker = WorkerThread("edgespec-native", functools.partial(_cancel, self._native, self._cancelled))
+        except BaseException:  # there are limits on threads
+            self._native.free()
+            raise
         # Runs at garbage collection and at interpreter exit alike: ends the forward in flight, then frees. The cache
         # holds the weights, which must go after it.
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._native, self._cancelled)

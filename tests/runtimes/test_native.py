@@ -28,8 +28,9 @@ from edgespec.errors import (
 )
 from edgespec.files.gguf import read_header
 from edgespec.planning.widths import WIDEST, probe_widths
-from edgespec.runtimes import native_weights
+from edgespec.runtimes import native_sequence, native_weights
 from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
+from edgespec.runtimes.native_cache import NativeCache
 from edgespec.runtimes.native_library import load
 from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits
 from tests.support.native_models import KINDS, Files, some_tokens
@@ -217,6 +218,18 @@ def test_other_threads_share_the_weights(model: NativeModel, sequence: NativeSeq
     assert sequence.forward([4], 1).count == 1  # closing one leaves the other
     with model.with_caches() as same:
         assert same.facts == model.facts
+
+
+def test_without_a_thread_to_spare_no_cache_stays(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    freed: list[NativeCache] = []
+    monkeypatch.setattr(native_sequence, "WorkerThread", no_thread)
+    monkeypatch.setattr(NativeCache, "free", lambda self, free=NativeCache.free: (freed.append(self), free(self)))
+    with pytest.raises(RuntimeError, match="thread"):
+        model.open(20)
+    assert len(freed) == 1
 
 
 def test_a_closed_model_makes_no_others(files: Files) -> None:
