@@ -17,6 +17,7 @@ from edgespec.planning.offload import layer_bytes
 from edgespec.planning.options import HOST
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes import llama, native, onnx
+from edgespec.runtimes.native_library import PORTABLE
 from edgespec.runtimes.native_library import load as load_kernels
 from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_frames import LoadRequest
@@ -145,7 +146,7 @@ def processor_runtimes(wanted: str, device: str, located: LocatedModel) -> Seque
         return ("native",)
     if reason is not None:
         return ("llama",)
-    return ("native", "llama") if library.levels[-1] != "portable" else ("llama", "native")
+    return ("native", "llama") if library.levels[-1] != PORTABLE else ("llama", "native")
 
 
 def runtime_of(settings: ModelSettings) -> str:

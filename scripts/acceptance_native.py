@@ -250,11 +250,14 @@ def speed(results: Results, name: str) -> bool:
 
 
 def levels(results: Results, name: str) -> bool:
-    """T(w) of every instruction set that this processor has, forced one after another."""
-    from edgespec.runtimes.native_library import load
+    """T(w) of every instruction set that this processor has, forced one after another.
+
+    Portable C, a test's reference and no fast path, would take a quarter of an hour.
+    """
+    from edgespec.runtimes.native_library import PORTABLE, load
 
     located = Locator(store=Store(home()), download=True).locate(TARGET)
-    for level in reversed(load().levels):
+    for level in [level for level in reversed(load().levels) if level != PORTABLE]:
         results.save(name, **{level: benchmark("kernels.py", str(located.path), "--level", level, "--passes", "5")})
     return True
 
@@ -298,8 +301,9 @@ def mean_depths(report: dict[str, Any], arm: str) -> dict[str, float]:
 def suite(results: Results, name: str, *drafting: str, least: float) -> bool:
     """The frozen suite as planned, against llama.cpp's plain decoding in the same run."""
     report = edgespec(
-        "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--beside", f"llama:{TARGET}", *drafting
-    )
+        "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--beside", f"llama:{TARGET}",
+        *drafting,
+    )  # fmt: skip
     rival = next(arm for arm in report["arms"] if arm.startswith("llama:"))
     gains = over_llama(report, "planned", rival)
     geomean = statistics.geometric_mean(gains.values())

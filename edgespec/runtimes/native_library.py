@@ -21,6 +21,7 @@ __all__ = [
     "CANCELLED",
     "LEVELS",
     "OTHER_PROCESS",
+    "PORTABLE",
     "Layer",
     "Matrix",
     "NativeLibrary",
@@ -37,8 +38,9 @@ INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select -
 
 ABI = 1
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
+PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.
-LEVELS: Mapping[str, int] = {"portable": 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
+LEVELS: Mapping[str, int] = {PORTABLE: 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
 
 _LOADING = threading.Lock()
 

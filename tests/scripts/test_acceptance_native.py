@@ -112,7 +112,8 @@ def test_the_suite_holds_only_if_every_line_does(
     monkeypatch.setattr(steps, "edgespec", fake_bench)
     monkeypatch.setattr(steps, "export", fake_export)
     assert steps.stock_suite(Results(), "s") == stock
-    assert "--draft" not in asked[0] and not exported
+    assert "--draft" not in asked[0]
+    assert not exported
     assert steps.trimmed_suite(Results(), "t") == trimmed
     assert asked[1][asked[1].index("--draft") + 1] == str(exported[0][-1])
     assert saved["trim"] == {"rows": 40960}
