@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import acceptance_native as steps
 
 GOOD: dict[str, Any] = {
+    "perplexity": {"native": 10.04, "llama": 10.0, "float32": 10.0},
     "perplexity_ratio": 1.004,
     "kl_ratio": 0.99,
     "agreement_with_llama_at_1": 0.961,
@@ -36,6 +37,17 @@ def test_as_true_as_llama_cpp() -> None:
 )
 def test_less_true_does_not_hold(worse: dict[str, float]) -> None:
     assert not steps.quality_holds(GOOD | worse)
+
+
+@pytest.mark.parametrize(("reference", "holds"), [(9.90, True), (9.94, True), (9.96, False), (10.0, False)])
+def test_a_lower_perplexity_holds_where_it_is_the_truer_one(reference: float, holds: bool) -> None:
+    lower = {"native": 9.90, "llama": 10.0, "float32": reference}
+    assert steps.quality_holds(GOOD | {"perplexity": lower, "perplexity_ratio": 0.99}) == holds
+
+
+def test_a_higher_perplexity_does_not_hold_even_where_it_is_the_truer_one() -> None:
+    higher = {"native": 10.1, "llama": 10.0, "float32": 10.1}
+    assert not steps.quality_holds(GOOD | {"perplexity": higher, "perplexity_ratio": 1.01})
 
 
 def test_mixtures_of_widths_cover_every_position() -> None:
