@@ -15,10 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import acceptance_native as steps
 
 GOOD: dict[str, Any] = {
-    "perplexity": {"native": 10.04, "llama": 10.0, "float32": 10.0},
     "perplexity_ratio": 1.004,
     "kl_ratio": 0.99,
-    "kl_excess_in_standard_errors": -3.0,
     "agreement_with_llama_at_1": 0.961,
     "agreement_of_llama_at_1_and_8": 0.97,
 }
@@ -33,16 +31,12 @@ def test_as_true_as_llama_cpp() -> None:
     [
         {"perplexity_ratio": 1.006},
         {"perplexity_ratio": 0.994},
-        {"kl_ratio": 1.01, "kl_excess_in_standard_errors": 2.0},
+        {"kl_ratio": 1.01},
         {"agreement_with_llama_at_1": 0.959},
     ],
 )
 def test_less_true_does_not_hold(worse: dict[str, float]) -> None:
     assert not steps.quality_holds(GOOD | worse)
-
-
-def test_a_difference_that_may_be_chance_holds() -> None:
-    assert steps.quality_holds(GOOD | {"kl_ratio": 1.03, "kl_excess_in_standard_errors": 1.9})
 
 
 def test_divergences_are_compared_token_by_token() -> None:
@@ -54,17 +48,6 @@ def test_divergences_are_compared_token_by_token() -> None:
     assert found["kl_excess_in_standard_errors"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("reference", "holds"), [(9.90, True), (9.94, True), (9.96, False), (10.0, False)])
-def test_a_lower_perplexity_holds_where_it_is_the_truer_one(reference: float, holds: bool) -> None:
-    lower = {"native": 9.90, "llama": 10.0, "float32": reference}
-    assert steps.quality_holds(GOOD | {"perplexity": lower, "perplexity_ratio": 0.99}) == holds
-
-
-def test_a_higher_perplexity_does_not_hold_even_where_it_is_the_truer_one() -> None:
-    higher = {"native": 10.1, "llama": 10.0, "float32": 10.1}
-    assert not steps.quality_holds(GOOD | {"perplexity": higher, "perplexity_ratio": 1.01})
-
-
 def test_mixtures_of_widths_cover_every_position() -> None:
     widths = list(steps.random_widths(random.Random(1), 500))
     assert sum(widths) == 500
@@ -72,10 +55,11 @@ def test_mixtures_of_widths_cover_every_position() -> None:
     assert len(set(widths)) > 10
 
 
-def test_gains_are_held_against_llama_cpp_by_category() -> None:
-    def arm(**categories: float) -> dict[str, Any]:
-        return {"speedup": {"by_category": {name: {"geomean": gain} for name, gain in categories.items()}}}
+def arm(**categories: float) -> dict[str, Any]:
+    return {"speedup": {"by_category": {name: {"geomean": gain} for name, gain in categories.items()}}}
 
+
+def test_gains_are_held_against_llama_cpp_by_category() -> None:
     report = {"arms": {"planned": arm(code=1.5, qa=1.0), "llama:m": arm(code=0.5, qa=0.8)}}
     assert steps.over_llama(report, "planned", "llama:m") == {"code": 3.0, "qa": 1.25}
 
@@ -95,9 +79,6 @@ def test_depths_are_told_by_category() -> None:
 
 
 def suite_report(code: float, qa: float, identical: float = 1.0) -> dict[str, Any]:
-    def arm(**categories: float) -> dict[str, Any]:
-        return {"speedup": {"by_category": {name: {"geomean": gain} for name, gain in categories.items()}}}
-
     return {
         "arms": {"planned": arm(code=code, qa=qa), "llama:m": arm(code=1.0, qa=1.0)},
         "identical_fraction": identical,
