@@ -160,6 +160,20 @@ static void feed(const struct step *step, const struct es_layer *layer)
         (in_pairs ? feed_block_in_pairs : feed_block)(step, layer, join, block);
 }
 
+/* Moves what the rest of the last layer reads of the scored rows to the front: nobody asks for the others. */
+static void gather_scored(const struct step *step)
+{
+    size_t scored = step->forward->scored, unscored = step->forward->rows - scored, begin, end;
+    size_t embedding = (size_t)step->model->embedding, queries = query_length(step->model);
+    float *hidden = step->sequence->hidden, *projected = step->sequence->projected;
+    size_t stride = projected_length(step->model);
+    share(step, scored, &begin, &end);
+    for (size_t r = begin; r < end; r++) {
+        memcpy(hidden + r * embedding, hidden + (unscored + r) * embedding, embedding * sizeof *hidden);
+        memcpy(projected + r * stride, projected + (unscored + r) * stride, queries * sizeof *projected);
+    }
+}
+
 static void score(const struct step *step)
 {
     const struct product product = {
@@ -188,6 +202,13 @@ static void forward_on(void *context, int thread)
         .thread = thread,
         .threads = pool_threads(sequence->pool),
     };
+    /* The same forward with its scored rows alone, which is what it becomes once all keys and values are there. */
+    struct forward rest = *forward;
+    rest.rows = forward->scored;
+    rest.start += forward->rows - forward->scored;
+    struct step scored_only = here;
+    scored_only.forward = &rest;
+    int leaves_rows = 2 * forward->scored <= forward->rows; /* and so moves none onto another that is to be moved */
     const struct step *step = &here;
 
     const float *post_norm = NULL;
@@ -199,12 +220,16 @@ static void forward_on(void *context, int thread)
         THEN(join_rows(step, joint));
         THEN(project(step, layer));
         THEN(place_heads(step, number));
-        if (!forward->scored && number + 1 == (size_t)model->layers)
-            break; /* nobody reads what comes after: the keys and values are all that stays */
+        if (leaves_rows && number + 1 == (size_t)model->layers) {
+            if (!forward->scored)
+                break;
+            THEN(gather_scored(step));
+            step = &scored_only;
+        }
         THEN(mix(step, number));
         THEN(add_product(step, &layer->output, &sequence->mixed, layer->attention_post_norm));
         joint = (struct joint){
-            .post_norm = layer->attention_post_norm, .norm = layer->feed_forward_norm, .count = forward->rows};
+            .post_norm = layer->attention_post_norm, .norm = layer->feed_forward_norm, .count = step->forward->rows};
         THEN(join_rows(step, joint));
         THEN(feed(step, layer));
         THEN(add_product(step, &layer->down, &sequence->fed, layer->feed_forward_post_norm));
@@ -213,7 +238,7 @@ static void forward_on(void *context, int thread)
     }
     if (forward->scored) {
         struct joint joint = {.post_norm = post_norm, .norm = model->output_norm, .keep = keep};
-        joint.first = forward->rows - (joint.count = forward->scored);
+        joint.first = step->forward->rows - (joint.count = forward->scored);
         THEN(join_rows(step, joint));
         THEN(score(step));
     }

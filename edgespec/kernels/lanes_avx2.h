@@ -7,6 +7,7 @@
 
 typedef struct { __m256 low, high; } lanes;
 typedef struct { __m256i low, high; } lanes_int;
+enum { LANES_IN_REGISTERS = 8 }; /* 16 registers of 8 */
 
 static inline lanes lanes_set(float x) { return (lanes){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline lanes lanes_load(const float *from)

@@ -7,6 +7,7 @@
 
 typedef __m512 lanes;
 typedef __m512i lanes_int;
+enum { LANES_IN_REGISTERS = 32 };
 
 static inline lanes lanes_set(float x) { return _mm512_set1_ps(x); }
 static inline lanes lanes_load(const float *from) { return _mm512_loadu_ps(from); }

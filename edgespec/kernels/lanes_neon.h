@@ -9,6 +9,7 @@
 
 typedef struct { float32x4_t at[4]; } lanes;
 typedef struct { int32x4_t at[4]; } lanes_int;
+enum { LANES_IN_REGISTERS = 8 }; /* 32 registers of 4 */
 
 #define QUARTERS_OF(type, name, parameters, expression) \
     static inline type name parameters                  \

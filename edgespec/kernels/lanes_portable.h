@@ -10,6 +10,7 @@
 
 typedef struct { float at[16]; } lanes;
 typedef struct { int32_t at[16]; } lanes_int;
+enum { LANES_IN_REGISTERS = 4 }; /* whatever the compiler has: of 4 floats, 16 registers are usual */
 
 #define EACH_LANE for (int i = 0; i < LANES; i++)
 #define LANES_OF(type, name, parameters, expression)   \

@@ -12,8 +12,6 @@ static const uint8_t *tile_of(const struct es_matrix *matrix, size_t tile)
 
 static void add_bias(const struct es_matrix *matrix, size_t tile, float *out)
 {
-    if (!matrix->bias)
-        return;
     size_t start = tile * TILE_ROWS, left = (size_t)matrix->rows - start;
     size_t lanes = left < TILE_ROWS ? left : TILE_ROWS;
     for (size_t lane = 0; lane < lanes; lane++)
@@ -24,7 +22,7 @@ void multiply_tile(const struct level *level, const struct es_matrix *matrix, si
                    size_t first, size_t rows, float out[][TILE_ROWS])
 {
     multiply_of(level, matrix->type)(tile_of(matrix, tile), x, first, rows, out);
-    for (size_t r = 0; r < rows; r++)
+    for (size_t r = 0; matrix->bias && r < rows; r++)
         add_bias(matrix, tile, out[r]);
 }
 
@@ -33,8 +31,8 @@ void multiply_pair(const struct level *level, const struct es_matrix *const matr
 {
     const uint8_t *const both[2] = {tile_of(matrices[0], tiles[0]), tile_of(matrices[1], tiles[1])};
     level->multiply_pair[matrices[0]->type](both, x, first, rows, out);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t t = 0; t < 2; t++)
+    for (size_t t = 0; t < 2; t++)
+        for (size_t r = 0; matrices[t]->bias && r < rows; r++)
             add_bias(matrices[t], tiles[t], out[r][t]);
 }
 

@@ -10,8 +10,9 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* Queries that share one load of a key or a value: each takes a register for scores, two for values. */
-enum { TOGETHER = 4 };
+/* Queries that share one load of a key or a value. Each takes lanes for its scores, two for its sums of values: what
+ * is in registers, and how many chains of fma there are to take turns while each waits for its last one. */
+enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4 };
 
 /* Scores of 16 positions: a chain of fma along the head for each query. */
 ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head_length,
@@ -222,10 +223,11 @@ static void attend(const struct attention_cache *cache, float scale, size_t coun
                 if (!shared && queries[next].own_keys != here->own_keys)
                     break;
             switch (next - q) {
-            case 1: attend_block(1, cache, start, scale, here, standing + q); break;
-            case 2: attend_block(2, cache, start, scale, here, standing + q); break;
-            case 3: attend_block(3, cache, start, scale, here, standing + q); break;
-            case 4: attend_block(4, cache, start, scale, here, standing + q); break;
+/* Constant counts make each a function of its own; those above TOGETHER do not occur. */
+#define ATTEND(n) \
+    case n: attend_block(n <= TOGETHER ? n : 1, cache, start, scale, here, standing + q); break;
+                ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) ATTEND(7) ATTEND(8)
+#undef ATTEND
             default: next = q + 1; /* this one sees nothing here */
             }
         }
