@@ -49,7 +49,7 @@ def test_every_level_computes_the_portable_bits(library: NativeLibrary, fast: st
 @pytest.mark.parametrize("head_length", [16, 64])
 def test_a_query_is_the_same_beside_any_others(library: NativeLibrary, level: str, head_length: int) -> None:
     keys, values = cache(head_length)
-    for count in (1, 2, 3, 4, 5, 8, 64):
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 64):
         queries = some_queries(count, head_length)
         seen = [1 + (97 * index) % 700 for index in range(count)]
         together = attend(library, level, keys, values, queries, seen)

@@ -173,6 +173,28 @@ def test_hidden_states_are_what_stands_between_layers(tmp_path: Path, architectu
             assert np.array_equal(fork.hidden(2), found[-1:])
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_few_scored_rows_of_many_are_the_rows_alone(tmp_path: Path, architecture: Any, threads: int) -> None:
+    """The last layer computes no more than those, where they are half of the rows at most."""
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | {"architecture": architecture, "quant": "Q4_0"})
+    layers = (0, 2, 3, -1)
+    settings = NativeSettings(threads=threads)
+    with load_native(path, settings) as model, model.open(300, keep_hidden=layers) as sequence:
+        tokens = ids(280, model)
+        plain, kept = [], {layer: [] for layer in layers}
+        for token in tokens:
+            plain += logits(sequence.forward([token], 1))
+            for layer in layers:
+                kept[layer].append(sequence.hidden(layer)[0])
+        for width in (2, 3, 40, 250):
+            for scored in sorted({1, width // 2, width // 2 + 1, width} & set(range(1, 33))):
+                sequence.rewind(280 - width)
+                assert equal(logits(sequence.forward(tokens[-width:], scored)), plain[-scored:]), (width, scored)
+                for layer in layers:
+                    assert np.array_equal(sequence.hidden(layer), kept[layer][-scored:]), (width, scored, layer)
+
+
 def test_hidden_states_nobody_asked_for_or_that_are_gone(model: NativeModel) -> None:
     for strange in (4, -2):
         with pytest.raises(InvalidRequestError, match="no layer"):
