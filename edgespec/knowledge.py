@@ -13,6 +13,7 @@ from edgespec.planning.calibration import ModelTimes
 from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import MARGIN, CostDepth, Costs
+from edgespec.planning.machine import usable_processors
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.options import HOST, Contention, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.ranking import HEADROOM_BYTES, rank
@@ -91,8 +92,15 @@ class Knowledge:
             plain_s=self.store.plain_s(self.target),
             drafts=drafts,
             acceptance={source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()},
-            contention=None if self.drafter is None else self.store.load_contention(self.target, self.drafter),
+            contention=None if self.drafter is None else self._contention(self.target, self.drafter),
         )
+
+    def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
+        """What the two were measured to cost each other, as far as that can be true."""
+        both = self.store.load_contention(target, drafter)
+        if both is None or {target.device, drafter.device} != {HOST}:
+            return both
+        return both.on_shared_processors(target.threads, drafter.threads, usable_processors())
 
     @property
     def missing(self) -> bool:
@@ -193,7 +201,7 @@ class Knowledge:
             else:
                 rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
         for target, drafter in itertools.product(places.targets, places.drafters):
-            both = self.store.load_contention(target.facts, drafter.facts)
+            both = self._contention(target.facts, drafter.facts)
             if both is not None:
                 pair = target.facts.device, drafter.facts.device
                 pairs[pair] = both.worse(pairs.get(pair))

@@ -203,6 +203,35 @@ def test_of_two_contentions_of_one_pair_of_devices_the_worse_counts(measured: Me
         assert "the target 1.20x and the drafter 1.50x" in " ".join(candidate.reasons)
 
 
+def test_processors_that_both_share_do_no_more_work_than_there_are(
+    measured: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says otherwise was measured while other programs had the processors."""
+    loaded = Contention(target_factor=1.0, drafter_factor=1.2)
+    done = 4 / 1.0 + 4 / 1.2
+    raised = loaded.on_shared_processors(4, 4, 4)
+    assert raised.drafter_factor == pytest.approx(1.2 * raised.target_factor)
+    assert 4 / raised.target_factor + 4 / raised.drafter_factor == pytest.approx(1.25 * 4)
+    quiet = Contention(target_factor=1.86, drafter_factor=1.97)
+    assert quiet.on_shared_processors(2, 2, 2) == quiet
+    assert loaded.on_shared_processors(4, 4, 8) == loaded, "each has its own"
+    assert loaded.on_shared_processors(1, 3, 4) == loaded, "each has its own"
+
+    # A dear drafter that takes nothing from the target would pay at once, if that could be.
+    measured.save_times(DRAFTING_HERE.facts, invented_times(0.04))
+    measured.save_contention(HERE.facts, DRAFTING_HERE.facts, loaded)
+    measured.save_contention(WHOLE.facts, DRAFTING_HERE.facts, loaded)
+    known = Knowledge(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    elsewhere = Knowledge(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    for processors, factor, mode in ((4, done / 5, "serial"), (8, 1.0, "pipelined")):
+        monkeypatch.setattr("edgespec.knowledge.usable_processors", lambda processors=processors: processors)
+        found = known.costs().contention
+        assert found is not None
+        assert found.target_factor == pytest.approx(factor)
+        assert rank(measured).best.mode == mode
+        assert elsewhere.costs().contention == loaded, "a card does its own work"
+
+
 @pytest.mark.parametrize("probe", [True, False])
 def test_drafting_needs_the_widths_of_each_place(measured: Measurements, probe: bool) -> None:
     time_target(measured, SOME, 0.05, probe=probe)

@@ -108,10 +108,15 @@ class Conditions:
         return {"temperature_c": self.temperature_c, "load_average": self.load_average}
 
 
+def usable_processors() -> int:
+    """Logical processors that this process may keep busy: what it is bound to, or a container's quota."""
+    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(logical, processor_limit() or logical))
+
+
 def describe_machine() -> Machine:
     """Look at the machine now."""
-    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    logical = max(1, min(logical, processor_limit() or logical))
+    logical = usable_processors()
     physical = psutil.cpu_count(logical=False) or logical
     name, flags = _cpu_name_and_flags()
     total, available = memory_bytes()
