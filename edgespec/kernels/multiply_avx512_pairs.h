@@ -170,7 +170,7 @@ ALWAYS_INLINE void prefetch_part(const uint8_t *from, size_t bytes, size_t part,
 
 /* See multiply_pair_function. */
 ALWAYS_INLINE void multiply_open_pair(const int64_t type, const uint8_t *const tiles[2], const struct activations *x,
-                                 size_t first, size_t rows, float (*out)[2][TILE_ROWS])
+                                      size_t first, size_t rows, float (*out)[2][TILE_ROWS])
 {
     struct open_block open[2 * OPEN_BLOCKS];
     const size_t blocks = x->columns / BLOCK, passes = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
