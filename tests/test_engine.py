@@ -31,6 +31,7 @@ from edgespec.planning.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native import KV_BITS
+from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -149,7 +150,10 @@ def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) ->
     assert {name for _, name in told} == {threading.current_thread().name}
 
 
-def test_uncalibrated_the_plan_is_plain(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
+def test_uncalibrated_the_plan_is_plain(
+    tiny: TinyModels, home: Home, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 100.0)  # else the last engine may choose the other runtime, which is not measured
     with tiny.load(store_home=home) as engine:
         assert (engine.plan.mode, engine.plan.depth_cap, engine.probe) == ("plain", 0, None)
         assert "not calibrated yet" in engine.plan.reasons[-1]

@@ -18,7 +18,7 @@ from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import CostDepth
 from edgespec.planning.planner import NOT_CALIBRATED
-from tests.support.calibrating import damage, measured, shorten_contention, stored
+from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import environment
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 from tests.support.watched_sequences import watch_forwards
@@ -29,6 +29,9 @@ REPEATING = "the people use water and the people use words and the people"
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
+    # Whatever else the machine does meanwhile, the next engine must not find the other runtime faster: there, nothing
+    # is measured.
+    fix_plain_ratio(monkeypatch, 100.0)
     # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
     monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
 
