@@ -222,7 +222,7 @@ static void forward_on(void *context, int thread)
         THEN(place_heads(step, number));
         if (leaves_rows && number + 1 == (size_t)model->layers) {
             if (!forward->scored)
-                break;
+                break; /* nobody reads what comes after: the keys and values are all that stays */
             THEN(gather_scored(step));
             step = &scored_only;
         }

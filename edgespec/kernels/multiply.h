@@ -27,7 +27,7 @@ static inline size_t pass_start(size_t rows, size_t pass)
 void multiply_tile(const struct level *level, const struct es_matrix *matrix, size_t tile, const struct activations *x,
                    size_t first, size_t rows, float out[][TILE_ROWS]);
 
-/* From so many rows on, two tiles at a time are faster, where the level has that: measured on a Sapphire Rapids server,
+/* From so many rows on, two tiles at a time are faster, where the level has that: measured on an Emerald Rapids server,
  * one thread, Q4_K, products took 1.06 times as long so with 16 rows, 1 / 1.04 with 24, 1 / 1.10 with 32 and 1 / 1.24
  * with 256. More at once would only make the buffers larger. */
 enum { LEAST_PAIR_ROWS = 32, MOST_PAIR_ROWS = ES_MOST_TOKENS };

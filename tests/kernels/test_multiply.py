@@ -102,7 +102,7 @@ def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str,
 
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("columns", [256, 480, 1536])
-@pytest.mark.parametrize("width", [31, 32, 33, 35, 37, 39, 64, 256, 257, 320])
+@pytest.mark.parametrize("width", [31, 32, 33, 35, 37, 39, 64, 65, 66, 67, 256, 257, 258, 259, 260, 261, 320])
 def test_many_rows_are_the_rows_alone(
     library: NativeLibrary, level: str, kind: str, columns: int, width: int
 ) -> None:
