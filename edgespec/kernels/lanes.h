@@ -46,12 +46,21 @@ static inline float lanes_largest(lanes a)
     return largest;
 }
 
-/* To the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction. */
-#define LANES_ROUNDER 0x1.8p23f
-static inline lanes_int lanes_round(lanes x)
+#if !defined(LANES_SUM_FOUR)
+static inline void lanes_sum_four(const lanes of[4], float sums[4])
 {
-    lanes shifted = lanes_add(x, lanes_set(LANES_ROUNDER));
-    return lanes_int_add(lanes_bits(shifted), lanes_int_set(-0x4b400000));
+    for (int i = 0; i < 4; i++)
+        sums[i] = lanes_sum(of[i]);
+}
+#endif
+
+/* The nearest integer to a product below 2^22, ties to even: once 1.5 * 2^23 is added there is no room for a fraction,
+ * and the last bits are the integer's. */
+#define LANES_ROUNDER 0x1.8p23f
+static inline lanes lanes_shifted_product(lanes a, lanes b) { return lanes_fma(a, b, lanes_set(LANES_ROUNDER)); }
+static inline lanes_int lanes_rounded_product(lanes a, lanes b)
+{
+    return lanes_int_add(lanes_bits(lanes_shifted_product(a, b)), lanes_int_set(-0x4b400000));
 }
 
 /* e^x within 2 units in the last place; 0 below -87 (where floats become subnormal), e^88 above 88, NaN for NaN.
@@ -75,7 +84,7 @@ static inline lanes lanes_exp(lanes x)
     p = lanes_add(lanes_fma(p, lanes_mul(r, r), r), lanes_set(1.0f));
     /* The bits of `shifted` end in n; 127 is the bias of a float's exponent. */
     lanes_int power = lanes_int_add(lanes_bits(shifted), lanes_int_set(127 - 0x4b400000));
-    return lanes_zero_below(x, -87.0f, lanes_mul(p, lanes_of_bits(lanes_int_shift_23(power))));
+    return lanes_zero_below(x, -87.0f, lanes_mul(p, lanes_of_bits(lanes_int_shift(power, 23))));
 }
 
 #endif

@@ -109,9 +109,9 @@ static inline lanes_int lanes_int_max(lanes_int a, lanes_int b)
 {
     return (lanes_int){_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)};
 }
-static inline lanes_int lanes_int_shift_23(lanes_int a)
+static inline lanes_int lanes_int_shift(lanes_int a, int left)
 {
-    return (lanes_int){_mm256_slli_epi32(a.low, 23), _mm256_slli_epi32(a.high, 23)};
+    return (lanes_int){_mm256_slli_epi32(a.low, left), _mm256_slli_epi32(a.high, left)};
 }
 static inline int32_t lanes_int_sum(lanes_int a)
 {

@@ -50,7 +50,7 @@ static inline lanes_int lanes_int_and(lanes_int a, int32_t mask)
     return _mm512_and_si512(a, _mm512_set1_epi32(mask));
 }
 static inline lanes_int lanes_int_max(lanes_int a, lanes_int b) { return _mm512_max_epi32(a, b); }
-static inline lanes_int lanes_int_shift_23(lanes_int a) { return _mm512_slli_epi32(a, 23); }
+static inline lanes_int lanes_int_shift(lanes_int a, int left) { return _mm512_slli_epi32(a, (unsigned)left); }
 static inline int32_t lanes_int_sum(lanes_int a) { return _mm512_reduce_add_epi32(a); }
 static inline int32_t lanes_int_largest(lanes_int a) { return _mm512_reduce_max_epi32(a); }
 static inline void lanes_int_store_bytes(int8_t *to, lanes_int a)
@@ -64,6 +64,20 @@ static inline float lanes_sum(lanes a)
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+/* lanes_sum of each, in the same order: the halves of two sit in one register, then a quarter of each. */
+#define LANES_SUM_FOUR
+static inline void lanes_sum_four(const lanes of[4], float sums[4])
+{
+    __m512 eights[2];
+    for (int i = 0; i < 2; i++)
+        eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(of[2 * i], of[2 * i + 1], 0x44),
+                                  _mm512_shuffle_f32x4(of[2 * i], of[2 * i + 1], 0xee));
+    __m512 fours = _mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                                 _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+    __m512 twos = _mm512_add_ps(fours, _mm512_permute_ps(fours, 0xee));
+    __m512 ones = _mm512_add_ps(twos, _mm512_permute_ps(twos, 0x55));
+    _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones)));
 }
 
 #endif

@@ -46,7 +46,7 @@ QUARTERS_OF(lanes_int, lanes_int_set, (int32_t x), vdupq_n_s32(x))
 QUARTERS_OF(lanes_int, lanes_int_add, (lanes_int a, lanes_int b), vaddq_s32(a.at[i], b.at[i]))
 QUARTERS_OF(lanes_int, lanes_int_and, (lanes_int a, int32_t mask), vandq_s32(a.at[i], vdupq_n_s32(mask)))
 QUARTERS_OF(lanes_int, lanes_int_max, (lanes_int a, lanes_int b), vmaxq_s32(a.at[i], b.at[i]))
-QUARTERS_OF(lanes_int, lanes_int_shift_23, (lanes_int a), vshlq_n_s32(a.at[i], 23))
+QUARTERS_OF(lanes_int, lanes_int_shift, (lanes_int a, int left), vshlq_s32(a.at[i], vdupq_n_s32(left)))
 
 static inline void lanes_store(float *to, lanes x)
 {

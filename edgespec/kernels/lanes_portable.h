@@ -41,7 +41,7 @@ LANES_OF(lanes_int, lanes_int_set, (int32_t x), x)
 LANES_OF(lanes_int, lanes_int_add, (lanes_int a, lanes_int b), (int32_t)((uint32_t)a.at[i] + (uint32_t)b.at[i]))
 LANES_OF(lanes_int, lanes_int_and, (lanes_int a, int32_t mask), a.at[i] & mask)
 LANES_OF(lanes_int, lanes_int_max, (lanes_int a, lanes_int b), a.at[i] > b.at[i] ? a.at[i] : b.at[i])
-LANES_OF(lanes_int, lanes_int_shift_23, (lanes_int a), (int32_t)((uint32_t)a.at[i] << 23))
+LANES_OF(lanes_int, lanes_int_shift, (lanes_int a, int left), (int32_t)((uint32_t)a.at[i] << left))
 
 static inline void lanes_store(float *to, lanes x) { memcpy(to, x.at, sizeof x.at); }
 static inline int lanes_any_above(lanes a, float limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from edgespec.runtimes.native_library import NativeLibrary
@@ -34,21 +35,61 @@ def as_half_without_bounds(x: np.float32) -> np.float32:
     return np.float32(np.ldexp(np.rint(fraction * 2**11) / 2**11, exponent))
 
 
+def halves_summed(values: Floats) -> np.float32:
+    """The sum of a power of two of floats: half of them onto the other half, until one is left."""
+    while len(values) > 1:
+        values = values[: len(values) // 2] + values[len(values) // 2 :]
+    return np.float32(values[0])
+
+
+def rounded_to(top: int, x: Floats) -> tuple[npt.NDArray[np.int8], np.float32]:
+    """The codes of a block whose largest value becomes ``top``, and the sum of the squares of what they miss by.
+
+    The sum is in units of the largest value squared. In float64 the products are exact; what is rounded to float32 is
+    what a fused multiply-add rounds.
+    """
+    exact = x.astype(np.float64) * float(np.float32(top) / np.abs(x).max())
+    codes = np.rint(exact)
+    miss = (exact - codes).astype(np.float32)
+    high_squares = miss[16:] * miss[16:]
+    squares = (miss[:16].astype(np.float64) ** 2 + high_squares).astype(np.float32)
+    return codes.astype(np.int8), halves_summed(squares) * (np.float32(1) / np.float32(top * top))
+
+
 def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str, row: Floats) -> None:
     blocks = quantise(library, level, row)
     for block, x in zip(blocks, row.reshape(-1, 32), strict=True):
         largest = np.abs(x).max()
-        scale = largest / np.float32(127)
-        if scale < 2.0**-100:
+        if largest < 127 * 2.0**-100:
             scale, codes = np.float32(0), np.zeros(32, np.int8)
         else:
-            codes = np.rint(x * (np.float32(127) / largest)).astype(np.int8)
-            scale = as_half_without_bounds(scale)
+            tried = {top: rounded_to(top, x) for top in (127, 125, 123, 121)}
+            top = min(tried, key=lambda top: tried[top][1])
+            codes, scale = tried[top][0], as_half_without_bounds(largest / np.float32(top))
         assert block["scale"] == scale
         assert np.array_equal(block["q"], codes)
         total, low = int(codes.sum(dtype=int)), int(codes[:16].sum(dtype=int))
         assert (block["minus8"], block["minus8_low"]) == (-8 * total, -8 * low)
         assert block["scaled_sum"] == np.float32(scale) * np.float32(total)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16])
+def test_a_block_does_not_depend_on_how_many_there_are(
+    library: NativeLibrary, level: str, row: Floats, count: int
+) -> None:
+    assert quantise(library, level, row[: 32 * count]).tobytes() == quantise(library, level, row)[:count].tobytes()
+
+
+def test_the_best_of_four_scales_misses_less_than_the_finest(library: NativeLibrary, level: str) -> None:
+    x = normal(3, 32 * 4096)
+    blocks, rows = quantise(library, level, x), x.reshape(-1, 32).astype(np.float64)
+    largest = np.abs(blocks["q"].astype(int)).max(axis=1)
+    assert {top: int((largest == top).sum()) > 100 for top in np.unique(largest)} == dict.fromkeys(
+        (121, 123, 125, 127), True
+    )
+    finest = np.abs(rows).max(axis=1, keepdims=True) / 127
+    missed = np.square(blocks["q"] * blocks["scale"][:, None].astype(np.float64) - rows).sum()
+    assert 0.86 < missed / np.square(np.rint(rows / finest) * finest - rows).sum() < 0.89
 
 
 def test_activations_are_off_by_half_a_step_at_most(library: NativeLibrary, level: str, row: Floats) -> None:
@@ -73,9 +114,23 @@ def test_what_is_not_finite_spoils_its_block_and_no_other(
 
 
 def test_ties_go_to_even(library: NativeLibrary, level: str) -> None:
-    x = np.zeros(32, np.float32)
+    x = np.arange(-3, 29, dtype=np.float32) * 4  # no other scale fits these as well as 1
     x[:6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]
     assert quantise(library, level, x)["q"][0][:6].tolist() == [127, 0, 2, 2, 0, -2]
+
+
+@pytest.mark.parametrize("top", [127, 125, 123, 121])
+def test_a_scale_that_fits_exactly_is_found(library: NativeLibrary, level: str, top: int) -> None:
+    whole = np.linspace(-100, 100, 32).round().astype(np.float32)
+    whole[5] = top
+    block = quantise(library, level, whole)[0]
+    assert (block["scale"], block["q"].tolist()) == (1, whole.tolist())
+
+
+def test_of_scales_that_fit_as_well_the_finest_is_taken(library: NativeLibrary, level: str) -> None:
+    alone = np.zeros(32, np.float32)
+    alone[5] = 1
+    assert quantise(library, level, alone)["q"][0][5] == 127
 
 
 # ------------------------------------------------------------------------------------------------ functions
