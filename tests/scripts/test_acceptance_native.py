@@ -41,11 +41,19 @@ def test_less_true_does_not_hold(worse: dict[str, float]) -> None:
 
 def test_divergences_are_compared_token_by_token() -> None:
     theirs = np.array([1.0, 2.0, 3.0, 4.0])
-    found = steps.compared({"native": theirs + np.array([0.5, -0.5, 0.5, 0.5]), "llama": theirs})
+    kl = {"native": theirs + np.array([0.5, -0.5, 0.5, 0.5]), "llama": theirs, "llama_flash": theirs * 2}
+    found = steps.compared(kl, "llama")
     assert found["kl_tokens"] == 4
-    assert found["mean_kl_nats"] == {"native": 2.75, "llama": 2.5}
+    assert found["mean_kl_nats"] == {"native": 2.75, "llama": 2.5, "llama_flash": 5.0}
     assert found["kl_ratio"] == pytest.approx(1.1)
     assert found["kl_excess_in_standard_errors"] == pytest.approx(1.0)
+    assert steps.compared(kl, "llama_flash")["kl_ratio"] == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("truest", ["llama", "llama_flash"])
+def test_held_against_llama_cpp_where_it_is_truest(truest: str) -> None:
+    kl = {"native": np.zeros(2), "llama": np.array([2.0, 2.0]), "llama_flash": np.array([2.0, 2.0])}
+    assert steps.truest_llama(kl | {truest: np.array([3.0, 0.9])}) == truest
 
 
 def test_mixtures_of_widths_cover_every_position() -> None:
