@@ -51,9 +51,20 @@ def test_divergences_are_compared_token_by_token() -> None:
 
 
 @pytest.mark.parametrize("truest", ["llama", "llama_flash"])
-def test_held_against_llama_cpp_where_it_is_truest(truest: str) -> None:
+def test_divergence_is_held_against_llama_cpp_where_it_is_least(truest: str) -> None:
     kl = {"native": np.zeros(2), "llama": np.array([2.0, 2.0]), "llama_flash": np.array([2.0, 2.0])}
-    assert steps.truest_llama(kl | {truest: np.array([3.0, 0.9])}) == truest
+    assert steps.least_divergent(kl | {truest: np.array([3.0, 0.9])}) == truest
+
+
+@pytest.mark.parametrize(
+    ("without", "flash", "nearest"), [(10.3, 10.1, "llama_flash"), (10.3, 9.6, "llama"), (9.9, 10.2, "llama")]
+)
+def test_perplexity_is_held_against_llama_cpp_where_it_is_nearest(without: float, flash: float, nearest: str) -> None:
+    perplexity = {"float32": 10.0, "native": 10.05, "llama": without, "llama_flash": flash}
+    found = steps.perplexities_compared(perplexity)
+    assert found["perplexity"] == perplexity
+    assert found["perplexity_held_against"] == nearest
+    assert found["perplexity_ratio"] == pytest.approx(10.05 / perplexity[nearest])
 
 
 def test_mixtures_of_widths_cover_every_position() -> None:
