@@ -39,7 +39,8 @@ def test_command_runs(command: str) -> None:
 def test_make_chat_answers_prompts_from_a_pipe() -> None:
     # The command that `make chat` ends in; setup itself is exercised by running these tests through `make test`.
     # --no-print-directory: under `make test` this is a sub-make, which would announce the folder it leaves last.
-    make = ["make", "--no-print-directory", "-n", "chat"]
+    # ARGS: those of `make test` are not meant for it.
+    make = ["make", "--no-print-directory", "-n", "chat", "ARGS="]
     recipe = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     command = recipe.splitlines()[-1].strip()
     assert command.startswith("exec .venv/bin/edgespec chat"), recipe
