@@ -80,10 +80,6 @@ static inline lanes lanes_from_bfloats(const uint16_t *from)
 {
     return (lanes){eight_from_bfloats(from), eight_from_bfloats(from + 8)};
 }
-static inline lanes lanes_from_int(lanes_int x)
-{
-    return (lanes){_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
-}
 static inline lanes lanes_of_bits(lanes_int x)
 {
     return (lanes){_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)};

@@ -40,7 +40,6 @@ static inline lanes lanes_from_bfloats(const uint16_t *from)
     __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
     return _mm512_castsi512_ps(_mm512_slli_epi32(upper, 16));
 }
-static inline lanes lanes_from_int(lanes_int x) { return _mm512_cvtepi32_ps(x); }
 static inline lanes lanes_of_bits(lanes_int x) { return _mm512_castsi512_ps(x); }
 static inline lanes_int lanes_bits(lanes x) { return _mm512_castps_si512(x); }
 static inline lanes_int lanes_int_set(int32_t x) { return _mm512_set1_epi32(x); }

@@ -39,7 +39,6 @@ QUARTERS_OF(lanes, lanes_from_halves, (const uint16_t *from),
 /* A bfloat is the upper half of a float. */
 QUARTERS_OF(lanes, lanes_from_bfloats, (const uint16_t *from),
             vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from + 4 * i), 16)))
-QUARTERS_OF(lanes, lanes_from_int, (lanes_int x), vcvtq_f32_s32(x.at[i]))
 QUARTERS_OF(lanes, lanes_of_bits, (lanes_int x), vreinterpretq_f32_s32(x.at[i]))
 QUARTERS_OF(lanes_int, lanes_bits, (lanes x), vreinterpretq_s32_f32(x.at[i]))
 QUARTERS_OF(lanes_int, lanes_int_set, (int32_t x), vdupq_n_s32(x))

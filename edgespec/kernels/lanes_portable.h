@@ -34,7 +34,6 @@ LANES_OF(lanes, lanes_zero_below, (lanes a, float limit, lanes b), a.at[i] < lim
 LANES_OF(lanes, lanes_from_halves, (const uint16_t *from), half_to_float(from[i]))
 /* A bfloat is the upper half of a float. */
 LANES_OF(lanes, lanes_from_bfloats, (const uint16_t *from), float_of_bits((uint32_t)from[i] << 16))
-LANES_OF(lanes, lanes_from_int, (lanes_int x), (float)x.at[i])
 LANES_OF(lanes, lanes_of_bits, (lanes_int x), float_of_bits((uint32_t)x.at[i]))
 LANES_OF(lanes_int, lanes_bits, (lanes x), (int32_t)bits_of_float(x.at[i]))
 LANES_OF(lanes_int, lanes_int_set, (int32_t x), x)

@@ -14,7 +14,8 @@ from edgespec.errors import TemplateError
 from edgespec.text.templates import ChatTemplate, TemplateLimits
 from tests.text.hostile_templates import CHEAP, REFUSED
 
-# Ten times what a template may run by default. A busy machine takes up to a second; unlimited, these take minutes.
+# Ten times the deadline that a template has by default. A busy machine took more than twice that once; with no limits
+# macro-wide-defaults is still at it after 20 s.
 SECONDS = 10 * TemplateLimits().deadline_s
 MEGABYTES = 50
 HARMLESS = 100_000  # characters that a template may print without having done any harm
