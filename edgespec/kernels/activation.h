@@ -9,13 +9,16 @@
  *
  * Weights are stored unsigned, w = d * (code - offset) or w = d * code + m, so that
  *     sum w x = d * scale * (sum code q - offset * sum q)   or   d * scale * sum code q + m * scale * sum q.
- * The sums are integers and exact. `minus8` is -8 * sum q; other offsets are powers of two of it. `minus8_low` is the
- * same of the first 16, for types with a scale for each 16. `scaled_sum` is scale * sum q. */
+ * The sums are integers and exact. `minus8` is -8 * sum q; the offsets of other types are powers of two of it.
+ * `minus32_low` and `minus32_high` are -32 * sum q of the first 16 and of the last, for Q6_K, which has a scale for
+ * each: ready to be loaded, since on x86 a vector operation less counts for more than four bytes. `scaled_sum` is
+ * scale * sum q. */
 struct activation_block {
     float scale;
     float scaled_sum;
     int32_t minus8;
-    int32_t minus8_low;
+    int32_t minus32_low;
+    int32_t minus32_high;
     int8_t q[32];
 };
 

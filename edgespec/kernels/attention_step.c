@@ -102,7 +102,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
     size_t blocks = sequence->mixed.columns / BLOCK, block = first * head_length / BLOCK;
     for (size_t r = begin; r < end; r++)
         step->level->quantise(sequence->mixed.floats + r * sequence->mixed.columns + block * BLOCK,
-                              count * head_length / BLOCK, sequence->mixed.blocks + r * blocks + block);
+                              count * head_length / BLOCK, sequence->mixed.blocks + r * blocks + block, 1);
 }
 
 void mix(const struct step *step, size_t layer)

@@ -67,7 +67,7 @@ static void join_rows(const struct step *step, struct joint joint)
         if (joint.keep && r >= unscored)
             memcpy(joint.keep + (r - unscored) * columns, hidden, columns * sizeof *hidden);
         step->level->normalise(hidden, joint.norm, epsilon, columns, floats);
-        step->level->quantise(floats, blocks, to->blocks + i * blocks);
+        step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
     }
 }
 
@@ -107,14 +107,17 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
 
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
 
-/* Block `block` of a row of what the feed-forward's second half reads. */
-static void put_fed(const struct step *step, const struct es_layer *layer, size_t row, size_t block, const float *from)
+/* Block `block` of rows first .. first + count - 1 of what the feed-forward's second half reads. */
+static void put_fed(const struct step *step, const struct es_layer *layer, size_t block, size_t first, size_t count,
+                    float (*from)[BLOCK])
 {
     struct activations *to = &step->sequence->fed;
+    size_t blocks = to->columns / BLOCK;
     if (takes_quantised_input(layer->down.type))
-        step->level->quantise(from, 1, to->blocks + row * (to->columns / BLOCK) + block);
+        step->level->quantise(from[0], count, to->blocks + first * blocks + block, blocks);
     else
-        memcpy(to->floats + row * to->columns + block * BLOCK, from, BLOCK * sizeof *from);
+        for (size_t i = 0; i < count; i++)
+            memcpy(to->floats + (first + i) * to->columns + block * BLOCK, from[i], sizeof from[i]);
 }
 
 static void feed_block(const struct step *step, const struct es_layer *layer, join_function *join, size_t block)
@@ -130,8 +133,7 @@ static void feed_block(const struct step *step, const struct es_layer *layer, jo
             for (size_t r = 0; r < here; r++)
                 join(gate[r], up[r], TILE_ROWS, joined[r] + half * TILE_ROWS);
         }
-        for (size_t r = 0; r < here; r++)
-            put_fed(step, layer, first + r, block, joined[r]);
+        put_fed(step, layer, block, first, here, joined);
     }
 }
 
@@ -145,8 +147,7 @@ static void feed_block_in_pairs(const struct step *step, const struct es_layer *
         for (size_t r = 0; r < step->forward->rows; r++)
             join(both[r][0], both[r][1], TILE_ROWS, joined[r] + half * TILE_ROWS);
     }
-    for (size_t r = 0; r < step->forward->rows; r++)
-        put_fed(step, layer, r, block, joined[r]);
+    put_fed(step, layer, block, 0, step->forward->rows, joined);
 }
 
 /* The feed-forward's gate and its input, joined and quantised while they are at hand: 32 outputs at a time. */

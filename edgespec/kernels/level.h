@@ -59,9 +59,9 @@ struct level {
     multiply_pair_function *multiply_pair[ES_TYPES]; /* null where it would be no faster */
     /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
-    /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_kernels.h). A block with a value
-     * that is not finite gets the scale NaN. */
-    void (*quantise)(const float *x, size_t blocks, struct activation_block *to);
+    /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_quantise.h). A block
+     * with a value that is not finite gets the scale NaN. Block b goes to to[b * apart]. */
+    void (*quantise)(const float *x, size_t blocks, struct activation_block *to, size_t apart);
     /* SwiGLU (Shazeer 2020): y = gate / (1 + e^-gate) * up. length: a multiple of 16. */
     void (*swiglu)(const float *gate, const float *up, size_t length, float *y);
     /* GeGLU (Shazeer 2020), with the tanh approximation of GELU (Hendrycks and Gimpel 2016). length: as above. */
@@ -90,9 +90,9 @@ struct level {
         [ES_Q6_K] = multiply_q6_k, \
     }
 
-/* What row_kernels.h and row_attention.h give a level: one that lacked a function would jump to nowhere. */
-#define EVERY_ROW_FUNCTION                                                                                      \
-    .normalise = normalise, .quantise = quantise, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
+/* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
+#define EVERY_ROW_FUNCTION(quantises)                                                                            \
+    .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
     .attend = attend, .argmax = argmax
 
 /* Which of them were built, EDGESPEC_HAS_... says. */

@@ -3,6 +3,7 @@
 
 #include "multiply_avx512.h"
 #include "multiply_avx512_pairs.h"
+#include "quantise_avx512.h"
 #include "row_attention.h"
 #include "row_kernels.h"
 
@@ -20,7 +21,7 @@ const struct level level_avx512_vnni = {
             [ES_Q5_K] = multiply_pair_q5_k,
             [ES_Q6_K] = multiply_pair_q6_k,
         },
-    EVERY_ROW_FUNCTION,
+    EVERY_ROW_FUNCTION(quantise_by_sixteens),
 };
 
 #else

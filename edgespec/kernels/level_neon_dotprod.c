@@ -5,11 +5,12 @@
 #include "multiply_octets.h"
 #include "row_attention.h"
 #include "row_kernels.h"
+#include "row_quantise.h"
 
 const struct level level_neon_dotprod = {
     .name = "neon-dotprod",
     .multiply = MULTIPLY_EVERY_TYPE,
-    EVERY_ROW_FUNCTION,
+    EVERY_ROW_FUNCTION(quantise),
 };
 
 #else

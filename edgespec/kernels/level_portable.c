@@ -4,9 +4,10 @@
 #include "multiply_portable.h"
 #include "row_attention.h"
 #include "row_kernels.h"
+#include "row_quantise.h"
 
 const struct level level_portable = {
     .name = "portable",
     .multiply = MULTIPLY_EVERY_TYPE,
-    EVERY_ROW_FUNCTION,
+    EVERY_ROW_FUNCTION(quantise),
 };

@@ -106,7 +106,7 @@ int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows
     if (!input.blocks)
         return ES_BAD_REQUEST;
     unsigned mode = float_mode_set();
-    level->quantise(x, blocks, input.blocks);
+    level->quantise(x, blocks, input.blocks, 1);
     struct product product = {.matrix = matrix, .to = y, .stride = (size_t)matrix->rows};
     multiply_tiles(level, &product, 1, 0, tile_count(matrix->rows), &input, (size_t)rows);
     float_mode_restore(mode);

@@ -104,10 +104,7 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
             const struct activation_block *input = x + start + b;
             UNROLLED
             for (int r = 0; r < rows; r++, input += blocks) {
-                /* The codes' offset is 32. */
-                __m512i low = _mm512_set1_epi32(input->minus8_low), high = _mm512_set1_epi32(input->minus8);
-                high = _mm512_slli_epi32(_mm512_sub_epi32(high, low), 2);
-                low = _mm512_slli_epi32(low, 2);
+                __m512i low = _mm512_set1_epi32(input->minus32_low), high = _mm512_set1_epi32(input->minus32_high);
                 UNROLLED
                 for (int j = 0; j < 4; j++) {
                     low = dot4(low, codes[j], input->q + 4 * j);

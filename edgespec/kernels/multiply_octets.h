@@ -120,8 +120,8 @@ ALWAYS_INLINE octet add_block(const int64_t type, const octet_codes codes[8], co
                               const struct activation_block *x, octet sum)
 {
     if (type == ES_Q6_K) { /* the codes' offset is 32 */
-        octet_ints low = dot_6_bits(codes, x->q, 4 * x->minus8_low);
-        octet_ints high = dot_6_bits(codes + 4, x->q + 16, 4 * (x->minus8 - x->minus8_low));
+        octet_ints low = dot_6_bits(codes, x->q, x->minus32_low);
+        octet_ints high = dot_6_bits(codes + 4, x->q + 16, x->minus32_high);
         octet part = octet_fma(octet_from_ints(high), own->high, octet_mul(octet_from_ints(low), own->scale));
         return octet_fma_times(part, x->scale, sum);
     }

@@ -37,7 +37,7 @@ int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, i
 
 int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t number)
 {
-    ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks));
+    ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks, 1));
 }
 
 int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,

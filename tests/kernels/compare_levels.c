@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "activation.h"
 #include "edgespec_kernels.h"
 
 static uint64_t drawn = 1, digest = 14695981039346656037u; /* FNV-1a */
@@ -136,7 +137,8 @@ static void compare_rows(void)
 {
     static const float edges[] = {-87.0f, -87.0001f, 88.0f, 88.1f, 0.0f, -0.0f, 1e-30f, 1e30f, -1e30f, INFINITY, -INFINITY};
     static float x[LENGTH], y[LENGTH], portable[LENGTH], found[LENGTH];
-    static uint8_t portable_blocks[LENGTH / 32][48], found_blocks[LENGTH / 32][48];
+    static uint8_t portable_blocks[LENGTH / 32][sizeof(struct activation_block)],
+        found_blocks[LENGTH / 32][sizeof(struct activation_block)];
     static const float sizes[] = {1.0f, 1e-33f, 90.0f, 1e4f, 1e30f};
     for (int64_t s = 0; s < 5; s++) {
         fill(x, LENGTH, sizes[s]);

@@ -68,8 +68,9 @@ def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str
             codes, scale = tried[top][0], as_half_without_bounds(largest / np.float32(top))
         assert block["scale"] == scale
         assert np.array_equal(block["q"], codes)
-        total, low = int(codes.sum(dtype=int)), int(codes[:16].sum(dtype=int))
-        assert (block["minus8"], block["minus8_low"]) == (-8 * total, -8 * low)
+        low, high = int(codes[:16].sum(dtype=int)), int(codes[16:].sum(dtype=int))
+        total = low + high
+        assert block[["minus8", "minus32_low", "minus32_high"]].tolist() == (-8 * total, -32 * low, -32 * high)
         assert block["scaled_sum"] == np.float32(scale) * np.float32(total)
 
 

@@ -1,0 +1,154 @@
+/* Quantising for AVX-512: sixteen blocks at a time, turned so that lane b is block b.
+ *
+ * Then a block's largest value, its sums and the choice among its scales are as many operations for all sixteen as they
+ * are for one alone, which spends most of its time on sums across lanes and on waiting for them. The bits are those of
+ * row_quantise.h, operation by operation. */
+#ifndef EDGESPEC_QUANTISE_AVX512_H
+#define EDGESPEC_QUANTISE_AVX512_H
+
+#include <stddef.h>
+
+#include "row_quantise.h"
+
+/* Four elements of sixteen blocks, those of block b in lane b: a 4 by 4 matrix is transposed in each quarter. */
+ALWAYS_INLINE void load_columns(const float *x, __m512 column[4])
+{
+    __m512 row[4];
+    UNROLLED
+    for (int i = 0; i < 4; i++) {
+        row[i] = _mm512_castps128_ps512(_mm_loadu_ps(x + i * BLOCK));
+        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 4) * BLOCK), 1);
+        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 8) * BLOCK), 2);
+        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 12) * BLOCK), 3);
+    }
+    __m512d first_low = _mm512_castps_pd(_mm512_unpacklo_ps(row[0], row[1]));
+    __m512d first_high = _mm512_castps_pd(_mm512_unpackhi_ps(row[0], row[1]));
+    __m512d last_low = _mm512_castps_pd(_mm512_unpacklo_ps(row[2], row[3]));
+    __m512d last_high = _mm512_castps_pd(_mm512_unpackhi_ps(row[2], row[3]));
+    column[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(first_low, last_low));
+    column[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first_low, last_low));
+    column[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(first_high, last_high));
+    column[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(first_high, last_high));
+}
+
+/* The squares of what elements k and k + 16 miss their codes by. */
+ALWAYS_INLINE __m512 squares_of(const __m512 column[BLOCK], int k, __m512 inverse)
+{
+    __m512 low = missed(column[k], inverse), high = missed(column[k + 16], inverse);
+    return _mm512_fmadd_ps(low, low, _mm512_mul_ps(high, high));
+}
+
+/* All of them, added in the order of lanes_sum. */
+ALWAYS_INLINE __m512 all_squares(const __m512 column[BLOCK], __m512 inverse)
+{
+    __m512 four[4];
+    UNROLLED
+    for (int k = 0; k < 4; k++) {
+        __m512 outer = _mm512_add_ps(squares_of(column, k, inverse), squares_of(column, k + 8, inverse));
+        __m512 inner = _mm512_add_ps(squares_of(column, k + 4, inverse), squares_of(column, k + 12, inverse));
+        four[k] = _mm512_add_ps(outer, inner);
+    }
+    return _mm512_add_ps(_mm512_add_ps(four[0], four[2]), _mm512_add_ps(four[1], four[3]));
+}
+
+/* The lowest bytes of four dwords as one. */
+ALWAYS_INLINE __m512i join_bytes(const __m512i each[4])
+{
+    const __m512i byte = _mm512_set1_epi32(0xff), word = _mm512_set1_epi32(0xffff);
+    enum { CHOSEN = 0xca }; /* of two, the first where the mask in front of them has a bit */
+    __m512i low = _mm512_ternarylogic_epi32(byte, each[0], _mm512_slli_epi32(each[1], 8), CHOSEN);
+    __m512i high = _mm512_ternarylogic_epi32(byte, each[2], _mm512_slli_epi32(each[3], 8), CHOSEN);
+    return _mm512_ternarylogic_epi32(word, low, _mm512_slli_epi32(high, 16), CHOSEN);
+}
+
+/* Four dwords of each block, dword i of block b from lane b of four[i], to `byte` bytes behind each block's start. */
+ALWAYS_INLINE void put_dwords(struct activation_block *to, size_t apart, size_t byte, const __m512i four[4])
+{
+    __m512i first_low = _mm512_unpacklo_epi32(four[0], four[1]), first_high = _mm512_unpackhi_epi32(four[0], four[1]);
+    __m512i last_low = _mm512_unpacklo_epi32(four[2], four[3]), last_high = _mm512_unpackhi_epi32(four[2], four[3]);
+    const __m512i row[4] = {
+        _mm512_unpacklo_epi64(first_low, last_low),
+        _mm512_unpackhi_epi64(first_low, last_low),
+        _mm512_unpacklo_epi64(first_high, last_high),
+        _mm512_unpackhi_epi64(first_high, last_high),
+    };
+    UNROLLED
+    for (size_t i = 0; i < 4; i++) {
+        char *block = (char *)(to + i * apart) + byte;
+        size_t next = 4 * apart * sizeof *to;
+        _mm_storeu_si128((__m128i *)block, _mm512_castsi512_si128(row[i]));
+        _mm_storeu_si128((__m128i *)(block + next), _mm512_extracti32x4_epi32(row[i], 1));
+        _mm_storeu_si128((__m128i *)(block + 2 * next), _mm512_extracti32x4_epi32(row[i], 2));
+        _mm_storeu_si128((__m128i *)(block + 3 * next), _mm512_extracti32x4_epi32(row[i], 3));
+    }
+}
+
+static inline void quantise_sixteen(const float *x, struct activation_block *to, size_t apart)
+{
+    __m512 column[BLOCK];
+    __m512i sizes = _mm512_setzero_si512();
+    for (int k = 0; k < BLOCK; k++) {
+        if (k % 4 == 0)
+            load_columns(x + k, column + k);
+        sizes = lanes_int_max(sizes, lanes_int_and(lanes_bits(column[k]), 0x7fffffff));
+    }
+    __m512 largest = lanes_of_bits(sizes);
+
+    __m512 top = _mm512_setzero_ps(), inverse = top;
+    __m512i least = _mm512_set1_epi32(-1);
+    for (int i = 0; i < TOPS; i++) {
+        __m512 here = _mm512_div_ps(_mm512_set1_ps(tops[i]), largest);
+        __m512i squares = lanes_bits(_mm512_mul_ps(all_squares(column, here), _mm512_set1_ps(1.0f / (tops[i] * tops[i]))));
+        __mmask16 better = _mm512_cmplt_epu32_mask(squares, least);
+        least = _mm512_mask_mov_epi32(least, better, squares);
+        inverse = _mm512_mask_mov_ps(inverse, better, here);
+        top = _mm512_mask_mov_ps(top, better, _mm512_set1_ps(tops[i]));
+    }
+
+    __mmask16 finite = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
+    __mmask16 usable = _mm512_mask_cmp_ps_mask(finite, largest, _mm512_set1_ps(tops[0] * LEAST_SCALE), _CMP_GE_OQ);
+    __m512i bits = lanes_bits(_mm512_div_ps(largest, top)), odd = lanes_int_and(_mm512_srli_epi32(bits, 13), 1);
+    bits = lanes_int_and(lanes_int_add(bits, lanes_int_add(odd, lanes_int_set(0xfff))), ~0x1fff);
+    const __m512 neither = _mm512_mask_mov_ps(_mm512_set1_ps(NAN), finite, _mm512_setzero_ps());
+    __m512 scale = _mm512_mask_mov_ps(neither, usable, lanes_of_bits(bits));
+
+    /* What is rounded ends in the code's bits (lanes_rounded_product); what stands before them drops out of the sums. */
+    __m512i sum[2];
+    for (int half = 0; half < 2; half++) {
+        __m512i codes[4];
+        sum[half] = _mm512_maskz_set1_epi32(usable, (int32_t)(16u * -0x4b400000u));
+        UNROLLED
+        for (int j = 0; j < 4; j++) {
+            __m512i code[4];
+            UNROLLED
+            for (int i = 0; i < 4; i++) {
+                code[i] = lanes_bits(_mm512_maskz_fmadd_ps(usable, column[half * 16 + j * 4 + i], inverse,
+                                                           _mm512_set1_ps(LANES_ROUNDER)));
+                sum[half] = lanes_int_add(sum[half], code[i]);
+            }
+            codes[j] = join_bytes(code);
+        }
+        put_dwords(to, apart, offsetof(struct activation_block, q) + (size_t)half * 16, codes);
+    }
+    const __m512i zero = _mm512_setzero_si512(), both = lanes_int_add(sum[0], sum[1]);
+    const __m512i head[4] = {
+        lanes_bits(scale),
+        lanes_bits(_mm512_mask_mul_ps(neither, usable, scale, _mm512_cvtepi32_ps(both))),
+        _mm512_sub_epi32(zero, lanes_int_shift(both, 3)),
+        _mm512_sub_epi32(zero, lanes_int_shift(sum[0], 5)),
+    };
+    put_dwords(to, apart, 0, head);
+    int32_t high[16];
+    _mm512_storeu_si512(high, _mm512_sub_epi32(zero, lanes_int_shift(sum[1], 5)));
+    for (size_t b = 0; b < 16; b++)
+        to[b * apart].minus32_high = high[b];
+}
+
+static void quantise_by_sixteens(const float *x, size_t blocks, struct activation_block *to, size_t apart)
+{
+    for (; blocks >= 16; blocks -= 16, x += 16 * BLOCK, to += 16 * apart)
+        quantise_sixteen(x, to, apart);
+    quantise(x, blocks, to, apart);
+}
+
+#endif
