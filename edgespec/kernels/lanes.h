@@ -35,6 +35,7 @@ enum { LANES = 16 };
 #include "lanes_portable.h"
 #endif
 
+#if !defined(LANES_LARGEST)
 /* The largest, which is exact in any order. Without NaN. */
 static inline float lanes_largest(lanes a)
 {
@@ -45,6 +46,7 @@ static inline float lanes_largest(lanes a)
         largest = each[i] > largest ? each[i] : largest;
     return largest;
 }
+#endif
 
 #if !defined(LANES_SUM_FOUR)
 static inline void lanes_sum_four(const lanes of[4], float sums[4])

@@ -56,6 +56,8 @@ static inline void lanes_int_store_bytes(int8_t *to, lanes_int a)
 {
     _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(a));
 }
+#define LANES_LARGEST
+static inline float lanes_largest(lanes a) { return _mm512_reduce_max_ps(a); }
 /* ((0+8)+(4+12)) + ((2+10)+(6+14)) and the like: halves onto halves, four times. */
 static inline float lanes_sum(lanes a)
 {
