@@ -87,10 +87,11 @@ static inline void quantise_sixteen(const float *x, struct activation_block *to,
 {
     __m512 column[BLOCK];
     __m512i sizes = _mm512_setzero_si512();
-    for (int k = 0; k < BLOCK; k++) {
-        if (k % 4 == 0)
-            load_columns(x + k, column + k);
-        sizes = lanes_int_max(sizes, lanes_int_and(lanes_bits(column[k]), 0x7fffffff));
+    for (int k = 0; k < BLOCK; k += 4) {
+        load_columns(x + k, column + k);
+        UNROLLED
+        for (int i = 0; i < 4; i++)
+            sizes = lanes_int_max(sizes, lanes_int_and(lanes_bits(column[k + i]), 0x7fffffff));
     }
     __m512 largest = lanes_of_bits(sizes);
 
