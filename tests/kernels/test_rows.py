@@ -74,7 +74,7 @@ def test_activations_are_quantised_as_defined(library: NativeLibrary, level: str
         assert block["scaled_sum"] == np.float32(scale) * np.float32(total)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 16])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
 def test_a_block_does_not_depend_on_how_many_there_are(
     library: NativeLibrary, level: str, row: Floats, count: int
 ) -> None:
@@ -106,11 +106,13 @@ def test_activations_are_off_by_half_a_step_at_most(library: NativeLibrary, leve
 def test_what_is_not_finite_spoils_its_block_and_no_other(
     library: NativeLibrary, level: str, bad: float, position: int
 ) -> None:
-    x = normal(2, 96)
-    x[32 + position] = bad
+    x = normal(2, 32 * 20)  # more than a level takes at once
+    spoilt = [3, 17]
+    x[np.array(spoilt) * 32 + position] = bad
     blocks = quantise(library, level, x)
-    assert np.isnan(blocks["scale"]).tolist() == [False, True, False]
-    assert not blocks["q"][1].any()
+    assert np.flatnonzero(np.isnan(blocks["scale"])).tolist() == spoilt
+    assert np.flatnonzero(np.isnan(blocks["scaled_sum"])).tolist() == spoilt
+    assert np.flatnonzero(~blocks["q"].any(axis=1)).tolist() == spoilt
 
 
 def test_ties_go_to_even(library: NativeLibrary, level: str) -> None:

@@ -141,17 +141,29 @@ def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
         assert equal(rows_of(path, NativeSettings(level=level), tokens, [5] * 8, 260), expected), level
 
 
-@pytest.mark.parametrize("kind", ["llama Q4_0", "qwen2 Q8_0"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind: str) -> None:
     path = files(kind)
     tokens = some_tokens(path, 600)
-    last = []
-    for sizes in ([599], [1] * 599, [7] * 85 + [4], [64] * 9 + [23]):
-        with load_native(path, NativeSettings(threads=2)) as model, model.open(600) as sequence:
+
+    def last_row(threads: int, sizes: list[int]) -> LogitsArray:
+        with load_native(path, NativeSettings(threads=threads)) as model, model.open(600) as sequence:
             for size in sizes:
                 sequence.forward(tokens[sequence.length : sequence.length + size], 0)
-            last.append(sequence.forward(tokens[599:], 1).logits(0))
-    assert all(np.array_equal(row, last[0]) for row in last)
+            assert sequence.length == 599
+            return sequence.forward(tokens[599:], 1).logits(0)
+
+    plain = last_row(1, [1] * 599)
+    # 256 tokens are computed at once: two threads take half the rows each, three a third of the outputs.
+    for threads, sizes in (
+        (1, [599]),
+        (2, [599]),
+        (3, [599]),
+        (2, [255, 257, 87]),
+        (2, [7] * 85 + [4]),
+        (2, [64] * 9 + [23]),
+    ):
+        assert np.array_equal(last_row(threads, sizes), plain), (threads, sizes)
 
 
 def test_the_probe_finds_one_class_of_all_widths(model: NativeModel) -> None:

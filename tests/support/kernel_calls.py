@@ -46,7 +46,14 @@ HALVES = {
 
 # struct activation_block
 ACTIVATIONS = np.dtype(
-    [("scale", "<f4"), ("scaled_sum", "<f4"), ("minus8", "<i4"), ("minus32_low", "<i4"), ("minus32_high", "<i4"), ("q", "i1", 32)]
+    [
+        ("scale", "<f4"),
+        ("scaled_sum", "<f4"),
+        ("minus8", "<i4"),
+        ("minus32_low", "<i4"),
+        ("minus32_high", "<i4"),
+        ("q", "i1", 32),
+    ]
 )
 
 
