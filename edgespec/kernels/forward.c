@@ -78,7 +78,8 @@ struct part {
     size_t begin, end;  /* outputs, in whatever they are counted in */
 };
 
-/* Measured with the 1.5B, Q4_K_M, on two cores of an Emerald Rapids server. */
+/* Measured with Qwen2.5-Coder-1.5B, Q4_K_M, on two cores of an Emerald Rapids server, a prompt with 64 rows for each took
+ * 1.02 times as long by rows, with 96 as long as by outputs, and with 128 of them 1 / 1.01. */
 enum { LEAST_PART_ROWS = 128 };
 
 static struct part part_of(const struct step *step, size_t rows, size_t outputs)

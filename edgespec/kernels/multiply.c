@@ -60,9 +60,6 @@ static void multiply_one(const struct level *level, const struct product *produc
     }
 }
 
-/* Each row's part of a tile is a line of its own that no prefetcher foresees. */
-enum { PUT_AHEAD = 24 };
-
 static void multiply_two(const struct level *level, const struct product *product, const size_t tiles[2],
                          const struct activations *x, size_t rows)
 {
@@ -72,11 +69,8 @@ static void multiply_two(const struct level *level, const struct product *produc
         here = rows - first < MOST_PAIR_ROWS ? rows - first : MOST_PAIR_ROWS;
         multiply_pair(level, matrices, tiles, x, first, here, out);
         for (size_t r = 0; r < here; r++)
-            for (size_t t = 0; t < 2; t++) {
-                if (r + PUT_AHEAD < here)
-                    __builtin_prefetch(product->to + (first + r + PUT_AHEAD) * product->stride + tiles[t] * TILE_ROWS, 1);
+            for (size_t t = 0; t < 2; t++)
                 put(product, tiles[t], first + r, out[r][t]);
-            }
     }
 }
 
