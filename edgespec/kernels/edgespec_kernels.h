@@ -165,7 +165,7 @@ ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32
 ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
-/* For tests: quantised activations; 48 bytes for each 32 of x, see activation.h. */
+/* For tests: quantised activations, a struct activation_block for each 32 of x. */
 ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
 /* For tests: attention of `queries` heads, each [head_length]; query i sees positions seen[i][0] .. seen[i][1] - 1 of
  * one cache, as if those from own_from on, a multiple of 16, were its own. */

@@ -59,10 +59,11 @@ static inline void lanes_sum_four(const lanes of[4], float sums[4])
 /* The nearest integer to a product below 2^22, ties to even: once 1.5 * 2^23 is added there is no room for a fraction,
  * and the last bits are the integer's. */
 #define LANES_ROUNDER 0x1.8p23f
+enum { LANES_ROUNDER_BITS = 0x4b400000 };
 static inline lanes lanes_shifted_product(lanes a, lanes b) { return lanes_fma(a, b, lanes_set(LANES_ROUNDER)); }
 static inline lanes_int lanes_rounded_product(lanes a, lanes b)
 {
-    return lanes_int_add(lanes_bits(lanes_shifted_product(a, b)), lanes_int_set(-0x4b400000));
+    return lanes_int_add(lanes_bits(lanes_shifted_product(a, b)), lanes_int_set(-LANES_ROUNDER_BITS));
 }
 
 /* e^x within 2 units in the last place; 0 below -87 (where floats become subnormal), e^88 above 88, NaN for NaN.
@@ -85,7 +86,7 @@ static inline lanes lanes_exp(lanes x)
     p = lanes_fma(p, r, lanes_set(5.0000001201e-1f));
     p = lanes_add(lanes_fma(p, lanes_mul(r, r), r), lanes_set(1.0f));
     /* The bits of `shifted` end in n; 127 is the bias of a float's exponent. */
-    lanes_int power = lanes_int_add(lanes_bits(shifted), lanes_int_set(127 - 0x4b400000));
+    lanes_int power = lanes_int_add(lanes_bits(shifted), lanes_int_set(127 - LANES_ROUNDER_BITS));
     return lanes_zero_below(x, -87.0f, lanes_mul(p, lanes_of_bits(lanes_int_shift(power, 23))));
 }
 

@@ -59,8 +59,8 @@ struct level {
     multiply_pair_function *multiply_pair[ES_TYPES]; /* null where it would be no faster */
     /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
-    /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_quantise.h). A block
-     * with a value that is not finite gets the scale NaN. Block b goes to to[b * apart]. */
+    /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_quantise.h), block b to to[b * apart].
+     * A block with a value that is not finite gets the scale NaN. */
     void (*quantise)(const float *x, size_t blocks, struct activation_block *to, size_t apart);
     /* SwiGLU (Shazeer 2020): y = gate / (1 + e^-gate) * up. length: a multiple of 16. */
     void (*swiglu)(const float *gate, const float *up, size_t length, float *y);

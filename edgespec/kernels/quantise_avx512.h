@@ -83,6 +83,28 @@ ALWAYS_INLINE void put_dwords(struct activation_block *to, size_t apart, size_t 
     }
 }
 
+/* For each block, the first of the tops with which codes miss the values by the least squares. */
+ALWAYS_INLINE __m512 best_tops(const __m512 column[BLOCK], __m512 largest)
+{
+    __m512 best = _mm512_setzero_ps();
+    __m512i least = _mm512_set1_epi32(-1);
+    for (int i = 0; i < TOPS; i++) {
+        const __m512 top = _mm512_set1_ps(tops[i]), unit = _mm512_set1_ps(1.0f / (tops[i] * tops[i]));
+        __m512i squares = lanes_bits(_mm512_mul_ps(all_squares(column, _mm512_div_ps(top, largest)), unit));
+        __mmask16 better = _mm512_cmplt_epu32_mask(squares, least);
+        least = _mm512_mask_mov_epi32(least, better, squares);
+        best = _mm512_mask_mov_ps(best, better, top);
+    }
+    return best;
+}
+
+/* scale_of */
+ALWAYS_INLINE __m512 scales_of(__m512 exact)
+{
+    __m512i bits = lanes_bits(exact), odd = lanes_int_and(_mm512_srli_epi32(bits, 13), 1);
+    return lanes_of_bits(lanes_int_and(lanes_int_add(bits, lanes_int_add(odd, lanes_int_set(0xfff))), ~0x1fff));
+}
+
 static inline void quantise_sixteen(const float *x, struct activation_block *to, size_t apart)
 {
     __m512 column[BLOCK];
@@ -93,31 +115,18 @@ static inline void quantise_sixteen(const float *x, struct activation_block *to,
         for (int i = 0; i < 4; i++)
             sizes = lanes_int_max(sizes, lanes_int_and(lanes_bits(column[k + i]), 0x7fffffff));
     }
-    __m512 largest = lanes_of_bits(sizes);
-
-    __m512 top = _mm512_setzero_ps(), inverse = top;
-    __m512i least = _mm512_set1_epi32(-1);
-    for (int i = 0; i < TOPS; i++) {
-        __m512 here = _mm512_div_ps(_mm512_set1_ps(tops[i]), largest);
-        __m512i squares = lanes_bits(_mm512_mul_ps(all_squares(column, here), _mm512_set1_ps(1.0f / (tops[i] * tops[i]))));
-        __mmask16 better = _mm512_cmplt_epu32_mask(squares, least);
-        least = _mm512_mask_mov_epi32(least, better, squares);
-        inverse = _mm512_mask_mov_ps(inverse, better, here);
-        top = _mm512_mask_mov_ps(top, better, _mm512_set1_ps(tops[i]));
-    }
-
-    __mmask16 finite = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
-    __mmask16 usable = _mm512_mask_cmp_ps_mask(finite, largest, _mm512_set1_ps(tops[0] * LEAST_SCALE), _CMP_GE_OQ);
-    __m512i bits = lanes_bits(_mm512_div_ps(largest, top)), odd = lanes_int_and(_mm512_srli_epi32(bits, 13), 1);
-    bits = lanes_int_and(lanes_int_add(bits, lanes_int_add(odd, lanes_int_set(0xfff))), ~0x1fff);
-    const __m512 neither = _mm512_mask_mov_ps(_mm512_set1_ps(NAN), finite, _mm512_setzero_ps());
-    __m512 scale = _mm512_mask_mov_ps(neither, usable, lanes_of_bits(bits));
+    const __m512 largest = lanes_of_bits(sizes), top = best_tops(column, largest), inverse = _mm512_div_ps(top, largest);
+    const __mmask16 finite = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
+    const __mmask16 usable =
+        _mm512_mask_cmp_ps_mask(finite, largest, _mm512_set1_ps(tops[0] * LEAST_SCALE), _CMP_GE_OQ);
+    const __m512 without = _mm512_mask_mov_ps(_mm512_set1_ps(NAN), finite, _mm512_setzero_ps());
+    const __m512 scale = _mm512_mask_mov_ps(without, usable, scales_of(_mm512_div_ps(largest, top)));
 
     /* What is rounded ends in the code's bits (lanes_rounded_product); what stands before them drops out of the sums. */
     __m512i sum[2];
     for (int half = 0; half < 2; half++) {
         __m512i codes[4];
-        sum[half] = _mm512_maskz_set1_epi32(usable, (int32_t)(16u * -0x4b400000u));
+        sum[half] = _mm512_maskz_set1_epi32(usable, (int32_t)(-16u * LANES_ROUNDER_BITS));
         UNROLLED
         for (int j = 0; j < 4; j++) {
             __m512i code[4];
@@ -134,7 +143,7 @@ static inline void quantise_sixteen(const float *x, struct activation_block *to,
     const __m512i zero = _mm512_setzero_si512(), both = lanes_int_add(sum[0], sum[1]);
     const __m512i head[4] = {
         lanes_bits(scale),
-        lanes_bits(_mm512_mask_mul_ps(neither, usable, scale, _mm512_cvtepi32_ps(both))),
+        lanes_bits(_mm512_mask_mul_ps(without, usable, scale, _mm512_cvtepi32_ps(both))),
         _mm512_sub_epi32(zero, lanes_int_shift(both, 3)),
         _mm512_sub_epi32(zero, lanes_int_shift(sum[0], 5)),
     };
@@ -147,9 +156,11 @@ static inline void quantise_sixteen(const float *x, struct activation_block *to,
 
 static void quantise_by_sixteens(const float *x, size_t blocks, struct activation_block *to, size_t apart)
 {
-    for (; blocks >= 16; blocks -= 16, x += 16 * BLOCK, to += 16 * apart)
-        quantise_sixteen(x, to, apart);
-    quantise(x, blocks, to, apart);
+    const size_t whole = blocks / 16 * 16;
+    for (size_t b = 0; b < whole; b += 16)
+        quantise_sixteen(x + b * BLOCK, to + b * apart, apart);
+    if (whole < blocks)
+        quantise(x + whole * BLOCK, blocks - whole, to + whole * apart, apart);
 }
 
 #endif

@@ -106,12 +106,9 @@ static inline void quantise_some(const float *x, size_t blocks, struct activatio
 
 static void quantise(const float *x, size_t blocks, struct activation_block *to, size_t apart)
 {
-    while (blocks) {
-        size_t some = blocks < BLOCKS_TOGETHER ? blocks : BLOCKS_TOGETHER;
-        quantise_some(x, some, to, apart);
-        x += some * BLOCK;
-        to += some * apart;
-        blocks -= some;
+    for (size_t b = 0; b < blocks; b += BLOCKS_TOGETHER) {
+        size_t left = blocks - b;
+        quantise_some(x + b * BLOCK, left < BLOCKS_TOGETHER ? left : BLOCKS_TOGETHER, to + b * apart, apart);
     }
 }
 
