@@ -231,13 +231,17 @@ class Learning:
                     yield from self._drafter_at(place)
 
     def _rival_steps(self) -> Steps:
-        """Plain decoding in the other runtime for this processor, once: which is faster, nobody knows before."""
+        """Plain decoding in the other runtime for this processor: which is faster, nobody knows before.
+
+        Once, and again with the own times: a ratio to times of another hour says little.
+        """
         engine, store = self._engine, self._engine.knowledge.store
         own = engine.target_model
         own_s = store.plain_s(own.facts)
         for place in engine.elsewhere.places.targets:
             rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
-            if own_s is None or not rival or store.plain_s(place.facts) is not None:
+            whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
+            if own_s is None or not rival or whole or (store.plain_s(place.facts) is not None and not self._afresh):
                 continue
             with suppress(EdgespecError):  # one that has no room stays unmeasured
                 other = yield from _opened(partial(engine.elsewhere.open_target, place), place.name)

@@ -107,6 +107,23 @@ def test_the_other_runtime_is_timed_once(
     assert (told, len(opened)) == ([], 1)
 
 
+def test_measuring_afresh_times_the_other_runtime_again(
+    engine: Engine, opened: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 1.5)
+    Learning(engine, QUICK).run()
+    fix_plain_ratio(monkeypatch, 1.25)
+    Learning(engine, QUICK, afresh=True).run()
+    own_s = engine.knowledge.store.plain_s(engine.target_model.facts)
+    assert own_s is not None
+    assert engine.knowledge.store.load_plain_s(rival(engine).facts) == pytest.approx(1.25 * own_s)
+    assert len(opened) == 2
+    # Where all of it was measured, that stands until all of it is measured again.
+    Learning(engine, QUICK, alternatives=True).run()
+    Learning(engine, QUICK, afresh=True).run()
+    assert len(opened) == 3
+
+
 def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, int]] = []
 

@@ -3,9 +3,10 @@
  * What limits them is the two pipes that multiply: 8 dot products, a multiply and two fma for each input and block. So
  * all else is kept off those pipes and below two loads a cycle: codes are unpacked once for all inputs, to lines that
  * stay in the first-level cache, and every four activations that are broadcast serve both tiles. And those pipes never
- * wait: 16 chains of dot products, of 8 inputs with both tiles, go on by a line of codes in turn, so that a chain's
- * next link comes when its last one is done. One input after another, a processor would have to look ahead over more
- * instructions than it can hold (took 1.28 times as long on an Intel Emerald Rapids server). */
+ * wait: 16 chains of dot products, of 8 inputs with both tiles (Q6_K: of 4, with both halves of a block), go on by a line
+ * of codes in turn, so that a chain's next link comes when its last one is done. One input after another, a processor
+ * would have to look ahead over more instructions than it can hold (took 1.28 times as long on an Intel Emerald Rapids
+ * server). */
 #ifndef EDGESPEC_MULTIPLY_AVX512_PAIRS_H
 #define EDGESPEC_MULTIPLY_AVX512_PAIRS_H
 
