@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["LIBRARY_NAME", "NOTE_NAME", "CompileError", "build_in_place", "compile_library"]
@@ -68,21 +69,28 @@ def compile_library(
     command = _find_compiler(compiler)
     flags = [*_FLAGS, *extra_flags]
     levels = {name: (machines, own, macro) for name, machines, own, macro in _LEVELS}
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name:
+    with (
+        tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name,
+        ThreadPoolExecutor(max_workers=os.cpu_count()) as pool,
+    ):
         place = Path(name)
-        objects: list[Path] = []
+        begun: list[tuple[str, Future[Path]]] = []
         for source in sorted(FOLDER.glob("level_*.c")):
             machines, own, macro = levels.get(source.name, ((), (), ""))
-            if not macro:
-                objects.append(_compile(command, flags, source, place))
-            elif (machine or platform.machine()) in machines:
-                try:
-                    objects.append(_compile(command, [*flags, *own], source, place))
-                except CompileError:
-                    continue
+            if not macro or (machine or platform.machine()) in machines:
+                begun.append((macro, pool.submit(_compile, command, [*flags, *own], source, place)))
+        objects: list[Path] = []
+        for macro, level in begun:
+            try:
+                objects.append(level.result())
+            except CompileError:
+                if not macro:  # the level that runs everywhere
+                    raise
+                continue
+            if macro:
                 flags.append(f"-D{macro}")
-        for source in sorted(set(FOLDER.glob("*.c")) - set(FOLDER.glob("level_*.c"))):
-            objects.append(_compile(command, flags, source, place))
+        others = sorted(set(FOLDER.glob("*.c")) - set(FOLDER.glob("level_*.c")))
+        objects += pool.map(lambda source: _compile(command, flags, source, place), others)
         library = place / output.name
         _run([*command, *flags, "-shared", "-o", os.fspath(library), *map(os.fspath, objects), "-lm"])
         library.replace(output)  # a process that has the old one open keeps it
