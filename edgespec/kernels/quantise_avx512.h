@@ -10,25 +10,32 @@
 
 #include "row_quantise.h"
 
-/* Four elements of sixteen blocks, those of block b in lane b: a 4 by 4 matrix is transposed in each quarter. */
+/* In each quarter of the registers, the 4 by 4 matrix of their dwords transposed. */
+ALWAYS_INLINE void transpose_quarters(const __m512i row[4], __m512i column[4])
+{
+    __m512i first_low = _mm512_unpacklo_epi32(row[0], row[1]), first_high = _mm512_unpackhi_epi32(row[0], row[1]);
+    __m512i last_low = _mm512_unpacklo_epi32(row[2], row[3]), last_high = _mm512_unpackhi_epi32(row[2], row[3]);
+    column[0] = _mm512_unpacklo_epi64(first_low, last_low);
+    column[1] = _mm512_unpackhi_epi64(first_low, last_low);
+    column[2] = _mm512_unpacklo_epi64(first_high, last_high);
+    column[3] = _mm512_unpackhi_epi64(first_high, last_high);
+}
+
+/* Four elements of sixteen blocks, those of block b in lane b. */
 ALWAYS_INLINE void load_columns(const float *x, __m512 column[4])
 {
-    __m512 row[4];
+    __m512i row[4], turned[4];
     UNROLLED
     for (int i = 0; i < 4; i++) {
-        row[i] = _mm512_castps128_ps512(_mm_loadu_ps(x + i * BLOCK));
-        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 4) * BLOCK), 1);
-        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 8) * BLOCK), 2);
-        row[i] = _mm512_insertf32x4(row[i], _mm_loadu_ps(x + (i + 12) * BLOCK), 3);
+        __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(x + i * BLOCK));
+        four = _mm512_insertf32x4(four, _mm_loadu_ps(x + (i + 4) * BLOCK), 1);
+        four = _mm512_insertf32x4(four, _mm_loadu_ps(x + (i + 8) * BLOCK), 2);
+        row[i] = lanes_bits(_mm512_insertf32x4(four, _mm_loadu_ps(x + (i + 12) * BLOCK), 3));
     }
-    __m512d first_low = _mm512_castps_pd(_mm512_unpacklo_ps(row[0], row[1]));
-    __m512d first_high = _mm512_castps_pd(_mm512_unpackhi_ps(row[0], row[1]));
-    __m512d last_low = _mm512_castps_pd(_mm512_unpacklo_ps(row[2], row[3]));
-    __m512d last_high = _mm512_castps_pd(_mm512_unpackhi_ps(row[2], row[3]));
-    column[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(first_low, last_low));
-    column[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first_low, last_low));
-    column[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(first_high, last_high));
-    column[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(first_high, last_high));
+    transpose_quarters(row, turned);
+    UNROLLED
+    for (int i = 0; i < 4; i++)
+        column[i] = lanes_of_bits(turned[i]);
 }
 
 /* The squares of what elements k and k + 16 miss their codes by. */
@@ -64,14 +71,8 @@ ALWAYS_INLINE __m512i join_bytes(const __m512i each[4])
 /* Four dwords of each block, dword i of block b from lane b of four[i], to `byte` bytes behind each block's start. */
 ALWAYS_INLINE void put_dwords(struct activation_block *to, size_t apart, size_t byte, const __m512i four[4])
 {
-    __m512i first_low = _mm512_unpacklo_epi32(four[0], four[1]), first_high = _mm512_unpackhi_epi32(four[0], four[1]);
-    __m512i last_low = _mm512_unpacklo_epi32(four[2], four[3]), last_high = _mm512_unpackhi_epi32(four[2], four[3]);
-    const __m512i row[4] = {
-        _mm512_unpacklo_epi64(first_low, last_low),
-        _mm512_unpackhi_epi64(first_low, last_low),
-        _mm512_unpacklo_epi64(first_high, last_high),
-        _mm512_unpackhi_epi64(first_high, last_high),
-    };
+    __m512i row[4];
+    transpose_quarters(four, row);
     UNROLLED
     for (size_t i = 0; i < 4; i++) {
         char *block = (char *)(to + i * apart) + byte;
