@@ -241,7 +241,8 @@ class Learning:
         for place in engine.elsewhere.places.targets:
             rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
             whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
-            if own_s is None or not rival or whole or (store.plain_s(place.facts) is not None and not self._afresh):
+            known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
+            if own_s is None or not rival or known:
                 continue
             with suppress(EdgespecError):  # one that has no room stays unmeasured
                 other = yield from _opened(partial(engine.elsewhere.open_target, place), place.name)
