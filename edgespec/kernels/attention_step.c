@@ -1,6 +1,5 @@
 /* Attention, head by head: what each thread does between the projections and the product that follows. */
 #include "forward_step.h"
-#include "half.h"
 
 /* Rotary embedding (Su et al. 2021) of one head, in place. */
 static void rotate(const struct es_model *model, const float *rotation, float *head)
@@ -32,10 +31,8 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, size
         values = values_of(sequence, layer, kv_head) + position * head_length;
         apart = TILE_ROWS;
     }
-    for (size_t d = 0; d < head_length; d++) {
-        keys[d * apart] = float_to_half(key[d]);
-        values[d] = float_to_half(value[d]);
-    }
+    step->level->to_halves(key, head_length, keys, apart);
+    step->level->to_halves(value, head_length, values, 1);
 }
 
 void place_heads(const struct step *step, size_t number)

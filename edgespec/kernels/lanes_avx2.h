@@ -70,6 +70,11 @@ static inline lanes lanes_from_halves(const uint16_t *from)
     return (lanes){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)),
                    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 8)))};
 }
+static inline void lanes_to_halves(uint16_t *to, lanes x)
+{
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph(x.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i *)(to + 8), _mm256_cvtps_ph(x.high, _MM_FROUND_TO_NEAREST_INT));
+}
 /* A bfloat is the upper half of a float. */
 static inline __m256 eight_from_bfloats(const uint16_t *from)
 {

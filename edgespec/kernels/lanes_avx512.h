@@ -34,6 +34,10 @@ static inline lanes lanes_from_halves(const uint16_t *from)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 }
+static inline void lanes_to_halves(uint16_t *to, lanes x)
+{
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 /* A bfloat is the upper half of a float. */
 static inline lanes lanes_from_bfloats(const uint16_t *from)
 {

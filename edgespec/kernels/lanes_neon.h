@@ -53,6 +53,12 @@ static inline void lanes_store(float *to, lanes x)
     for (int i = 0; i < 4; i++)
         vst1q_f32(to + 4 * i, x.at[i]);
 }
+static inline void lanes_to_halves(uint16_t *to, lanes x)
+{
+    UNROLLED
+    for (int i = 0; i < 4; i++)
+        vst1_u16(to + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.at[i])));
+}
 static inline int lanes_any(const uint32x4_t *where)
 {
     uint32x4_t any = vorrq_u32(vorrq_u32(where[0], where[1]), vorrq_u32(where[2], where[3]));

@@ -43,6 +43,7 @@ LANES_OF(lanes_int, lanes_int_max, (lanes_int a, lanes_int b), a.at[i] > b.at[i]
 LANES_OF(lanes_int, lanes_int_shift, (lanes_int a, int left), (int32_t)((uint32_t)a.at[i] << left))
 
 static inline void lanes_store(float *to, lanes x) { memcpy(to, x.at, sizeof x.at); }
+static inline void lanes_to_halves(uint16_t *to, lanes x) { EACH_LANE to[i] = float_to_half(x.at[i]); }
 static inline int lanes_any_above(lanes a, float limit)
 {
     int any = 0;

@@ -67,6 +67,8 @@ struct level {
     /* GeGLU (Shazeer 2020), with the tanh approximation of GELU (Hendrycks and Gimpel 2016). length: as above. */
     void (*geglu)(const float *gate, const float *up, size_t length, float *y);
     void (*exponential)(const float *x, size_t length, float *y);
+    /* The nearest halves, ties to even, x[i] to to[i * apart]. length: as above. */
+    void (*to_halves)(const float *x, size_t length, uint16_t *to, size_t apart);
     /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
     void (*attend)(const struct attention_cache *cache, float scale, size_t count,
                    const struct attention_query *queries);
@@ -93,7 +95,7 @@ struct level {
 /* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .attend = attend, .argmax = argmax
+    .to_halves = to_halves, .attend = attend, .argmax = argmax
 
 /* Which of them were built, EDGESPEC_HAS_... says. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;

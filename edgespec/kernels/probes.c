@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "float_mode.h"
-#include "half.h"
 #include "level.h"
 
 #define ON_LEVEL(call)                                 \
@@ -51,11 +50,11 @@ int32_t es_attend(const float *keys, const float *values, int64_t positions, int
     uint16_t *cache = calloc(2 * padded * length, sizeof *cache);
     if (!cache)
         return ES_BAD_REQUEST;
-    for (size_t p = 0; p < (size_t)positions; p++)
-        for (size_t d = 0; d < length; d++) {
-            cache[(p / TILE_ROWS * length + d) * TILE_ROWS + p % TILE_ROWS] = float_to_half(keys[p * length + d]);
-            cache[(padded + p) * length + d] = float_to_half(values[p * length + d]);
-        }
+    for (size_t p = 0; p < (size_t)positions; p++) {
+        uint16_t *tile = cache + p / TILE_ROWS * TILE_ROWS * length;
+        level->to_halves(keys + p * length, length, tile + p % TILE_ROWS, TILE_ROWS);
+        level->to_halves(values + p * length, length, cache + (padded + p) * length, 1);
+    }
     const struct attention_cache view = {
         .keys = cache,
         .values = cache + padded * length,

@@ -2,7 +2,8 @@
  *
  * Online softmax (Milakov and Gimelshein 2018): each block of positions gives its largest score, the sum of its
  * exponentials and the weighted sum of its values, and these are merged in ascending order. What a query computes
- * depends on nothing but itself and the positions it sees; queries only share the reading of keys and values. */
+ * depends on nothing but itself and the positions it sees; queries only share the work of turning keys and values,
+ * which are halves in the cache, into floats. */
 #ifndef EDGESPEC_ROW_ATTENTION_H
 #define EDGESPEC_ROW_ATTENTION_H
 
@@ -10,41 +11,61 @@
 #include "level.h"
 #include "unrolled.h"
 
-/* Queries that share one load of a key or a value. Each takes lanes for its scores, two for its sums of values: what
- * is in registers, and how many chains of fma there are to take turns while each waits for its last one. */
-enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4 };
+/* Queries that are computed together, and tiles of keys that they are computed with: a key serves all of them and an
+ * element of a query all tiles. Scores take TOGETHER * TILES_TOGETHER lanes and sums of values twice TOGETHER: what is
+ * in registers, and how many chains of fma there are to take turns while each waits for its last one. */
+enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4, TILES_TOGETHER = LANES_IN_REGISTERS >= 32 ? 2 : 1 };
 
-/* Scores of 16 positions: a chain of fma along the head for each query. */
-ALWAYS_INLINE void score_tile(const int count, const uint16_t *keys, size_t head_length,
-                              const struct attention_query *queries, float *scores, lanes scale)
+/* Keys and values become floats once for all queries: so many elements of a few tiles' keys at a time, and two lanes of
+ * each of a block's values. 32 KB, which most cores' nearest cache has. */
+enum { OPENED = 2 * LANES * ATTENTION_BLOCK, KEY_ELEMENTS = OPENED / (TILES_TOGETHER * LANES) };
+
+/* Scores of `tiles` tiles: for each query a chain of fma along the head. keys: [elements][tiles][16]. With `from` > 0
+ * the chains go on from where `scores` has them. */
+ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *keys, size_t from, size_t elements,
+                               const struct attention_query *queries, float factor, float *scores)
 {
-    lanes sum[TOGETHER];
+    lanes sum[TOGETHER][TILES_TOGETHER];
     UNROLLED
     for (int q = 0; q < count; q++)
-        sum[q] = lanes_set(0.0f);
-    for (size_t d = 0; d < head_length; d++) {
-        lanes key = lanes_from_halves(keys + d * LANES);
         UNROLLED
-        for (int q = 0; q < count; q++)
-            sum[q] = lanes_fma(key, lanes_set(queries[q].from[d]), sum[q]);
+        for (int t = 0; t < tiles; t++)
+            sum[q][t] = from ? lanes_load(scores + q * ATTENTION_BLOCK + t * LANES) : lanes_set(0.0f);
+    for (size_t d = from; d < from + elements; d++, keys += tiles * LANES) {
+        lanes key[TILES_TOGETHER];
+        UNROLLED
+        for (int t = 0; t < tiles; t++)
+            key[t] = lanes_load(keys + t * LANES);
+        UNROLLED
+        for (int q = 0; q < count; q++) {
+            lanes element = lanes_set(queries[q].from[d]);
+            UNROLLED
+            for (int t = 0; t < tiles; t++)
+                sum[q][t] = lanes_fma(key[t], element, sum[q][t]);
+        }
     }
     UNROLLED
     for (int q = 0; q < count; q++)
-        lanes_store(scores + q * ATTENTION_BLOCK, lanes_mul(sum[q], scale));
+        UNROLLED
+        for (int t = 0; t < tiles; t++)
+            lanes_store(scores + q * ATTENTION_BLOCK + t * LANES, lanes_mul(sum[q][t], lanes_set(factor)));
 }
 
-/* Adds so many positions of 32 elements of the values (of 16, without `both`), in order, to each query's sums. */
-ALWAYS_INLINE void add_values(const int count, const int both, const uint16_t *values, size_t head_length,
-                              const float *weights, size_t positions, lanes (*sum)[2])
+/* Adds so many positions of `wide` lanes of the values to each query's sums. values: [positions][wide][16]. */
+ALWAYS_INLINE void add_values(const int count, const int wide, const float *values, const float *weights,
+                              size_t positions, lanes (*sum)[2])
 {
-    for (size_t p = 0; p < positions; p++, values += head_length) {
-        lanes low = lanes_from_halves(values), high = both ? lanes_from_halves(values + LANES) : low;
+    for (size_t p = 0; p < positions; p++, values += wide * LANES) {
+        lanes value[2];
+        UNROLLED
+        for (int i = 0; i < wide; i++)
+            value[i] = lanes_load(values + i * LANES);
         UNROLLED
         for (int q = 0; q < count; q++) {
             lanes weight = lanes_set(weights[q * ATTENTION_BLOCK + p]);
-            sum[q][0] = lanes_fma(low, weight, sum[q][0]);
-            if (both)
-                sum[q][1] = lanes_fma(high, weight, sum[q][1]);
+            UNROLLED
+            for (int i = 0; i < wide; i++)
+                sum[q][i] = lanes_fma(value[i], weight, sum[q][i]);
         }
     }
 }
@@ -103,107 +124,181 @@ ALWAYS_INLINE void merge(float *out, lanes sum, const struct standing *own, int 
     lanes_store(out, sum);
 }
 
-/* A block of positions as the queries in hand see it, counted from its first. */
-struct block {
-    size_t start;
-    size_t border;                       /* what lies behind it is the queries' own */
+/* Queries that follow one another and all see some of a block, whose positions count from its first. */
+struct query_group {
+    size_t first; /* of the queries in hand */
+    int count;
     size_t from[TOGETHER], to[TOGETHER]; /* what each sees */
+    size_t least, most;                  /* what any sees */
     size_t shared_from, shared_to;       /* what all see */
-    int ragged;                          /* whether some see more than that */
 };
 
-ALWAYS_INLINE struct block block_of(const int count, const struct attention_cache *cache, size_t start,
-                                    const struct attention_query *queries)
+/* Puts the queries that see the block into groups. Returns how many. */
+static inline size_t groups_of(size_t start, size_t count, const struct attention_query *queries,
+                               struct query_group *groups)
 {
-    struct block block = {.start = start, .shared_to = ATTENTION_BLOCK};
-    block.border = cache->own_from > start ? cache->own_from - start : 0;
-    for (int q = 0; q < count; q++) {
-        block.from[q] = queries[q].first > start ? queries[q].first - start : 0;
-        block.to[q] = queries[q].end - start < ATTENTION_BLOCK ? queries[q].end - start : ATTENTION_BLOCK;
-        block.shared_from = block.from[q] > block.shared_from ? block.from[q] : block.shared_from;
-        block.shared_to = block.to[q] < block.shared_to ? block.to[q] : block.shared_to;
+    size_t taken = 0;
+    for (size_t q = 0; q < count; q++) {
+        if (queries[q].end <= start || queries[q].first >= start + ATTENTION_BLOCK)
+            continue;
+        struct query_group *group = taken ? &groups[taken - 1] : 0;
+        if (!group || group->count == TOGETHER || group->first + (size_t)group->count < q) {
+            group = &groups[taken++];
+            *group = (struct query_group){.first = q, .least = ATTENTION_BLOCK, .shared_to = ATTENTION_BLOCK};
+        }
+        size_t from = queries[q].first > start ? queries[q].first - start : 0;
+        size_t to = queries[q].end - start < ATTENTION_BLOCK ? queries[q].end - start : ATTENTION_BLOCK;
+        group->from[group->count] = from;
+        group->to[group->count] = to;
+        group->count++;
+        group->least = from < group->least ? from : group->least;
+        group->most = to > group->most ? to : group->most;
+        group->shared_from = from > group->shared_from ? from : group->shared_from;
+        group->shared_to = to < group->shared_to ? to : group->shared_to;
+        if (group->shared_to < group->shared_from)
+            group->shared_to = group->shared_from;
     }
-    if (block.shared_to < block.shared_from)
-        block.shared_to = block.shared_from;
-    for (int q = 0; q < count; q++)
-        block.ragged |= block.from[q] < block.shared_from || block.to[q] > block.shared_to;
-    return block;
+    return taken;
 }
 
-/* Positions from .. to - 1 of the block; `count` queries with the same keys and values. */
-ALWAYS_INLINE void add_range(const int count, const int both, const struct attention_cache *cache,
-                             const struct block *block, const struct attention_query *query, size_t d, size_t from,
-                             size_t to, const float *weights, lanes (*sum)[2])
-{
-    size_t length = cache->head_length, middle = block->border < to ? block->border : to;
-    if (from < middle)
-        add_values(count, both, cache->values + (block->start + from) * length + d, length, weights + from,
-                   middle - from, sum);
-    middle = middle > from ? middle : from;
-    if (middle < to)
-        add_values(count, both, query->own_values + (block->start + middle - cache->own_from) * length + d, length,
-                   weights + middle, to - middle, sum);
-}
-
-ALWAYS_INLINE void mix_values(const int count, const int both, const struct attention_cache *cache,
-                              const struct block *block, const struct attention_query *queries, size_t d,
-                              float (*weights)[ATTENTION_BLOCK], const struct standing *standing)
+/* `wide` lanes, from element d on, of what a group's queries give. */
+ALWAYS_INLINE void mix_values(const int count, const int wide, const float *values, const float *weights,
+                              const struct query_group *group, const struct attention_query *queries, size_t d,
+                              size_t start, const struct standing *standing)
 {
     lanes sum[TOGETHER][2];
+    size_t length = (size_t)wide * LANES, from = group->shared_from, to = group->shared_to;
+    int ragged = group->least < from || group->most > to;
     UNROLLED
     for (int q = 0; q < count; q++)
         sum[q][0] = sum[q][1] = lanes_set(0.0f);
     /* Positions that not all see may hold anything for whoever does not. */
-    if (block->ragged)
+    if (ragged)
+        UNROLLED
+        for (int q = 0; q < count; q++) {
+            size_t end = group->to[q] < from ? group->to[q] : from, own = group->from[q];
+            add_values(1, wide, values + own * length, weights + q * ATTENTION_BLOCK + own, end - own, sum + q);
+        }
+    add_values(count, wide, values + from * length, weights + from, to - from, sum);
+    if (ragged)
         UNROLLED
         for (int q = 0; q < count; q++)
-            add_range(1, both, cache, block, queries + q, d, block->from[q],
-                      block->to[q] < block->shared_from ? block->to[q] : block->shared_from, weights[q], sum + q);
-    add_range(count, both, cache, block, queries, d, block->shared_from, block->shared_to, weights[0], sum);
-    if (block->ragged)
-        UNROLLED
-        for (int q = 0; q < count; q++)
-            add_range(1, both, cache, block, queries + q, d, block->shared_to, block->to[q], weights[q], sum + q);
+            if (to < group->to[q])
+                add_values(1, wide, values + to * length, weights + q * ATTENTION_BLOCK + to, group->to[q] - to,
+                           sum + q);
     UNROLLED
     for (int q = 0; q < count; q++) {
-        int first = queries[q].first >= block->start;
-        merge(queries[q].out + d, sum[q][0], &standing[q], first);
-        if (both)
-            merge(queries[q].out + d + LANES, sum[q][1], &standing[q], first);
+        UNROLLED
+        for (int i = 0; i < wide; i++)
+            merge(queries[q].out + d + i * LANES, sum[q][i], &standing[q], queries[q].first >= start);
     }
 }
 
-/* One block of positions for `count` queries that all see some of it, and have the same keys and values there. */
-ALWAYS_INLINE void attend_block(const int count, const struct attention_cache *cache, size_t start, float scale,
-                                const struct attention_query *queries, struct standing *standing)
+/* Constant counts make each a function of its own; those above TOGETHER do not occur. */
+#define FITTING(n) ((n) < TOGETHER ? (n) : TOGETHER)
+#define FOR_COUNT(count, DO)       \
+    switch (count) {               \
+    case 1: DO(1); break;          \
+    case 2: DO(2); break;          \
+    case 3: DO(3); break;          \
+    case 4: DO(4); break;          \
+    case 5: DO(FITTING(5)); break; \
+    case 6: DO(FITTING(6)); break; \
+    case 7: DO(FITTING(7)); break; \
+    case 8: DO(FITTING(8)); break; \
+    }
+
+static void score_group(size_t tiles, const float *keys, size_t from, size_t elements, int count,
+                        const struct attention_query *queries, float factor, float *scores)
 {
-    float weights[TOGETHER][ATTENTION_BLOCK];
-    const struct block block = block_of(count, cache, start, queries);
+#define SCORE(n) score_tiles(n, TILES_TOGETHER, keys, from, elements, queries, factor, scores)
+#define SCORE_ONE(n) score_tiles(n, 1, keys, from, elements, queries, factor, scores)
+    if (TILES_TOGETHER > 1 && tiles > 1)
+        FOR_COUNT(count, SCORE)
+    else
+        FOR_COUNT(count, SCORE_ONE)
+#undef SCORE
+#undef SCORE_ONE
+}
+
+static void mix_group(size_t wide, const float *values, const float *weights, const struct query_group *group,
+                      const struct attention_query *queries, size_t d, size_t start,
+                      const struct standing *standing)
+{
+#define MIX(n) mix_values(n, 2, values, weights, group, queries, d, start, standing)
+#define MIX_ONE(n) mix_values(n, 1, values, weights, group, queries, d, start, standing)
+    if (wide > 1)
+        FOR_COUNT(group->count, MIX)
+    else
+        FOR_COUNT(group->count, MIX_ONE)
+#undef MIX
+#undef MIX_ONE
+}
+
+/* Elements from .. of the keys of so many tiles, from `position` on. */
+static inline void open_keys(const struct attention_cache *cache, const struct attention_query *owner, size_t position,
+                             size_t tiles, size_t from, size_t elements, float *opened)
+{
+    for (size_t t = 0; t < tiles; t++, position += LANES) {
+        const uint16_t *keys = position < cache->own_from
+                                   ? cache->keys + position * cache->head_length
+                                   : owner->own_keys + (position - cache->own_from) * cache->head_length;
+        for (size_t d = 0; d < elements; d++)
+            lanes_store(opened + (d * tiles + t) * LANES, lanes_from_halves(keys + (from + d) * LANES));
+    }
+}
+
+/* `wide` lanes, from element d on, of the values of positions from .. to - 1. */
+static inline void open_values(const struct attention_cache *cache, const struct attention_query *owner, size_t from,
+                               size_t to, size_t wide, size_t d, float *opened)
+{
+    for (size_t position = from; position < to; position++) {
+        const uint16_t *values = position < cache->own_from
+                                     ? cache->values + position * cache->head_length
+                                     : owner->own_values + (position - cache->own_from) * cache->head_length;
+        for (size_t i = 0; i < wide; i++, opened += LANES)
+            lanes_store(opened, lanes_from_halves(values + d + i * LANES));
+    }
+}
+
+/* One block of positions, for queries that have the same keys and values there. */
+static void attend_block(const struct attention_cache *cache, size_t start, float scale, size_t count,
+                         const struct attention_query *queries, struct standing *standing)
+{
+    _Alignas(64) float weights[MOST_QUERIES][ATTENTION_BLOCK], opened[OPENED];
+    struct query_group groups[MOST_QUERIES];
+    const struct query_group *end = groups + groups_of(start, count, queries, groups);
     size_t length = cache->head_length, least = ATTENTION_BLOCK, most = 0;
-    for (int q = 0; q < count; q++) {
-        least = block.from[q] < least ? block.from[q] : least;
-        most = block.to[q] > most ? block.to[q] : most;
+    if (end == groups)
+        return;
+    for (const struct query_group *group = groups; group < end; group++) {
+        least = group->least < least ? group->least : least;
+        most = group->most > most ? group->most : most;
     }
-    for (size_t p = least / LANES * LANES; p < most; p += LANES) {
-        const uint16_t *keys = p < block.border ? cache->keys + (start + p) * length
-                                                : queries->own_keys + (start + p - cache->own_from) * length;
-        score_tile(count, keys, length, queries, weights[0] + p, lanes_set(scale));
+    for (size_t p = least / LANES * LANES, tiles; p < most; p += tiles * LANES) {
+        tiles = most - p > LANES ? TILES_TOGETHER : 1;
+        for (size_t d = 0, elements; d < length; d += elements) {
+            elements = length - d < KEY_ELEMENTS ? length - d : KEY_ELEMENTS;
+            open_keys(cache, queries, start + p, tiles, d, elements, opened);
+            for (const struct query_group *group = groups; group < end; group++)
+                if (group->least < p + tiles * LANES && p < group->most)
+                    score_group(tiles, opened, d, elements, group->count, queries + group->first,
+                                d + elements == length ? scale : 1.0f, weights[group->first] + p);
+        }
     }
-    for (int q = 0; q < count; q++) {
-        float largest, total;
-        soften(weights[q], block.from[q], block.to[q], &largest, &total);
-        meet(&standing[q], largest, total, queries[q].first >= start);
+    for (const struct query_group *group = groups; group < end; group++)
+        for (size_t i = 0, q = group->first; i < (size_t)group->count; i++, q++) {
+            float largest, total;
+            soften(weights[q], group->from[i], group->to[i], &largest, &total);
+            meet(&standing[q], largest, total, queries[q].first >= start);
+        }
+    for (size_t d = 0, wide; d < length; d += wide * LANES) {
+        wide = length - d > LANES ? 2 : 1;
+        open_values(cache, queries, start + least, start + most, wide, d, opened + least * wide * LANES);
+        for (const struct query_group *group = groups; group < end; group++)
+            mix_group(wide, opened, weights[group->first], group, queries + group->first, d, start,
+                      standing + group->first);
     }
-    size_t d = 0;
-    for (; d + 2 * LANES <= length; d += 2 * LANES)
-        mix_values(count, 1, cache, &block, queries, d, weights, standing);
-    if (d < length)
-        mix_values(count, 0, cache, &block, queries, d, weights, standing);
-}
-
-static inline int sees_block(const struct attention_query *query, size_t start)
-{
-    return query->end > start && query->first < start + ATTENTION_BLOCK;
 }
 
 static void attend(const struct attention_cache *cache, float scale, size_t count,
@@ -218,18 +313,10 @@ static void attend(const struct attention_cache *cache, float scale, size_t coun
     for (size_t start = first / ATTENTION_BLOCK * ATTENTION_BLOCK; start < end; start += ATTENTION_BLOCK) {
         int shared = start + ATTENTION_BLOCK <= cache->own_from;
         for (size_t q = 0, next; q < count; q = next) {
-            const struct attention_query *here = queries + q;
-            for (next = q; next < count && next < q + TOGETHER && sees_block(&queries[next], start); next++)
-                if (!shared && queries[next].own_keys != here->own_keys)
-                    break;
-            switch (next - q) {
-/* Constant counts make each a function of its own; those above TOGETHER do not occur. */
-#define ATTEND(n) \
-    case n: attend_block(n <= TOGETHER ? n : 1, cache, start, scale, here, standing + q); break;
-                ATTEND(1) ATTEND(2) ATTEND(3) ATTEND(4) ATTEND(5) ATTEND(6) ATTEND(7) ATTEND(8)
-#undef ATTEND
-            default: next = q + 1; /* this one sees nothing here */
-            }
+            next = q + 1;
+            while (next < count && (shared || queries[next].own_keys == queries[q].own_keys))
+                next++;
+            attend_block(cache, start, scale, next - q, queries + q, standing + q);
         }
     }
     for (size_t q = 0; q < count; q++) {

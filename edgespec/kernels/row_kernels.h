@@ -48,6 +48,16 @@ static void exponential(const float *x, size_t length, float *y)
         lanes_store(y + k, lanes_exp(lanes_load(x + k)));
 }
 
+static void to_halves(const float *x, size_t length, uint16_t *to, size_t apart)
+{
+    for (size_t k = 0; k < length; k += LANES, x += LANES) {
+        uint16_t half[LANES];
+        lanes_to_halves(apart == 1 ? to + k : half, lanes_load(x));
+        for (size_t i = 0; apart != 1 && i < LANES; i++)
+            to[(k + i) * apart] = half[i];
+    }
+}
+
 static int64_t argmax(const float *scores, size_t count)
 {
     size_t whole = count / LANES * LANES, best = 0;

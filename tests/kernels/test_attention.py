@@ -8,7 +8,7 @@ import pytest
 from edgespec.runtimes.native_library import NativeLibrary
 from tests.support.kernel_calls import Floats, attend, same_bits
 
-LENGTHS = [16, 32, 64, 80, 128]
+LENGTHS = [16, 32, 64, 80, 128, 272, 528]  # the last two exceed what keys are opened of at a time
 SEEN = [1, 15, 16, 17, 255, 256, 257, 511, 512, 513, 700]
 
 
@@ -109,3 +109,26 @@ def test_one_score_far_above_the_rest(library: NativeLibrary, level: str) -> Non
     keys[400] = 1000
     assert np.array_equal(attend(library, level, keys, values, queries, [600])[0], values[400])
     assert not np.array_equal(attend(library, level, keys, values, queries, [400])[0], values[400])
+
+
+def test_keys_and_values_are_rounded_to_the_nearest_halves(library: NativeLibrary, level: str) -> None:
+    """Ties to even, and what lies beyond the range of a half becomes infinite."""
+    ties = np.float32([1 + 2**-11, 1 + 3 * 2**-11, 2049, 2051, 2**-25, 3 * 2**-25, 2**-14 - 2**-25, 65519, 65520])
+    exact = np.concatenate([ties, -ties, np.random.default_rng(1).lognormal(0, 9, 62).astype(np.float32)])[None]
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float16).astype(np.float32)
+    assert np.isinf(rounded).any()
+    assert (rounded == 0).any()
+    anything = np.ones_like(exact)
+    assert np.array_equal(attend(library, level, anything, exact, anything, [1]), rounded)
+    assert np.isnan(attend(library, level, anything, np.full_like(exact, np.nan), anything, [1])).all()
+
+    # Two keys share their weight evenly if one is what the other is rounded to.
+    finite = np.where(np.isfinite(rounded), exact, 0)
+    values = np.eye(2, finite.shape[1], dtype=np.float32)
+    for element in np.flatnonzero(finite):
+        keys = np.zeros((2, finite.shape[1]), np.float32)
+        keys[:, element] = finite[0, element], rounded[0, element]
+        query = np.zeros_like(finite)
+        query[0, element] = 2.0**24
+        assert attend(library, level, keys, values, query, [2])[0, :2].tolist() == [0.5, 0.5]
