@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.runtimes.contract")
+pytest.register_assert_rewrite("tests.runtimes.contract", "tests.runtimes.thread_contract")

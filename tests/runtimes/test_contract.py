@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.llama import LlamaSettings, load_model
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract
+from tests.runtimes.contract import Runtime, SequenceContract
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_gguf import Quant
 
@@ -20,7 +21,7 @@ class TestFake(SequenceContract):
         return Runtime(open_model=lambda: FakeModel(50, seed=3, can_fork=request.param))
 
 
-class TestLlama(SequenceContract, NativeContract):
+class TestLlama(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[

@@ -1,16 +1,10 @@
-"""What is particular to llama.cpp: settings, hostile files, the native cancel, silence, and freeing in order."""
+"""What is particular to llama.cpp: settings, hostile files, return codes, reductions."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import logging
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-import edgespec
 from edgespec.errors import (
-    CancelledError,
     ClosedError,
     ForwardError,
     InvalidRequestError,
@@ -31,14 +23,10 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.gguf import read_header
-from edgespec.runtimes import llama, llama_context, native_library
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
 from edgespec.runtimes.llama_library import load
-from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
-
-REPOSITORY = Path(edgespec.__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -373,294 +361,6 @@ def test_a_row_of_garbage_is_never_sampled(sequence: LlamaSequence, native: bool
         rows.argmax_row(0)
     with pytest.raises(NonFiniteLogitsError):
         rows.argmax()
-
-
-# ------------------------------------------------------------------------------------------ native cancel
-
-
-@pytest.fixture(scope="module")
-def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One prefill chunk computes for a tenth of a second."""
-    return write_tiny_gguf(tmp_path_factory.mktemp("wide") / "wide.gguf", layers=12, width=256)
-
-
-def share_computed_without_the_interpreter_lock(path: Path) -> float:
-    """The part of a forward that is computed while this thread keeps the lock."""
-
-    def others_s() -> float:
-        return time.process_time() - time.thread_time()
-
-    with load_model(path, LlamaSettings()) as model, model.open(256) as sequence:
-        sequence.forward([5] * 256, 0)
-        sequence.rewind(0)
-        interval = sys.getswitchinterval()
-        before = others_s()
-        sequence.forward([5] * 256, 0)
-        whole_s = others_s() - before
-        sequence.rewind(0)
-        before = others_s()
-        forward = sequence.submit(lambda: sequence.forward([5] * 256, 0))
-        while others_s() < before + 0.005:
-            time.sleep(0)  # not yet in native code
-        try:
-            sys.setswitchinterval(60)  # nobody gets the lock by asking
-            started, before = time.perf_counter(), others_s()
-            while time.perf_counter() < started + 0.3:
-                pass
-            computed = others_s() - before
-        finally:
-            sys.setswitchinterval(interval)
-        forward.result(60)
-    return computed / whole_s
-
-
-@pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
-def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine the forward may be over before the lock is taken, or get no core meanwhile.
-    assert any(share_computed_without_the_interpreter_lock(wide_gguf) > 0.3 for _ in range(8))
-    # And this is what it looks like where each node of the graph waits for the lock.
-    monkeypatch.setattr(
-        llama_context, "_native_abort_callback", lambda api: api.ggml_abort_callback(lambda _data: False)
-    )
-    assert all(share_computed_without_the_interpreter_lock(wide_gguf) < 0.3 for _ in range(3))
-
-
-@pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
-def test_forwards_are_not_slowed_by_their_callbacks(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward_s() -> float:
-        with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
-            times = []
-            for _ in range(5):
-                started = sequence.run(time.thread_time)
-                sequence.forward([5] * 64, 0)
-                times.append(sequence.run(time.thread_time) - started)
-                sequence.rewind(0)
-        return min(times)  # processor time: other programs do not count
-
-    with_callback = forward_s()
-    monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
-    assert with_callback < 2 * forward_s()
-
-
-def test_without_a_native_callback_a_cancel_waits_for_the_chunk_only(
-    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api, chunks = load().api, list[int]()
-    decode = api.llama_decode
-    monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
-    with load_model(tiny_gguf, LlamaSettings()) as model, model.open(2000) as sequence:
-
-        def cancel_in_the_second(*arguments: Any) -> int:
-            chunks.append(1)
-            if len(chunks) == 2:
-                sequence.cancel()
-            return int(decode(*arguments))
-
-        monkeypatch.setattr(api, "llama_decode", cancel_in_the_second)
-        with pytest.raises(CancelledError):
-            sequence.forward([5] * 2000, 1)
-        assert (len(chunks), sequence.length) == (2, 0)
-
-
-@pytest.fixture(params=["our library's", "the C library's"])
-def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each of the callbacks that llama.cpp is given, as the one it is given."""
-    if request.param == "our library's":
-        require_native()
-    else:
-        monkeypatch.setattr(llama_context, "_own_abort_callback", lambda _api: None)
-    callback = llama_context._native_abort_callback(load().api)
-    if callback is None:
-        pytest.skip("no native abort callback on this platform")
-    return callback
-
-
-def test_the_abort_callback_reads_the_flag_as_a_truth_value(native_callback: Any) -> None:
-    flag = llama_context.abort_flag()
-    address = ctypes.cast(flag, ctypes.c_void_p)
-    assert not native_callback(address)
-    llama._raise_flag(flag)
-    assert native_callback(address)
-    flag[0] = 0
-    assert not native_callback(address)
-
-
-def test_a_cancel_ends_the_chunk_in_flight(native_callback: Any, wide_gguf: Path) -> None:
-    with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
-        # As if raised by another thread after Python last looked: only the callback can see it.
-        sequence._check_cancelled = lambda: None  # type: ignore[method-assign]
-        sequence.cancel()
-        with pytest.raises(CancelledError):
-            sequence.forward([5] * 200, 1)
-        assert sequence.length == 0
-        sequence.reset_cancel()
-        assert sequence.forward([5] * 4, 1).count == 1
-
-
-def test_our_library_is_asked_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    api, own = load().api, require_native().api.es_abort
-    chosen = llama_context._native_abort_callback(api)
-    assert ctypes.cast(chosen, ctypes.c_void_p).value == ctypes.cast(own, ctypes.c_void_p).value
-    monkeypatch.setattr(sys, "maxsize", 2**31 - 1)
-    assert llama_context._native_abort_callback(api) is not None
-
-    def missing() -> None:
-        raise RuntimeUnavailableError("it was not built", hint="a compiler")
-
-    monkeypatch.setattr(native_library, "load", missing)
-    assert llama_context._native_abort_callback(api) is None
-
-
-# ------------------------------------------------------------------------------------------------ silence
-
-
-QUIET = """
-import sys, threading, time
-from pathlib import Path
-from edgespec.errors import CancelledError, EdgespecError
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.text.tokenizer import LlamaVocabulary
-
-good, bad = map(Path, sys.argv[1:])
-try:
-    load_model(bad, LlamaSettings())
-except EdgespecError:
-    steps = ["refused"]
-vocabulary = LlamaVocabulary(good)
-steps.append(vocabulary.detokenize(vocabulary.encode("hello")).strip())
-model = load_model(good, LlamaSettings())
-sequence = model.open(3000)
-sequence.forward([5] * 300, 4).argmax()
-threading.Timer(0.05, sequence.cancel).start()
-try:
-    while True:
-        sequence.forward([5] * 2600, 0)
-        sequence.rewind(300)
-except CancelledError:
-    steps.append("cancelled")
-sequence.close()
-running = model.open(3000)
-running.submit(lambda: running.forward([5] * 3000, 0))  # still at work when the interpreter goes
-Path(sys.argv[1] + ".steps").write_text(" ".join(steps))
-"""
-
-
-def test_nothing_is_printed_and_the_process_ends_well(tiny_gguf: Path, tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
-    good.write_bytes(tiny_gguf.read_bytes())
-    bad.write_bytes(tiny_gguf.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))
-    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{QUIET}"
-    done = subprocess.run([sys.executable, "-c", code, good, bad], capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    assert Path(f"{good}.steps").read_text(encoding="utf-8") == "refused hello cancelled"
-
-
-def test_native_log_lines_go_to_the_native_logger(
-    tiny_gguf: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="edgespec.native")
-    with load_model(tiny_gguf, LlamaSettings()) as model, model.open(64) as sequence:
-        sequence.forward([1, 2], 1)
-    native = [record for record in caplog.records if record.name == "edgespec.native"]
-    assert any("llama" in record.getMessage() for record in native)
-    assert all("\n" not in record.getMessage().rstrip("\n") for record in native[:20])
-    assert {record.name for record in caplog.records} <= {"edgespec.native"}
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
-
-
-# ------------------------------------------------------------------------------------------ freeing in order
-
-
-CACHE = ("llama_batch_free", "llama_free")
-
-
-@pytest.fixture
-def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The order in which native memory is given back."""
-    api, order = load().api, list[str]()
-
-    def recording(name: str) -> Callable[[Any], None]:
-        free = getattr(api, name)
-
-        def record(pointer: Any) -> None:
-            order.append(name)
-            free(pointer)
-
-        return record
-
-    for name in ("llama_batch_free", "llama_free", "llama_model_free"):
-        monkeypatch.setattr(api, name, recording(name))
-    return order
-
-
-def test_weights_outlive_their_caches_on_close(tiny_gguf: Path, freed: list[str]) -> None:
-    model = load_model(tiny_gguf, LlamaSettings())
-    sequences = [model.open(64) for _ in range(2)]
-    model.close()
-    model.close()
-    assert freed == [*CACHE, *CACHE, "llama_model_free"]
-    with pytest.raises(ClosedError):
-        sequences[0].forward([1], 1)
-
-
-def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, freed: list[str]) -> None:
-    class Holder:
-        pass
-
-    gc.collect()
-    freed.clear()
-    for attempt in range(2):  # in both orders of creation
-        holder: Any = Holder()
-        holder.model = load_model(tiny_gguf, LlamaSettings())
-        holder.sequence = holder.model.open(64)
-        holder.model.cycle = holder.sequence.cycle = holder
-        holder.sequence.forward([1, 2], 1)
-        if attempt:
-            gc.collect()  # both old: another generation's list
-        del holder
-        gc.collect()
-        assert freed == [*CACHE, "llama_model_free"]
-        freed.clear()
-
-
-def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, freed: list[str]) -> None:
-    sequence = load_model(tiny_gguf, LlamaSettings()).open(64)
-    gc.collect()
-    assert freed == []
-    assert np.isfinite(sequence.forward([1, 2], 1).logits(0)).all()
-    with closing(sequence):
-        pass
-    del sequence
-    gc.collect()
-    assert freed == [*CACHE, "llama_model_free"]
-
-
-def test_weights_wait_for_a_cache_that_someone_else_is_closing(
-    tiny_gguf: Path, freed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = load().api
-    free, entered, go_on = api.llama_free, threading.Event(), threading.Event()
-
-    def slow_free(pointer: Any) -> None:
-        entered.set()
-        assert go_on.wait(30)
-        free(pointer)
-
-    monkeypatch.setattr(api, "llama_free", slow_free)
-    model = load_model(tiny_gguf, LlamaSettings())
-    closer = threading.Thread(target=model.open(64).close)
-    closer.start()
-    assert entered.wait(30)
-    second = threading.Thread(target=model.close)
-    second.start()
-    time.sleep(0.1)
-    assert freed == ["llama_batch_free"]
-    go_on.set()
-    closer.join(30)
-    second.join(30)
-    del model
-    assert freed == [*CACHE, "llama_model_free"]
 
 
 # -------------------------------------------------------------------------------------------- determinism

@@ -28,7 +28,8 @@ from edgespec.runtimes.llama import LlamaModel, LlamaSettings, describe_model, l
 from edgespec.runtimes.llama_library import load
 from edgespec.runtimes.llama_trimmed import EmbeddingRows
 from edgespec.runtimes.trimmed_rows import TrimmedRows
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract
+from tests.runtimes.contract import Runtime, SequenceContract
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.trimmed_folder import record_file, write_tied, write_trimmed_folder
 
@@ -87,7 +88,7 @@ def model(folders: Callable[[str, int], Path]) -> Iterator[LlamaModel]:
         yield model
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     """With all rows kept nothing of the contract is lost; with a part, scores are not all finite."""
 
     @pytest.fixture(scope="class", params=["Q8_0", "Q8_0 tied", "Q4_0"])

@@ -32,7 +32,8 @@ from edgespec.runtimes import native_sequence, native_weights
 from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
 from edgespec.runtimes.native_cache import NativeCache
 from edgespec.runtimes.native_library import load
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits
+from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.native_models import KINDS, Files, some_tokens
 
 try:
@@ -61,7 +62,7 @@ def sequence(model: NativeModel) -> Iterator[NativeSequence]:
 # ------------------------------------------------------------------------------------------------ the contract
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[

@@ -33,7 +33,8 @@ from edgespec.runtimes import onnx_shared
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
 from edgespec.runtimes.onnx_providers import load
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -88,7 +89,7 @@ def sequence(model: OnnxModel) -> Iterator[OnnxSequence]:
         yield sequence
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[

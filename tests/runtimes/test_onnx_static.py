@@ -24,7 +24,8 @@ from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, load_o
 from edgespec.runtimes.onnx_providers import load
 from edgespec.runtimes.onnx_session import WIDE_TOKENS
 from edgespec.runtimes.onnx_static import HIDDEN, new_mask, past_mask
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_onnx import ARCHITECTURES, VOCABULARY_SIZE, llama_logits, write_tiny_model
 
 LONG = 8192  # the longest context the contract opens
@@ -76,7 +77,7 @@ def sequence(model: OnnxModel) -> Iterator[OnnxSequence]:
         yield sequence
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[("F32", OnnxSettings()), ("Q4_0", OnnxSettings(threads=2)), ("Q8_0", OnnxSettings(pad_to=2))],

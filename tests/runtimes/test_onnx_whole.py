@@ -17,7 +17,8 @@ from edgespec.files.onnx_interface import WHOLE
 from edgespec.runtimes import onnx_whole
 from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
 from edgespec.runtimes.onnx_whole import WholeContext
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_onnx import llama_logits
 from tests.support.whole_onnx import LONGEST, write_folder, write_whole_onnx
 
@@ -63,7 +64,7 @@ def sequence(model: OnnxModel) -> Iterator[OnnxSequence]:
         yield sequence
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(
         scope="class",
         params=[OnnxSettings(), OnnxSettings(threads=2, pad_to=2)],

@@ -35,7 +35,8 @@ from edgespec.runtimes.llama import LlamaModel, LlamaSettings, load_model
 from edgespec.runtimes.native import NativeSettings, load_native
 from edgespec.runtimes.onnx import OnnxSettings, load_onnx
 from edgespec.runtimes.worker_process import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
-from tests.runtimes.contract import NativeContract, Runtime, SequenceContract, ids, near
+from tests.runtimes.contract import Runtime, SequenceContract, ids, near
+from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import Quant
 from tests.support.worker_loaders import command
@@ -61,7 +62,7 @@ def model(tiny_gguf: Path) -> Iterator[WorkerModel]:
         yield model
 
 
-class TestContract(SequenceContract, NativeContract):
+class TestContract(SequenceContract, ThreadContract):
     @pytest.fixture(scope="class")
     @classmethod
     def runtime(cls, tiny_ggufs: dict[Quant, Path]) -> Runtime:

@@ -1,0 +1,176 @@
+"""llama.cpp's silence, and that its memory is freed in order."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.errors import ClosedError
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.llama_library import load
+
+REPOSITORY = Path(edgespec.__file__).parent.parent
+
+
+# ------------------------------------------------------------------------------------------------ silence
+
+
+QUIET = """
+import sys, threading, time
+from pathlib import Path
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.text.tokenizer import LlamaVocabulary
+
+good, bad = map(Path, sys.argv[1:])
+try:
+    load_model(bad, LlamaSettings())
+except EdgespecError:
+    steps = ["refused"]
+vocabulary = LlamaVocabulary(good)
+steps.append(vocabulary.detokenize(vocabulary.encode("hello")).strip())
+model = load_model(good, LlamaSettings())
+sequence = model.open(3000)
+sequence.forward([5] * 300, 4).argmax()
+threading.Timer(0.05, sequence.cancel).start()
+try:
+    while True:
+        sequence.forward([5] * 2600, 0)
+        sequence.rewind(300)
+except CancelledError:
+    steps.append("cancelled")
+sequence.close()
+running = model.open(3000)
+running.submit(lambda: running.forward([5] * 3000, 0))  # still at work when the interpreter goes
+Path(sys.argv[1] + ".steps").write_text(" ".join(steps))
+"""
+
+
+def test_nothing_is_printed_and_the_process_ends_well(tiny_gguf: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
+    good.write_bytes(tiny_gguf.read_bytes())
+    bad.write_bytes(tiny_gguf.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight"))
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{QUIET}"
+    done = subprocess.run([sys.executable, "-c", code, good, bad], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert Path(f"{good}.steps").read_text(encoding="utf-8") == "refused hello cancelled"
+
+
+def test_native_log_lines_go_to_the_native_logger(
+    tiny_gguf: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    with load_model(tiny_gguf, LlamaSettings()) as model, model.open(64) as sequence:
+        sequence.forward([1, 2], 1)
+    native = [record for record in caplog.records if record.name == "edgespec.native"]
+    assert any("llama" in record.getMessage() for record in native)
+    assert all("\n" not in record.getMessage().rstrip("\n") for record in native[:20])
+    assert {record.name for record in caplog.records} <= {"edgespec.native"}
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+# ------------------------------------------------------------------------------------------ freeing in order
+
+
+CACHE = ("llama_batch_free", "llama_free")
+
+
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The order in which native memory is given back."""
+    api, order = load().api, list[str]()
+
+    def recording(name: str) -> Callable[[Any], None]:
+        free = getattr(api, name)
+
+        def record(pointer: Any) -> None:
+            order.append(name)
+            free(pointer)
+
+        return record
+
+    for name in ("llama_batch_free", "llama_free", "llama_model_free"):
+        monkeypatch.setattr(api, name, recording(name))
+    return order
+
+
+def test_weights_outlive_their_caches_on_close(tiny_gguf: Path, freed: list[str]) -> None:
+    model = load_model(tiny_gguf, LlamaSettings())
+    sequences = [model.open(64) for _ in range(2)]
+    model.close()
+    model.close()
+    assert freed == [*CACHE, *CACHE, "llama_model_free"]
+    with pytest.raises(ClosedError):
+        sequences[0].forward([1], 1)
+
+
+def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, freed: list[str]) -> None:
+    class Holder:
+        pass
+
+    gc.collect()
+    freed.clear()
+    for attempt in range(2):  # in both orders of creation
+        holder: Any = Holder()
+        holder.model = load_model(tiny_gguf, LlamaSettings())
+        holder.sequence = holder.model.open(64)
+        holder.model.cycle = holder.sequence.cycle = holder
+        holder.sequence.forward([1, 2], 1)
+        if attempt:
+            gc.collect()  # both old: another generation's list
+        del holder
+        gc.collect()
+        assert freed == [*CACHE, "llama_model_free"]
+        freed.clear()
+
+
+def test_a_sequence_keeps_the_weights_of_a_forgotten_model(tiny_gguf: Path, freed: list[str]) -> None:
+    sequence = load_model(tiny_gguf, LlamaSettings()).open(64)
+    gc.collect()
+    assert freed == []
+    assert np.isfinite(sequence.forward([1, 2], 1).logits(0)).all()
+    with closing(sequence):
+        pass
+    del sequence
+    gc.collect()
+    assert freed == [*CACHE, "llama_model_free"]
+
+
+def test_weights_wait_for_a_cache_that_someone_else_is_closing(
+    tiny_gguf: Path, freed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = load().api
+    free, entered, go_on = api.llama_free, threading.Event(), threading.Event()
+
+    def slow_free(pointer: Any) -> None:
+        entered.set()
+        assert go_on.wait(30)
+        free(pointer)
+
+    monkeypatch.setattr(api, "llama_free", slow_free)
+    model = load_model(tiny_gguf, LlamaSettings())
+    closer = threading.Thread(target=model.open(64).close)
+    closer.start()
+    assert entered.wait(30)
+    second = threading.Thread(target=model.close)
+    second.start()
+    time.sleep(0.1)
+    assert freed == ["llama_batch_free"]
+    go_on.set()
+    closer.join(30)
+    second.join(30)
+    del model
+    assert freed == [*CACHE, "llama_model_free"]

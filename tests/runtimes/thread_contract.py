@@ -1,0 +1,279 @@
+"""What a runtime must do that computes on threads of its own, as tests: subclass beside ``SequenceContract``."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from edgespec.decoding.contracts import Model, Sequence
+from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
+from tests.runtimes.contract import CHUNK, CONTEXT, Runtime, equal, ids, logits
+
+
+def once_under_way(sequence: Sequence, act: Callable[[], object]) -> threading.Thread:
+    """Call ``act`` on another thread as soon as the sequence has grown by a first chunk."""
+    before = sequence.length
+
+    def watch() -> None:
+        while sequence.length == before:
+            time.sleep(0.001)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+class ThreadContract:
+    """For runtimes whose sequences have a worker thread each and whose forwards take time."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, runtime: Runtime) -> Any:
+        with closing(runtime.open_model()) as model:
+            yield model
+
+    def test_the_work_happens_on_another_thread(self, model: Model) -> None:
+        with closing(model.open(CONTEXT)) as sequence:
+            threads = {sequence.run(threading.get_ident) for _ in range(3)}
+            assert len(threads) == 1
+            assert threading.get_ident() not in threads
+            assert sequence.run(lambda: sequence.run(threading.get_ident)) in threads
+
+    def test_any_exception_of_a_job_reaches_the_caller(self, model: Model) -> None:
+        class OwnError(BaseException):
+            pass
+
+        def fail() -> None:
+            raise OwnError("on purpose")
+
+        with closing(model.open(CONTEXT)) as sequence:
+            with pytest.raises(OwnError):
+                sequence.run(fail)
+            assert isinstance(sequence.submit(fail).exception(60), OwnError)
+            assert sequence.run(lambda: 5) == 5
+
+    def test_cancel_from_another_thread_ends_a_long_prefill(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        with closing(model.open(len(tokens) + 8)) as sequence:
+            sequence.forward(ids(5, model, 1), 0)
+            started = time.perf_counter()
+            sequence.forward(tokens, 0)
+            whole_s = time.perf_counter() - started
+            sequence.rewind(5)
+
+            cancelled_at: list[float] = []
+
+            def cancel() -> None:
+                cancelled_at.append(time.perf_counter())
+                sequence.cancel()
+
+            watcher = once_under_way(sequence, cancel)
+            with pytest.raises(CancelledError):
+                sequence.forward(tokens, 0)
+            ended_at = time.perf_counter()
+            watcher.join()
+            assert ended_at - cancelled_at[0] < whole_s / 2
+            assert sequence.length == 5
+
+            with pytest.raises(CancelledError):  # sticky
+                sequence.forward([1], 1)
+            sequence.reset_cancel()
+            after = logits(sequence.forward(tokens[:300], 3))
+        with closing(model.open(len(tokens) + 8)) as fresh:
+            fresh.forward(ids(5, model, 1), 0)
+            assert equal(after, logits(fresh.forward(tokens[:300], 3)))
+
+    def test_close_while_a_forward_runs(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        sequence = model.open(len(tokens))
+        worker = sequence.run(threading.current_thread)
+        started = threading.Event()
+
+        def prefill() -> None:
+            started.set()
+            sequence.forward(tokens, 0)
+
+        running = sequence.submit(prefill)
+        assert started.wait(60)
+        time.sleep(0.02)
+        alive_after_close: list[bool] = []
+
+        def close() -> None:
+            sequence.close()
+            alive_after_close.append(worker.is_alive())
+
+        closers = [threading.Thread(target=close) for _ in range(3)]
+        for closer in closers:
+            closer.start()
+        assert isinstance(running.exception(60), CancelledError | ClosedError)
+        for closer in closers:
+            closer.join(60)
+        assert alive_after_close == [False] * 3  # whoever comes back from close() finds it done
+        with pytest.raises(ClosedError):
+            sequence.forward([1], 1)
+
+    def test_close_from_inside_a_job(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+
+        def job() -> None:
+            sequence.forward([1, 2], 1)
+            sequence.close()
+            sequence.forward([3], 1)
+
+        with pytest.raises(ClosedError):
+            sequence.run(job)
+        sequence.close()
+
+    def test_closing_a_model_ends_the_forwards_in_flight(self, runtime: Runtime) -> None:
+        model = runtime.open_model()
+        tokens = ids(runtime.prefill_tokens, model)
+        sequences = [model.open(len(tokens)) for _ in range(2)]
+        running = [sequence.submit(lambda own=sequence: own.forward(tokens, 0)) for sequence in sequences]  # type: ignore[misc]
+        time.sleep(0.02)
+        closer = threading.Thread(target=sequences[0].close)  # someone else is closing one of them already
+        closer.start()
+        model.close()
+        closer.join(60)
+        for future in running:
+            assert isinstance(future.exception(60), CancelledError | ClosedError)
+
+    def test_two_models_really_run_at_once(self, runtime: Runtime) -> None:
+        with closing(runtime.open_model()) as large, closing(runtime.open_model()) as small:
+            tokens = ids(runtime.prefill_tokens, large)
+            with closing(large.open(len(tokens))) as long, closing(small.open(CONTEXT)) as short:
+                ended = threading.Event()
+                steps_inside = [0]
+
+                def prefill() -> None:
+                    try:
+                        long.forward(tokens, 0)
+                    finally:
+                        ended.set()
+
+                def decode() -> None:
+                    while not ended.is_set():
+                        short.forward([1], 1)
+                        steps_inside[0] += not ended.is_set()
+                        short.rewind(0)
+
+                running = long.submit(prefill)
+                while not long.length and not running.done():
+                    time.sleep(0.001)  # the prefill is under way
+                short.run(decode)
+                running.result(60)
+        # Taking turns, chunk by chunk, the short forwards would be as many as the chunks of the long one.
+        assert steps_inside[0] > 1.2 * (runtime.prefill_tokens // CHUNK)
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
+    def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
+        tokens = ids(runtime.prefill_tokens, model)
+        with closing(model.open(len(tokens))) as sequence:
+            main = threading.main_thread().ident
+            assert main is not None
+            for _ in range(5):  # on a busy machine the interrupt may come after the end
+                watcher = once_under_way(sequence, lambda: signal.pthread_kill(main, signal.SIGINT))
+                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (it may come after the forward)
+                    sequence.forward(tokens, 0)
+                    watcher.join()
+                watcher.join()
+                sequence.reset_cancel()
+                if sequence.length == 0:
+                    break
+                sequence.rewind(0)
+            else:
+                raise AssertionError("no forward ended in the middle, cleaned up before its caller went on")
+            assert sequence.forward(tokens[:3], 1).count == 1
+
+    def test_a_forgotten_sequence_ends_its_thread(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        thread = sequence.run(threading.current_thread)
+        sequence.forward([1, 2, 3], 1).argmax()
+        with pytest.raises(InvalidRequestError):
+            sequence.forward([-1], 1)
+        forgotten = weakref.ref(sequence)
+        del sequence
+        gc.collect()
+        assert forgotten() is None
+        thread.join(60)
+        assert not thread.is_alive()
+
+    def test_a_failed_forward_keeps_nothing_alive(self, model: Model) -> None:
+        sequence = model.open(CONTEXT)
+        forgotten = weakref.ref(sequence)
+        gc.collect()
+        gc.disable()  # without cycles nothing needs the collector
+        try:
+            try:
+                sequence.forward([-1], 1)
+            except InvalidRequestError:
+                pass
+            else:
+                pytest.fail("an invalid id was taken")
+            del sequence
+            assert forgotten() is None
+        finally:
+            gc.enable()
+
+    def test_rows_keep_a_forgotten_sequence(self, model: Model) -> None:
+        rows = model.open(CONTEXT).forward(ids(4, model), 2)
+        gc.collect()
+        assert np.isfinite(rows.logits(1)).all()
+
+    def test_a_sequence_costs_its_cache_and_little_more(self, model: Model, runtime: Runtime) -> None:
+        process = psutil.Process()
+        length = 32_768
+        with closing(model.open(length)) as first:
+            first.forward(ids(600, model), 1)
+            before = process.memory_info().rss
+            with closing(model.open(length)) as second:
+                second.forward(ids(600, model), 1)
+                grown = process.memory_info().rss - before
+        assert grown < model.facts.kv_bytes_per_token * length + runtime.context_overhead_bytes
+
+    def test_forwards_and_rewinds_do_not_leak(self, model: Model) -> None:
+        process = psutil.Process()
+        tokens = ids(16, model)
+        with closing(model.open(CONTEXT)) as sequence:
+
+            def cycles(count: int) -> None:
+                for _ in range(count):
+                    sequence.forward(tokens, 16).copy()
+                    sequence.rewind(0)
+
+            cycles(50)
+            gc.collect()
+            before = process.memory_info().rss
+            cycles(200)
+            gc.collect()
+            # One forward's scores leaked each time would be this much.
+            leak = 200 * 16 * model.facts.vocabulary_size * 4
+            assert process.memory_info().rss - before < max(leak / 4, 2 * 2**20)
+
+    def test_opening_and_closing_does_not_leak(self, model: Model) -> None:
+        process = psutil.Process()
+        length = 8192
+
+        def cycles(count: int) -> None:
+            for _ in range(count):
+                with closing(model.open(length)) as sequence:
+                    sequence.forward([1, 2], 1)
+
+        cycles(5)
+        before = process.memory_info().rss
+        threads = threading.active_count()
+        cycles(20)
+        grown = process.memory_info().rss - before
+        assert grown < 20 * length * model.facts.kv_bytes_per_token / 4
+        assert threading.active_count() == threads
