@@ -159,6 +159,29 @@ static void check_places(int threads, const int32_t *processors)
     printf("%d\n", same);
     pool_close(pool);
 }
+
+static void use_stack(void *context, int thread)
+{
+    (void)thread;
+    volatile char used[300 * 1024];
+    for (size_t i = 0; i < sizeof used; i += 1024)
+        used[i] = 1;
+    atomic_fetch_add((atomic_int *)context, used[0]);
+}
+
+/* Prints how many workers could use the stack they need, where threads have 128 KB unless asked for more. */
+static void check_stack(void)
+{
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 128 * 1024);
+    pthread_setattr_default_np(&small);
+    struct pool *pool = open_pool(3, NULL);
+    atomic_int used = 0;
+    pool_run(pool, use_stack, &used);
+    printf("%d\n", atomic_load(&used));
+    pool_close(pool);
+}
 #endif
 
 int main(int count, char **words)
@@ -181,6 +204,8 @@ int main(int count, char **words)
 #if defined(__linux__)
     else if (!strcmp(question, "places"))
         check_places(threads, numbers);
+    else if (!strcmp(question, "stack"))
+        check_stack();
 #endif
     else
         return 1;

@@ -19,7 +19,7 @@ WATCHDOG_S = 120  # each takes a second at most; what hangs does so for ever
 
 Ask = Callable[..., str]
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen on Linux only")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processors and default stacks are set on Linux only")
 
 
 def compiled(folder: Path, *flags: str) -> Path:
@@ -118,6 +118,11 @@ def test_a_processor_that_is_gone_is_only_a_wish(ask: Ask) -> None:
     found = ask("places", 2, 1000, 1001).split()
     assert [each.partition("/")[2] for each in found[:-1]] == [str(len(os.sched_getaffinity(0)))] * 4
     assert found[-1] == "2"
+
+
+@linux
+def test_threads_have_the_stack_that_kernels_need_whatever_the_systems_default(ask: Ask) -> None:
+    assert ask("stack") == "3"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
