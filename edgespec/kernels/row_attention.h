@@ -235,14 +235,20 @@ static void mix_group(size_t wide, const float *values, const float *weights, co
 #undef MIX_ONE
 }
 
+/* Where a position's halves lie: among the cache's keys or values, or the owner's own. */
+static inline const uint16_t *halves_at(const struct attention_cache *cache, size_t position, const uint16_t *cached,
+                                        const uint16_t *own)
+{
+    return position < cache->own_from ? cached + position * cache->head_length
+                                      : own + (position - cache->own_from) * cache->head_length;
+}
+
 /* Elements from .. of the keys of so many tiles, from `position` on. */
 static inline void open_keys(const struct attention_cache *cache, const struct attention_query *owner, size_t position,
                              size_t tiles, size_t from, size_t elements, float *opened)
 {
     for (size_t t = 0; t < tiles; t++, position += LANES) {
-        const uint16_t *keys = position < cache->own_from
-                                   ? cache->keys + position * cache->head_length
-                                   : owner->own_keys + (position - cache->own_from) * cache->head_length;
+        const uint16_t *keys = halves_at(cache, position, cache->keys, owner->own_keys);
         for (size_t d = 0; d < elements; d++)
             lanes_store(opened + (d * tiles + t) * LANES, lanes_from_halves(keys + (from + d) * LANES));
     }
@@ -253,9 +259,7 @@ static inline void open_values(const struct attention_cache *cache, const struct
                                size_t to, size_t wide, size_t d, float *opened)
 {
     for (size_t position = from; position < to; position++) {
-        const uint16_t *values = position < cache->own_from
-                                     ? cache->values + position * cache->head_length
-                                     : owner->own_values + (position - cache->own_from) * cache->head_length;
+        const uint16_t *values = halves_at(cache, position, cache->values, owner->own_values);
         for (size_t i = 0; i < wide; i++, opened += LANES)
             lanes_store(opened, lanes_from_halves(values + d + i * LANES));
     }

@@ -8,7 +8,7 @@ import pytest
 from edgespec.runtimes.native_library import NativeLibrary
 from tests.support.kernel_calls import Floats, attend, same_bits
 
-LENGTHS = [16, 32, 64, 80, 128, 272, 528]  # the last two exceed what keys are opened of at a time
+LENGTHS = [16, 32, 64, 80, 128, 272, 528]  # keys are opened 256 or 512 elements at a time
 SEEN = [1, 15, 16, 17, 255, 256, 257, 511, 512, 513, 700]
 
 

@@ -82,13 +82,17 @@ def last_row(sequence: Sequence, tokens: list[int], chunks: list[int]) -> Logits
     return rows.logits(0)
 
 
-class SequenceContract:
+class OneModel:
+    """A model of the runtime for all tests of a class."""
+
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, runtime: Runtime) -> Any:
         with closing(runtime.open_model()) as model:
             yield model
 
+
+class SequenceContract(OneModel):
     @pytest.fixture
     def sequence(self, model: Model) -> Any:
         with closing(model.open(CONTEXT)) as sequence:

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import psutil
@@ -18,7 +17,7 @@ import pytest
 
 from edgespec.decoding.contracts import Model, Sequence
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
-from tests.runtimes.contract import CHUNK, CONTEXT, Runtime, equal, ids, logits
+from tests.runtimes.contract import CHUNK, CONTEXT, OneModel, Runtime, equal, ids, logits
 
 
 def once_under_way(sequence: Sequence, act: Callable[[], object]) -> threading.Thread:
@@ -35,14 +34,8 @@ def once_under_way(sequence: Sequence, act: Callable[[], object]) -> threading.T
     return thread
 
 
-class ThreadContract:
+class ThreadContract(OneModel):
     """For runtimes whose sequences have a worker thread each and whose forwards take time."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, runtime: Runtime) -> Any:
-        with closing(runtime.open_model()) as model:
-            yield model
 
     def test_the_work_happens_on_another_thread(self, model: Model) -> None:
         with closing(model.open(CONTEXT)) as sequence:

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.decoding.contracts import LogitsArray, Model, Sequence, TreeSequence
 from edgespec.errors import CancelledError, ClosedError, ContextFullError, InvalidRequestError, StaleRowsError
-from tests.runtimes.contract import Runtime, equal, ids, logits
+from tests.runtimes.contract import OneModel, equal, ids, logits
 
 CONTEXT = 200
 
@@ -27,14 +27,8 @@ def random_tree(source: random.Random, count: int) -> list[int]:
     return [index - 1 if source.random() < lean else source.randrange(-1, index) for index in range(count)]
 
 
-class TreeContract:
+class TreeContract(OneModel):
     """Equality is to the bit: the rows of a path are what its tokens get as a chain, fed as wide as the tree."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, runtime: Runtime) -> Any:
-        with closing(runtime.open_model()) as model:
-            yield model
 
     @pytest.fixture
     def sequence(self, model: Model) -> Any:
