@@ -143,6 +143,11 @@ class Engine:
         return self._target.facts.can_rewind
 
     @property
+    def can_branch(self) -> bool:
+        """Whether the target scores a tree of tokens in one forward, as it scores each path."""
+        return self._target.facts.can_branch
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the target can be talked to; otherwise only ``raw`` text can be continued."""
         return self._target.header.chat_template is not None

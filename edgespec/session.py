@@ -36,7 +36,8 @@ class Speculation:
 
     A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
     of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
-    verifying go on at once; without one, or where it gives none, in turns.
+    verifying go on at once; without one, or where it gives none, in turns. Without ``siblings`` a round in turns puts
+    forward a chain alone, also where the target scores trees.
     """
 
     drafters: tuple[Drafter, ...]
@@ -44,6 +45,7 @@ class Speculation:
     depth_cap: int
     target: Model | None = None
     budget: Callable[[], Budget | None] | None = None
+    siblings: bool = True
 
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -221,7 +223,8 @@ class Session:
         budget: Budget | None,
     ) -> Rounds:
         if budget is None:
-            return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits)
+            siblings = self._speculating.siblings and self._can_branch
+            return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits, siblings=siblings)
         if self._draft_thread is None:
             self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # nobody waits on it
         return PipelinedLoop(
@@ -245,6 +248,7 @@ class Session:
 
     def _open_target(self) -> TokenSequence:
         other = None if self._speculation is None else self._speculation.target
+        self._can_branch = self._engine.can_branch if other is None else other.facts.can_branch
         return self._engine.open_target() if other is None else other.open(self._engine.plan.context_length)
 
     def _draft_state(self) -> CombinationState:

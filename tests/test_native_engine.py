@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.decoding.contracts import RoundRecord
 from edgespec.decoding.pipeline import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine import Engine
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.events import Done, Round
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.widths import WIDEST
 from edgespec.runtimes.native import NativeModel
 from edgespec.session import Session, Speculation
+from tests.decoding.test_sibling_rounds import Beside
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
@@ -71,6 +75,34 @@ def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyMode
         assert drafter.facts == engine.knowledge.drafter
     with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
         assert answers(session, 0) == answers(session, DEPTH) == plain
+
+
+@pytest.mark.parametrize("draft_runtime", ["native", "llama"])
+def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: TinyModels, draft_runtime: str) -> None:
+    def written(session: Session) -> tuple[list[tuple[int, ...]], list[RoundRecord]]:
+        texts, rounds = [], []
+        for prompt in PROMPTS:
+            for sampling in (None, Sampling(temperature=1.0, seed=7)):
+                events = list(session.generate(prompt, max_tokens=60, sampling=sampling))
+                texts += [event.token_ids for event in events if isinstance(event, Done)]
+                rounds += [event.record for event in events if isinstance(event, Round)]
+                session.clear()
+        return texts, rounds
+
+    with tiny.load_speculating(runtime="native", draft_runtime=draft_runtime, lookup=False) as engine:
+        with engine.session() as session:
+            plain = answers(session, 0)
+        own = Speculation(drafters=engine.drafters, policy=Beside(2, (3, 2)), depth_cap=DEPTH)
+        assert own.siblings
+        with engine.session(speculation=own) as session:
+            texts, rounds = written(session)
+        assert texts == plain
+        assert max(record.beside for record in rounds) == 5
+        assert any(record.beside and record.accepted for record in rounds)
+        with engine.session(speculation=replace(own, siblings=False)) as session:
+            texts, rounds = written(session)
+        assert texts == plain
+        assert {record.beside for record in rounds} == {0}
 
 
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])

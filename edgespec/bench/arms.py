@@ -21,7 +21,7 @@ PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)
 
 # What can be asked for beside "depth-N".
-ARM_NAMES = (PLAIN, AGAIN, FASTEST, PLANNED, "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
+ARM_NAMES = (PLAIN, AGAIN, FASTEST, PLANNED, "chains", "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
 
 # Plain decoding in another setting is worth an arm of its own if calibration found it faster by more than two runs of
 # one setting usually differ.
@@ -30,10 +30,10 @@ _FASTER = 1.01
 _DEPTH = re.compile(r"(?:(oracle|lookup|model|pipelined)-)?depth-(\d{1,2})")
 
 ARMS_HELP = (
-    "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, oracle (always "
-    "right), worst (always wrong), lookup, loaded (plain with the drafter in memory), depth-N, oracle-depth-N, "
-    "lookup-depth-N, model-depth-N, pipelined-depth-N (drafting while the target verifies), or a depth policy: "
-    + ", ".join(POLICY_NAMES)
+    "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, chains (drafting in "
+    "turns with nothing beside the chains), oracle (always right), worst (always wrong), lookup, loaded (plain with "
+    "the drafter in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, pipelined-depth-N (drafting "
+    "while the target verifies), or a depth policy: " + ", ".join(POLICY_NAMES)
 )
 
 
@@ -119,8 +119,9 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     sources = [d.kind for d in engine.drafters]
     costs, priors = engine.knowledge.costs(), engine.knowledge.priors
-    policy = make_policy(next(p for p in POLICY_NAMES if p == name), cap, sources, costs, priors)
-    return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap)
+    like = "cost" if name == "chains" else name
+    policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, sources, costs, priors)
+    return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, siblings=name != "chains")
 
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:

@@ -157,7 +157,7 @@ def _work(
     work: dict[str, Any] = {
         "tokens_per_round": None,
         "accepted_per_proposed": sum(r.accepted for r in rounds) / proposed if proposed else None,
-        "mean_depth": proposed / len(rounds) if rounds else None,
+        "mean_depth": sum(record.depth for record in rounds) / len(rounds) if rounds else None,
         "mbsu": None,
         "bytes_per_token": None,
         "bandwidth_used": None,

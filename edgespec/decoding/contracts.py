@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from edgespec.decoding.distributions import Distribution as Distribution
+from edgespec.decoding.gates import ChainGate as ChainGate
+from edgespec.decoding.gates import SiblingGate as SiblingGate
 from edgespec.decoding.rows import FloatArray as FloatArray
 from edgespec.decoding.rows import IdArray as IdArray
 from edgespec.decoding.rows import LogitsArray as LogitsArray
@@ -156,10 +158,11 @@ class Context:
 
     A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
     ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
-    asks has a use for ``Proposal.runners_up``. With ``spread`` trees are welcome.
+    asks has a use for ``Proposal.runners_up``. With ``wants_siblings`` a chain with other tokens beside
+    its own is welcome, with ``spread`` several chains.
     """
 
-    __slots__ = ("committed_length", "spread", "tokens", "wants_runners_up")
+    __slots__ = ("committed_length", "spread", "tokens", "wants_runners_up", "wants_siblings")
 
     def __init__(
         self,
@@ -167,12 +170,14 @@ class Context:
         committed_length: int | None = None,
         *,
         wants_runners_up: bool = False,
+        wants_siblings: bool = False,
         spread: Spread | None = None,
     ) -> None:
         self.spread = spread
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
         self.wants_runners_up = wants_runners_up
+        self.wants_siblings = wants_siblings
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -216,6 +221,10 @@ class Proposal:
     may depend on anything drawn so far, but its own tokens are a function of the text they follow and are verified as
     such, as not drawn at random. And what is drafted anew where no branch fits draws from noise that decided nothing
     before.
+
+    ``alternatives[i]`` are the other tokens likeliest to be the target's in place of token i of a chain, each with
+    the drafter's odds of that, best first (empty: nobody asked). Those worth verifying are put forward as siblings:
+    behind the chain in ``tokens``, each with the parent that token i has.
     """
 
     tokens: tuple[int, ...] = ()
@@ -227,6 +236,7 @@ class Proposal:
     forwards: int = 0
     confidences: tuple[float, ...] = ()
     runners_up: tuple[int | None, ...] = ()
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     def cut(self, length: int) -> Proposal:
         """The first ``length`` tokens."""
@@ -242,6 +252,7 @@ class Proposal:
             forwards=self.forwards,
             confidences=self.confidences[:length],
             runners_up=self.runners_up[:length],
+            alternatives=self.alternatives[:length],
         )
 
 
@@ -263,42 +274,34 @@ class Draft:
     """One drafted token and, under the rejection rule, the distribution it was drawn from.
 
     ``confidence`` is the highest probability there was, None if nobody asked for it; ``runner_up`` what would have
-    been the token if this one did not exist, None if nobody asked or there is no other.
+    been the token if this one did not exist, None if nobody asked or there is no other. ``alternatives`` are as in
+    Proposal.
     """
 
     token: int
     distribution: Distribution | None = None
     confidence: float | None = None
     runner_up: int | None = None
-
-
-class ChainGate(Protocol):
-    """Where a chain ends early: asked for each token of one proposal in turn, by whoever drafts it.
-
-    Always before the token is chosen, from what the drafter's distribution looks like: whether a token is put forward
-    must never depend on the token itself, or the text would no longer be the target's.
-    """
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether ``admits`` wants to know the entropy, which takes another pass over the scores."""
-
-    def admits(self, confidence: float, entropy: float | None) -> bool:
-        """Whether the next token is put forward. ``confidence``: highest probability; ``entropy`` in nats."""
-
-    def goes_on(self) -> bool:
-        """Whether one more forward of the drafter is worth its time, before it is spent."""
+    alternatives: tuple[tuple[int, float], ...] = ()
 
 
 class TokenChooser(Protocol):
     """How this session turns scores into a token; the target and its drafters share it."""
 
     def draft(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, runner_up: bool = False
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        *,
+        runner_up: bool = False,
+        alternatives: int = 0,
     ) -> Draft | None:
         """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
 
-        With ``runner_up`` the draft says what it would have been otherwise.
+        With ``runner_up`` the draft says what it would have been otherwise, and it names at most so many
+        ``alternatives``: none under the rejection rule, where they have no part in the law.
         """
 
     def candidates(
@@ -383,6 +386,7 @@ class Drafter(Protocol):
 class RoundRecord:
     """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
 
+    Of the ``proposed`` tokens ``beside`` lie beside the longest path of a tree, so that ``depth`` is its length.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
     target's forward; ``draft_s`` is then what it took for the proposal that this round took in.
@@ -402,6 +406,12 @@ class RoundRecord:
     round_s: float
     draft_forwards: int = 0
     overlapped: bool = False
+    beside: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Tokens put forward one after another."""
+        return self.proposed - self.beside
 
     @property
     def target_idle_s(self) -> float:
@@ -428,6 +438,9 @@ class DepthPolicy(Protocol):
 
         ``confidences`` is empty, or as long as ``hits``. Also told of proposals that were only watched.
         """
+
+    def learn_siblings(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
+        """Which of the alternatives at one place of a chain was the target's token; put forward or not."""
 
     def record(self, record: RoundRecord) -> None:
         """Learn from the times of one round."""

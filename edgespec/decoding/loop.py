@@ -18,7 +18,7 @@ from edgespec.decoding.contracts import (
     Spread,
     TreeSequence,
 )
-from edgespec.decoding.proposals import first_chain, valid_length
+from edgespec.decoding.proposals import first_chain, height, valid_length
 from edgespec.decoding.rounds import FinishReason, LoopLimits, Rounds, Step
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import verify_tree
@@ -39,7 +39,8 @@ class _Compared:
 class DecodeLoop(Rounds):
     """Drafts, then verifies, in turns.
 
-    With ``spread`` the target is a TreeSequence, and proposals are trees where more than one chain pays.
+    Proposals may be trees if the target is a TreeSequence and that is asked for: with ``siblings`` chains with other
+    tokens beside their own, where those pay; with ``spread`` several chains, where more than one pays.
     """
 
     def __init__(
@@ -52,12 +53,15 @@ class DecodeLoop(Rounds):
         limits: LoopLimits,
         clock: Callable[[], float] = time.perf_counter,
         *,
+        siblings: bool = False,
         spread: Spread | None = None,
     ) -> None:
         super().__init__(target, chooser, history, limits, clock)
         self._drafter = drafter
         self._policy = policy
-        self._tree_target = target if spread is not None and isinstance(target, TreeSequence) else None
+        trees = siblings or spread is not None
+        self._tree_target = target if trees and isinstance(target, TreeSequence) else None
+        self._siblings = siblings and self._tree_target is not None
         self._spread = None if self._tree_target is None else spread
 
     def _round(self) -> Step:
@@ -89,6 +93,7 @@ class DecodeLoop(Rounds):
             verify_s=verified - drafted,
             round_s=verified - started,
             draft_forwards=proposal.forwards,
+            beside=proposed - height(proposal),
         )
         step = self._commit(committed, record)
         self._policy.record(record)
@@ -100,7 +105,8 @@ class DecodeLoop(Rounds):
         """The usable part of the drafter's proposal, and how many tokens of it were cut off as invalid."""
         if depth == 0:
             return NOTHING, 0
-        proposal = self._drafter.propose(Context(self._history, spread=self._spread), depth)
+        context = Context(self._history, wants_siblings=self._siblings, spread=self._spread)
+        proposal = self._drafter.propose(context, depth)
         within = proposal.cut(depth)
         usable = valid_length(
             within,

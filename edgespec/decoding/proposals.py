@@ -71,3 +71,13 @@ def first_chain(proposal: Proposal) -> Proposal:
         return proposal
     length = next((index for index, parent in enumerate(parents) if parent != index - 1), len(parents))
     return replace(proposal.cut(length), parents=None)
+
+
+def height(proposal: Proposal) -> int:
+    """Tokens on the longest path of a tree; all of a chain's."""
+    if proposal.parents is None:
+        return len(proposal.tokens)
+    heights: list[int] = []
+    for parent in proposal.parents:
+        heights.append(1 if parent < 0 else heights[parent] + 1)
+    return max(heights, default=0)

@@ -112,8 +112,13 @@ def draw(distribution: Distribution, seed: int, position: int, purpose: Purpose)
     ids = distribution.ids
     if len(ids) == 1:
         return int(ids[0])
-    perturbed = np.log(distribution.probs) + gumbel(seed, position, purpose, ids)
-    return int(ids[int(np.argmax(perturbed))])
+    return int(ids[int(np.argmax(_perturbed(distribution, seed, position, purpose)))])
+
+
+def _perturbed(distribution: Distribution, seed: int, position: int, purpose: Purpose) -> FloatArray:
+    """Log probability plus noise per id: the highest is drawn."""
+    scores: FloatArray = np.log(distribution.probs) + gumbel(seed, position, purpose, distribution.ids)
+    return scores
 
 
 def penalise(logits: FloatArray, sampling: Sampling, context: abc.Sequence[int]) -> None:
@@ -230,29 +235,32 @@ class Chooser:
         return draw(self.distribution(rows, index, context), self.sampling.seed, len(context), purpose)
 
     def draft(
-        self, rows: Rows, index: int, context: abc.Sequence[int], gate: ChainGate | None, *, runner_up: bool = False
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        *,
+        runner_up: bool = False,
+        alternatives: int = 0,
     ) -> Draft | None:
         if self._argmax_decides:
-            sure: float | None = None
-            if gate is not None:
-                sure, entropy = confidence_and_entropy(rows.logits(index), entropy=gate.needs_entropy)
-                if not gate.admits(sure, entropy):
-                    return None
-            best = rows.argmax_row(index)
-            return Draft(best, confidence=sure, runner_up=_best_but(rows.logits(index), best) if runner_up else None)
+            return _best_draft(rows, index, gate, runner_up, alternatives)
         own = self.distribution(rows, index, context)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
         if not self.uses_rejection:
-            token = draw(own, self.sampling.seed, len(context), Purpose.TOKEN)
+            others = max(alternatives, int(runner_up))
+            if others < 1:
+                return Draft(draw(own, self.sampling.seed, len(context), Purpose.TOKEN), None, own.peak)
             # The target shares the noise, so its other choice is the one that comes next with the same noise.
-            rest = own.without(token) if runner_up else None
-            other = None if rest is None else draw(rest, self.sampling.seed, len(context), Purpose.TOKEN)
-            return Draft(token, None, own.peak, other)
+            (token, _), *rest = self._drawn(own, len(context), 1 + others)
+            other = rest[0][0] if runner_up and rest else None
+            return Draft(token, None, own.peak, other, tuple(rest[:alternatives]))
         seed = (self.sampling.seed + self.draft_stream * int(_INCREMENT)) % 2**64
         token = draw(own, seed, len(context), Purpose.DRAFT)
-        rest = own.without(token) if runner_up else None
-        return Draft(token, own, own.peak, None if rest is None else rest.likeliest)
+        left = own.without(token) if runner_up else None
+        return Draft(token, own, own.peak, None if left is None else left.likeliest)
 
     def candidates(self, rows: Rows, index: int, context: abc.Sequence[int], count: int) -> list[tuple[int, float]]:
         """Ids and odds, best first.
@@ -261,16 +269,19 @@ class Chooser:
         are off by about one chooses otherwise that often. Under the rejection rule they are the probabilities.
         """
         if self._argmax_decides:
+            rows.argmax_row(index)  # raises for what cannot be compared
             scores = rows.logits(index).astype(np.float64)
-            ids = np.arange(len(scores), dtype=np.int64)
-        else:
-            own = self.distribution(rows, index, context)
-            ids, scores = own.ids, np.log(own.probs)
-            if not self.uses_rejection:
-                scores = scores + gumbel(self.sampling.seed, len(context), Purpose.TOKEN, ids)
-        weights = np.exp(scores - scores.max())
-        best = np.argsort(-weights, kind="stable")[:count]
-        return [(int(ids[place]), float(weights[place] / weights.sum())) for place in best]
+            return _best(np.arange(len(scores), dtype=np.int64), scores, count)
+        own = self.distribution(rows, index, context)
+        if self.uses_rejection:
+            return _best(own.ids, np.log(own.probs), count)
+        return self._drawn(own, len(context), count)
+
+    def _drawn(self, own: Distribution, position: int, count: int) -> list[tuple[int, float]]:
+        """What the shared noise draws, what it would draw if that did not exist, and so on, with the odds of each."""
+        if len(own.ids) == 1:
+            return [(int(own.ids[0]), 1.0)]
+        return _best(own.ids, _perturbed(own, self.sampling.seed, position, Purpose.TOKEN), count)
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""
@@ -280,6 +291,34 @@ class Chooser:
         """A token from full-vocabulary ``probs``, from the noise kept for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
         return draw(Distribution(ids, probs[ids]), self.sampling.seed, position, Purpose.CORRECTION)
+
+
+def _best(ids: IdArray, scores: FloatArray, count: int) -> list[tuple[int, float]]:
+    """At most ``count`` ids with the highest scores, best first, ties by lowest id, and the softmax of each."""
+    best = _highest(scores, min(count, len(scores)))
+    best = best[np.argsort(-scores[best], kind="stable")]
+    weights = np.exp(scores - scores[best[0]])
+    return [(int(ids[place]), float(weights[place] / weights.sum())) for place in best]
+
+
+def _best_draft(rows: Rows, index: int, gate: ChainGate | None, runner_up: bool, alternatives: int) -> Draft | None:
+    """What greedy decoding drafts from these scores."""
+    sure: float | None = None
+    if gate is not None or alternatives > 0:
+        logits = rows.logits(index)
+        sure, entropy = confidence_and_entropy(logits, entropy=gate is not None and gate.needs_entropy)
+        if gate is not None and not gate.admits(sure, entropy):
+            return None
+    best = rows.argmax_row(index)
+    other = _best_but(rows.logits(index), best) if runner_up else None
+    others: tuple[tuple[int, float], ...] = ()
+    if alternatives > 0 and sure is not None:
+        ids, scores = rows.top_k(min(alternatives + 1, len(logits)))
+        odds = sure * np.exp(scores[index, 1:] - scores[index, 0])
+        others = tuple(
+            (token, own) for token, own in zip(ids[index, 1:].tolist(), odds.tolist(), strict=True) if own > 0
+        )
+    return Draft(best, None, sure if gate is not None else None, other, others)
 
 
 def _best_but(logits: LogitsArray, best: int) -> int | None:

@@ -23,6 +23,7 @@ from edgespec.decoding.contracts import (
     Proposal,
 )
 from edgespec.drafters.gates import admitted, both
+from edgespec.drafters.siblings import seen_alternatives
 from edgespec.errors import CancelledError, EdgespecError
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
@@ -166,6 +167,8 @@ class CombinationState:
             if not state.free:  # what a free drafter got right is seen when the text has caught up with it
                 hits = [index < outcome.accepted for index in range(outcome.evaluated)]
                 self.policy.learn(kind, proposal.confidences[: len(hits)], hits)
+                for odds, right in seen_alternatives(outcome):
+                    self.policy.learn_siblings(kind, odds, right)
             try:
                 state.observe(outcome)
             except EdgespecError as error:

@@ -18,9 +18,11 @@ from edgespec.decoding.contracts import (
     Restarting,
     Rows,
     Sequence,
+    SiblingGate,
     TreeSequence,
 )
 from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
+from edgespec.drafters.siblings import MOST_ALTERNATIVES, with_siblings
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 
 KIND = "model"
@@ -206,10 +208,19 @@ class ModelDraftState:
         probs: list[Distribution | None] = []
         confidences: list[float] = []
         others: list[int | None] = []
+        alternatives: list[tuple[tuple[int, float], ...]] = []
+        weighs = gate if context.wants_siblings and isinstance(gate, SiblingGate) else None
         so_far = list(context.tokens)
         forwards = 1
         while True:
-            draft = self._request.chooser.draft(rows, 0, so_far, gate, runner_up=context.wants_runners_up)
+            draft = self._request.chooser.draft(
+                rows,
+                0,
+                so_far,
+                gate,
+                runner_up=context.wants_runners_up,
+                alternatives=MOST_ALTERNATIVES if weighs is not None else 0,
+            )
             if draft is None:
                 break
             if not drawing:
@@ -219,6 +230,7 @@ class ModelDraftState:
             if draft.confidence is not None:
                 confidences.append(draft.confidence)
             others.append(draft.runner_up)
+            alternatives.append(draft.alternatives)
             so_far.append(draft.token)
             if len(tokens) == depth or draft.token in self._request.stop_ids:
                 break
@@ -228,7 +240,7 @@ class ModelDraftState:
             self._known.append(draft.token)
             forwards += 1
         drawn = any(own is not None for own in probs)
-        return Proposal(
+        chain = Proposal(
             tokens=tuple(tokens),
             sources=(KIND,) * len(tokens),
             draft_probs=tuple(probs) if drawn else None,
@@ -236,7 +248,9 @@ class ModelDraftState:
             forwards=forwards,
             confidences=tuple(confidences),
             runners_up=tuple(others) if context.wants_runners_up else (),
+            alternatives=tuple(alternatives) if weighs is not None else (),
         )
+        return chain if weighs is None else with_siblings(chain, weighs, depth, self._request.stop_ids)
 
     def _known_ids(self, rows: Rows) -> Rows:
         """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""

@@ -45,6 +45,9 @@ class TimedPolicy:
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         """Learns nothing about acceptance."""
 
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        """Nor about alternatives."""
+
     def record(self, record: RoundRecord) -> None:
         if record.overlapped:
             return  # beside a drafter at work the target is slower, which says nothing about its own pace

@@ -53,6 +53,10 @@ class BanditDepth(TimedPolicy):
         for policy in self._policies.values():
             policy.learn(source, confidences, hits)
 
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        for policy in self._policies.values():
+            policy.learn_siblings(source, odds, hits)
+
     def record(self, record: RoundRecord) -> None:
         with self._lock:
             super().record(record)

@@ -18,6 +18,7 @@ from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, drafti
 from edgespec.planning.depth import OFF, TimedPolicy
 from edgespec.planning.options import Contention
 from edgespec.planning.pace import ContextCurves
+from edgespec.planning.siblings import SiblingOdds, choose_siblings
 
 # A gain smaller than this is within what a measurement of a curve may be off, and is not worth a drafter's work.
 MARGIN = 1.02
@@ -71,6 +72,7 @@ class SourceState:
     """What a policy knows of one source of drafts."""
 
     acceptance: Acceptance
+    siblings: SiblingOdds = field(default_factory=SiblingOdds)
     cost: DraftCost | None = None
     slowness: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_DRAFTS))
     on: bool = False
@@ -97,16 +99,27 @@ class SourceState:
 
 
 class CostGate:
-    """Ends a chain where the next token costs more time than it is likely to save."""
+    """Ends a chain where the next token costs more time than it is likely to save.
+
+    The same weighs what may be put forward beside it, with odds that are worth ``worth`` times what they say.
+    """
 
     needs_entropy = False
 
     def __init__(
-        self, curve: Curve, token_s: float, acceptance: Acceptance, depth_cap: int, tokens_per_s: float
+        self,
+        curve: Curve,
+        token_s: float,
+        acceptance: Acceptance,
+        depth_cap: int,
+        tokens_per_s: float,
+        worth: float = 1.0,
     ) -> None:
         self._curve, self._token_s, self._acceptance = curve, token_s, acceptance
         self._depth_cap, self._tokens_per_s = depth_cap, tokens_per_s
+        self._worth_of_odds = worth
         self._depth, self._survives = 0, 1.0
+        self._reach: list[float] = []  # how likely each token of the chain is to be compared at all
         self._rates = acceptance.by_position(depth_cap)
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
@@ -114,9 +127,14 @@ class CostGate:
         # The forward that told the confidence is paid already.
         if not self._worth(probability, 0.0):
             return False
+        self._reach.append(self._survives)
         self._survives *= probability
         self._depth += 1
         return True
+
+    def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
+        worth = [[min(1.0, self._worth_of_odds * own) for own in place] for place in odds]
+        return choose_siblings(self._curve, self._reach, worth, most, self._tokens_per_s, MARGIN - 1.0)
 
     def goes_on(self) -> bool:
         probability = self._rates[min(self._depth, self._depth_cap - 1)]
@@ -205,7 +223,8 @@ class CostDepth(TimedPolicy):
                 return OFF
             if self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
                 return OFF
-            gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, self._going_rate(curve))
+            rate, worth = self._going_rate(curve), known.siblings.worth
+            gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, rate, worth)
             if cost == FREE:  # its gate alone decides: asking it is free, and so is knowing how often it is right
                 return Allowance(self._depth_cap, gate)
             if self._pays(known, cost, curve, lag):
@@ -263,6 +282,11 @@ class CostDepth(TimedPolicy):
         with self._lock:
             if source in self._sources:
                 self._sources[source].acceptance.learn(confidences, hits)
+
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        with self._lock:
+            if source in self._sources:
+                self._sources[source].siblings.learn(odds, hits)
 
     def record(self, record: RoundRecord) -> None:
         with self._lock:

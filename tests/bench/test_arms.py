@@ -180,6 +180,7 @@ def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
     ("name", "kind"),
     [
         ("cost", CostDepth),
+        ("chains", CostDepth),
         ("fixed", FixedDepth),
         ("entropy", EntropyDepth),
         ("confidence", ConfidenceDepth),
@@ -192,6 +193,7 @@ def test_a_policy_drafts_with_everything_the_engine_has(engine: Engine, name: st
     assert found.policy is not engine.policy, "an arm learns for itself"
     assert found.drafters == engine.drafters
     assert found.depth_cap == CAP
+    assert found.siblings is (name != "chains")
 
 
 def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,6 +175,12 @@ def test_what_an_arm_asked_of_memory() -> None:
     assert found["share_draft"] == pytest.approx(0.2)
     assert found["share_verify"] == pytest.approx(0.6)
     assert found["share_idle"] == pytest.approx(0.2)
+
+
+def test_depth_does_not_count_what_lies_beside() -> None:
+    rounds = [replace(a_round(proposed=5, accepted=1), beside=3), a_round()]
+    found = arm([answered("planned", tokens=4, rounds=rounds)], "planned")
+    assert (found["mean_depth"], found["accepted_per_proposed"]) == (1.0, 0.2)
 
 
 def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> None:

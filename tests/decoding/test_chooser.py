@@ -242,6 +242,45 @@ def test_candidates_are_what_would_be_chosen_in_order() -> None:
                 assert found == [(token, pytest.approx(as_dict(own)[token])) for token in (1, 3, 5)]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_cannot_be_compared_have_no_candidates(bad: float) -> None:
+    scores = SCORES.copy()
+    scores[2] = bad
+    rows = Rows(1, lambda _: scores)
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        with pytest.raises(NonFiniteLogitsError):
+            Chooser(sampling).candidates(rows, 0, [], 3)
+        with pytest.raises(NonFiniteLogitsError):
+            Chooser(sampling).draft(rows, 0, [], None, alternatives=3)
+
+
+def test_a_draft_names_as_many_alternatives_as_asked_for() -> None:
+    rows = Rows(1, lambda _: SCORES)
+    for sampling in (Sampling(), Sampling(temperature=1.5, seed=4)):
+        chooser = Chooser(sampling)
+        candidates = chooser.candidates(rows, 0, [0] * 7, 4)
+        for count, gate in ((0, None), (1, None), (3, None), (3, at_least(0.0))):
+            draft = chooser.draft(rows, 0, [0] * 7, gate, alternatives=count)
+            assert draft is not None
+            assert (draft.token, (draft.confidence is None)) == (candidates[0][0], sampling.greedy and gate is None)
+            assert [token for token, _ in draft.alternatives] == [token for token, _ in candidates[1 : 1 + count]]
+            wanted = [own for _, own in candidates[1 : 1 + count]]
+            assert [own for _, own in draft.alternatives] == pytest.approx(wanted, rel=1e-5)
+        assert chooser.draft(rows, 0, [], at_least(1.1), alternatives=3) is None
+        bare = chooser.draft(rows, 0, [0] * 7, None)
+        assert bare is not None
+        assert bare.alternatives == ()
+        both = chooser.draft(rows, 0, [0] * 7, None, runner_up=True, alternatives=2)
+        assert both is not None
+        assert (both.runner_up, len(both.alternatives)) == (candidates[1][0], 2)
+
+
+def test_penalties_leave_greedy_decoding_no_alternative() -> None:
+    draft = Chooser(Sampling(repeat_penalty=1.5)).draft(Rows(1, lambda _: SCORES), 0, [1], None, alternatives=3)
+    assert draft is not None
+    assert (draft.token, draft.alternatives) == (3, ())
+
+
 def test_a_truncated_distribution_has_few_candidates() -> None:
     rows = Rows(1, lambda _: SCORES)
     assert len(Chooser(Sampling(temperature=1.0, top_k=2)).candidates(rows, 0, [], 5)) == 2

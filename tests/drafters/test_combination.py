@@ -50,6 +50,7 @@ class Depths:
         self.gate = gate
         self.asked: list[tuple[str, int]] = []
         self.learned: list[tuple[str, tuple[float, ...], list[bool]]] = []
+        self.siblings: list[tuple[str, list[float], list[bool]]] = []
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
         self.asked.append((source, lag))
@@ -57,6 +58,9 @@ class Depths:
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((source, tuple(confidences), list(hits)))
+
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        self.siblings.append((source, list(odds), list(hits)))
 
     def record(self, record: RoundRecord) -> None:
         raise AssertionError("the loop records, not the combination")

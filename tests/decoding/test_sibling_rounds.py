@@ -1,0 +1,198 @@
+"""Siblings in the serial loop: plain decoding's text, more of it a round, and statistics that say how deep it was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.contracts import Allowance, DraftRequest, Proposal, RoundRecord
+from edgespec.decoding.loop import DecodeLoop, LoopLimits
+from edgespec.decoding.proposals import height
+from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.stats import DecodeStats
+from edgespec.drafters.combination import Combination, CombinationState
+from edgespec.drafters.model import ModelDrafter
+from edgespec.planning.depth import TimedPolicy
+from tests.decoding.test_loop import (
+    PLAIN,
+    PROMPT,
+    REJECTION,
+    TEXT_RULES,
+    TOKENS,
+    VOCABULARY_SIZE,
+    Answer,
+    check_statistics,
+    start,
+)
+from tests.drafters.test_siblings import Weighing
+from tests.support.fake_runtime import FakeModel, noise_words
+
+TARGET = FakeModel(can_branch=True)
+
+
+def drafting_model(off: float) -> FakeModel:
+    """As the target, with scores that are off by up to so much."""
+    return FakeModel(
+        table=lambda prefix: TARGET.scores(prefix) + off * noise_words("off", prefix, count=VOCABULARY_SIZE)
+    )
+
+
+class Beside(TimedPolicy):
+    """Chains of ``depth`` with ``ranks[i]`` siblings at place i."""
+
+    def __init__(self, depth: int, ranks: Sequence[int]) -> None:
+        super().__init__()
+        self._depth, self._ranks = depth, ranks
+        self.learned: list[tuple[list[float], list[bool]]] = []
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return Allowance(99, Weighing(forwards=self._depth - 1, ranks=self._ranks))
+
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        self.learned.append((list(odds), list(hits)))
+
+
+def answered(
+    policy: Beside,
+    rule: str = "greedy",
+    off: float = 4.0,
+    cap: int = 15,
+    *,
+    siblings: bool = True,
+    model: FakeModel | None = None,
+    context_length: int = 100,
+    stop_ids: frozenset[int] = frozenset(),
+    max_tokens: int = TOKENS,
+) -> Answer:
+    own = start(model or FakeModel(can_branch=True), PROMPT, context_length)
+    chooser = Chooser({**TEXT_RULES, "rejection": REJECTION}[rule])
+    limits = LoopLimits(max_tokens=max_tokens, depth_cap=cap, vocabulary_size=VOCABULARY_SIZE, stop_ids=stop_ids)
+    loop = DecodeLoop(
+        own.sequence,
+        state_of(policy, chooser, off, stop_ids),
+        policy,
+        chooser,
+        own.history,
+        limits,
+        siblings=siblings,
+    )
+    return own.take(loop.steps())
+
+
+def state_of(policy: Beside, chooser: Chooser, off: float, stop_ids: frozenset[int]) -> CombinationState:
+    request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100, stop_ids=stop_ids)
+    return Combination([ModelDrafter(lambda: drafting_model(off))], policy).start(request)
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_the_text_is_plain_decodings(rule: str) -> None:
+    shapes = ((1, (3,)), (2, (2, 0)), (3, (0, 0, 3)), (4, (1, 1, 1, 1)), (5, (3, 3, 3, 3, 3)))
+    for (depth, ranks), off, cap in itertools.product(shapes, (0.5, 4.0, 20.0), (1, 4, 15)):
+        own = answered(Beside(depth, ranks), rule, off, cap)
+        assert own.tokens == PLAIN[rule][:TOKENS]
+        assert own.finish == "length"
+        check_statistics(own)
+        assert all(record.width <= cap + 1 for record in own.records)
+
+
+def test_what_the_drafter_thought_of_second_saves_rounds() -> None:
+    alone = answered(Beside(2, (0, 0)))
+    beside = answered(Beside(2, (3, 3)))
+    assert len(beside.records) < len(alone.records)
+    assert sum(record.draft_forwards for record in beside.records) < sum(r.draft_forwards for r in alone.records)
+    assert {record.beside for record in alone.records} == {0}
+    most = beside.records[0]
+    assert (most.proposed, most.beside, most.depth, most.width) == (8, 6, 2, 9)
+
+
+def test_a_drafter_that_is_wrong_and_knows_it() -> None:
+    """Its second choice is the target's each time: a token more in each round."""
+
+    def second_best(prefix: tuple[int, ...]) -> Any:
+        scores = TARGET.scores(prefix).copy()
+        scores[int(scores.argsort()[0])] = scores.max() + 1
+        return scores
+
+    policy = Beside(1, (1,))
+    own = start(FakeModel(can_branch=True), PROMPT)
+    chooser = Chooser(TEXT_RULES["greedy"])
+    request = DraftRequest(chooser=chooser, vocabulary_size=VOCABULARY_SIZE, context_length=100)
+    state = Combination([ModelDrafter(lambda: FakeModel(table=second_best))], policy).start(request)
+    limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
+    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=True).steps())
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+    assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.beside) for r in own.records[:-1]} == {(2, 1, 1, 1, 1)}
+    assert all(hits == [True, False, False] for _, hits in policy.learned)
+    assert len(policy.learned) == len([record for record in own.records if record.proposed])
+
+
+def test_learned_is_what_the_target_said_in_their_place() -> None:
+    policy = Beside(3, (1, 1, 1))
+    own = answered(policy)
+    chain_hits = sum(any(hits) for _, hits in policy.learned)
+    assert len(policy.learned) >= len([record for record in own.records if record.proposed])
+    assert 0 < chain_hits < len(policy.learned)
+    for odds, hits in policy.learned:
+        assert len(odds) == len(hits)
+        assert sum(hits) <= 1
+        assert 0 < sum(odds) < 1
+
+
+def test_without_leave_there_are_chains() -> None:
+    own = answered(Beside(2, (3, 3)), siblings=False)
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+    assert {record.beside for record in own.records} == {0}
+    assert max(record.proposed for record in own.records) == 2
+    assert sum(record.invalid for record in own.records) == 0
+
+
+def test_nobody_has_leave_unless_told() -> None:
+    own = start(FakeModel(can_branch=True), PROMPT)
+    policy, chooser = Beside(2, (3, 3)), Chooser(TEXT_RULES["greedy"])
+    limits = LoopLimits(max_tokens=TOKENS, depth_cap=9, vocabulary_size=VOCABULARY_SIZE)
+    state = state_of(policy, chooser, 4.0, frozenset())
+    own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits).steps())
+    assert {record.beside for record in own.records} == {0}
+
+
+def test_under_the_rejection_rule_there_are_chains() -> None:
+    own = answered(Beside(2, (3, 3)), "rejection")
+    assert {record.beside for record in own.records} == {0}
+
+
+@pytest.mark.parametrize("rule", TEXT_RULES)
+def test_a_stop_at_each_place(rule: str) -> None:
+    plain = PLAIN[rule]
+    for place, stop_id in enumerate(plain[:12]):
+        if stop_id not in plain[:place]:
+            own = answered(Beside(3, (2, 2, 2)), rule, stop_ids=frozenset({stop_id}))
+            assert own.tokens == plain[: place + 1]
+            assert own.finish == "stop"
+
+
+@pytest.mark.parametrize("room", range(1, 7))
+def test_the_context_and_the_budget_end(room: int) -> None:
+    for max_tokens in (1, 2, room, room + 3):
+        own = answered(Beside(3, (2, 2, 2)), context_length=len(PROMPT) + room, max_tokens=max_tokens)
+        assert own.tokens == PLAIN["greedy"][: min(room, max_tokens)]
+        assert own.finish == "length"
+
+
+def test_the_height_of_a_proposal() -> None:
+    assert height(Proposal()) == 0
+    assert height(Proposal(tokens=(1, 2, 3))) == 3
+    for parents, deep in (((-1, 0, 1, -1, 0), 3), ((-1, -1), 1), ((), 0), ((-1, -1, 1, 2), 3)):
+        assert height(Proposal(tokens=tuple(range(len(parents))), parents=parents)) == deep
+
+
+def test_a_record_counts_what_lies_beside_as_proposed() -> None:
+    record = RoundRecord(
+        width=5, context_length=9, proposed=4, evaluated=2, accepted=1, invalid=0, emitted=2, source="model",
+        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, beside=3,
+    )  # fmt: skip
+    stats = DecodeStats()
+    stats.add_round(record)
+    assert (record.depth, stats.proposed) == (1, 4)
