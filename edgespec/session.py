@@ -132,10 +132,10 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
-        ``depth`` None is the plan's; a number is capped by the plan's class, 0 is plain decoding. ``sampling`` None
-        is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, everything else
-        from the iteration. The turn joins the conversation when its answer ends, however it ends, unless nothing was
-        answered.
+        ``depth`` None is the plan's; a number is capped by the plan's class and is that of chains alone, 0 is plain
+        decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
+        ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends,
+        however it ends, unless nothing was answered.
         """
         started = time.perf_counter()
         if not raw and not prompt.strip():

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -315,15 +316,26 @@ def over_llama(report: dict[str, Any], arm: str, rival: str) -> dict[str, float]
 
 
 def mean_depths(report: dict[str, Any], arm: str) -> dict[str, float]:
-    """How many tokens a round of this arm drafted, by category."""
-    proposed: dict[str, float] = {}
-    rounds: dict[str, float] = {}
+    """How many tokens a round of this arm drafted one after another, by category."""
+    return {
+        category: sum(depth * count for depth, count in counts.items()) / counts.total()
+        for category, counts in rounds_by_depth(report, arm).items()
+    }
+
+
+def shallow_shares(report: dict[str, Any], arm: str) -> dict[str, float]:
+    """The share of this arm's rounds that drafted at most one token after another, by category."""
+    counted = rounds_by_depth(report, arm)
+    return {category: (counts[0] + counts[1]) / counts.total() for category, counts in counted.items()}
+
+
+def rounds_by_depth(report: dict[str, Any], arm: str) -> dict[str, Counter[int]]:
+    """How many rounds of this arm were how deep, by category; of those that have any."""
+    found: dict[str, Counter[int]] = {}
     for answer in report["pairs"]:
-        if answer["arm"] == arm and answer["tokens_per_round"]:
-            category = answer["category"]
-            proposed[category] = proposed.get(category, 0) + answer["proposed"]
-            rounds[category] = rounds.get(category, 0) + answer["tokens"] / answer["tokens_per_round"]
-    return {category: proposed[category] / rounds[category] for category in proposed}
+        if answer["arm"] == arm and answer["rounds_by_depth"]:
+            found.setdefault(answer["category"], Counter()).update(dict(enumerate(answer["rounds_by_depth"])))
+    return found
 
 
 def suite(results: Results, name: str, *drafting: str, least: float) -> bool:
@@ -336,7 +348,10 @@ def suite(results: Results, name: str, *drafting: str, least: float) -> bool:
     gains = over_llama(report, "planned", rival)
     geomean = statistics.geometric_mean(gains.values())
     depths = mean_depths(report, "planned")
-    results.save(name, report=brief(report), over_llama=gains, geomean=geomean, mean_depths=depths)
+    shallow = shallow_shares(report, "planned")
+    results.save(
+        name, report=brief(report), over_llama=gains, geomean=geomean, mean_depths=depths, shallow_shares=shallow
+    )
     return (
         identical(report)
         and geomean >= least

@@ -16,6 +16,7 @@ from edgespec.events import Done
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.plan import Exactness, Plan
 from edgespec.planning.policies import make_budget
+from edgespec.planning.siblings import FullTrees
 from edgespec.planning.widths import WidthProbe, width_classes
 from edgespec.session import Session, Speculation
 
@@ -25,18 +26,22 @@ SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first token that differs. ``gap``: how close the two best choices were there, in logits."""
+    """The first token that differs. ``gap``: how close the two best choices were there, in logits.
+
+    ``depth`` counts the tokens put forward in a round; with ``tree`` half of them lay beside a chain.
+    """
 
     prompt_id: str
     position: int
     gap: float
     depth: int
     sampled: bool
+    tree: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptResult:
-    """One prompt, decoded plainly and at every depth, greedily and sampled."""
+    """One prompt, decoded plainly and at every depth and with trees, greedily and sampled."""
 
     prompt_id: str
     category: str
@@ -52,7 +57,7 @@ class PromptResult:
 class EqualityReport:
     """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class.
 
-    ``why`` tells why nothing was proposed, should that be so.
+    ``trees``: they were compared as well. ``why`` tells why nothing was proposed, should that be so.
     """
 
     plan: Plan
@@ -61,6 +66,7 @@ class EqualityReport:
     depths: tuple[int, ...]
     bound: float
     results: tuple[PromptResult, ...]
+    trees: bool = False
     why: str | None = None
 
     @property
@@ -97,6 +103,7 @@ class EqualityReport:
                 self.probe,
             ),
             "depths": list(self.depths),
+            "trees": self.trees,
             "bound": self.bound,
             "prompts": len(self.results),
             "identical": self.identical,
@@ -110,6 +117,7 @@ class EqualityReport:
                     "gap": divergence.gap,
                     "depth": divergence.depth,
                     "sampled": divergence.sampled,
+                    "tree": divergence.tree,
                 }
                 for divergence in self.divergences
             ],
@@ -139,6 +147,16 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
     return (cap,) if engine.profile.exactness == "near" and cap > _stable_cap(engine) else tuple(range(1, cap + 1))
 
 
+def checks_trees(engine: Engine) -> bool:
+    """Whether the plan may put forward tokens beside a chain: in turns, where it chooses how deep it goes."""
+    return engine.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
+
+
+def _at_once(engine: Engine) -> bool:
+    """As the plan runs, or as the profile wants it: at once or in turns."""
+    return "pipelined" in (engine.profile.mode, engine.plan.mode)
+
+
 def _stable_cap(engine: Engine) -> int:
     return 0 if engine.probe is None else engine.probe.depth_cap
 
@@ -161,6 +179,8 @@ def check_equality(
 ) -> EqualityReport:
     """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises.
 
+    Beside chains of each depth there are trees, of as many tokens as the deepest, where the plan may have some.
+
     ``samplings`` are greedy and ``SAMPLED`` by default; greedy alone under near exactness, where the gap between the
     two best scores, which the bound is about, decides nothing else. ``depths`` are those of ``depths_to_check`` by
     default.
@@ -174,17 +194,18 @@ def check_equality(
     # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
     cap = max(depths, default=0)
     costs = engine.knowledge.costs()
+    trees = cap > 1 and not near and checks_trees(engine)
     every = Speculation(
         drafters=engine.drafters,
-        policy=FixedDepth(cap),
+        policy=FullTrees(cap) if trees else FixedDepth(cap),
         depth_cap=cap,
-        # As the plan runs, or as the profile wants it: at once or in turns.
-        budget=(lambda: make_budget(cap, costs)) if "pipelined" in (engine.profile.mode, engine.plan.mode) else None,
+        budget=(lambda: make_budget(cap, costs)) if _at_once(engine) else None,
     )
     results = []
     with engine.session(speculation=every) as session:
         for prompt in prompts:
-            result = _check_prompt(engine, session, prompt, depths, samplings, max_tokens)
+            ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
+            result = _check_prompt(engine, session, prompt, ways, samplings, max_tokens)
             results.append(result)
             if on_result is not None:
                 on_result(result)
@@ -197,6 +218,7 @@ def check_equality(
         depths=depths,
         bound=bound,
         results=tuple(results),
+        trees=trees,
         why=why,
     )
 
@@ -205,18 +227,19 @@ def _check_prompt(
     engine: Engine,
     session: Session,
     prompt: Prompt,
-    depths: Sequence[int],
+    ways: Sequence[tuple[int | None, int]],
     samplings: Sequence[Sampling],
     max_tokens: int,
 ) -> PromptResult:
+    """``ways``: the depth asked for, None for the session's own trees, and how many tokens that are."""
     divergences: list[Divergence] = []
     proposed = accepted = emitted = prompt_tokens = 0
     for sampling in samplings:
         plain = _answer(session, prompt, sampling, 0, max_tokens)
         emitted += plain.stats.emitted_tokens
         prompt_tokens = plain.stats.prompt_tokens
-        for depth in depths:
-            answer = _answer(session, prompt, sampling, depth, max_tokens)
+        for wanted, depth in ways:
+            answer = _answer(session, prompt, sampling, wanted, max_tokens)
             proposed += answer.stats.proposed
             accepted += answer.stats.accepted
             if answer.token_ids != plain.token_ids:
@@ -228,6 +251,7 @@ def _check_prompt(
                         gap=_gap(engine, prompt, plain.token_ids[:position], sampling),
                         depth=depth,
                         sampled=not sampling.greedy,
+                        tree=wanted is None,
                     )
                 )
     return PromptResult(
@@ -235,14 +259,14 @@ def _check_prompt(
         category=prompt.category,
         prompt_tokens=prompt_tokens,
         emitted_tokens=emitted,
-        comparisons=len(depths) * len(samplings),
+        comparisons=len(ways) * len(samplings),
         proposed=proposed,
         accepted=accepted,
         divergences=tuple(divergences),
     )
 
 
-def _answer(session: Session, prompt: Prompt, sampling: Sampling, depth: int, max_tokens: int) -> Done:
+def _answer(session: Session, prompt: Prompt, sampling: Sampling, depth: int | None, max_tokens: int) -> Done:
     session.clear()
     done: Done | None = None
     for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics as stdlib_statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,8 +134,15 @@ def _pair_json(answer: Answer) -> dict[str, Any]:
         "tokens_per_round": answer.stats.tokens_per_round,
         "proposed": answer.stats.proposed,
         "accepted": answer.stats.accepted,
+        "rounds_by_depth": _rounds_by_depth(answer),
         "identical_to_plain": answer.identical,
     }
+
+
+def _rounds_by_depth(answer: Answer) -> list[int]:
+    """How many rounds put forward no token, one, two after one another, and so on."""
+    depths = Counter(record.depth for record in answer.rounds)
+    return [depths[depth] for depth in range(max(depths, default=-1) + 1)]
 
 
 def _fraction(values: Sequence[bool]) -> float | None:

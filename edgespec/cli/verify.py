@@ -48,7 +48,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Check on this machine that speculation emits plain decoding's tokens; fails if it does not."""
-    from edgespec.bench.equality import PromptResult, check_equality, depths_to_check, spread
+    from edgespec.bench.equality import PromptResult, check_equality, checks_trees, depths_to_check, spread
 
     state = state_of(context)
     chosen = resolve_profile(
@@ -61,10 +61,11 @@ def verify(
             raise EdgespecError(
                 "there is no speculation to verify: " + engine.plan.reasons[-1], hint="see `edgespec doctor`"
             )
+        ways = ", ".join(map(str, depths)) + (" and trees" if checks_trees(engine) and max(depths) > 1 else "")
         note(
             f"{len(selected)} prompts, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else 'greedy and sampled'}, depths "
-            f"{', '.join(map(str, depths))} against plain decoding"
+            f"{ways} against plain decoding"
         )
         done = 0
 
@@ -80,12 +81,11 @@ def verify(
     else:
         print(f"level       {report.level}")
         print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
-        print(
-            f"identical   {report.identical} of {len(report.results)} prompts, depths {', '.join(map(str, depths))}"
-        )
+        print(f"identical   {report.identical} of {len(report.results)} prompts, depths {ways}")
         for divergence in report.divergences:
             kind = "sampled" if divergence.sampled else "greedy"
-            where = f"{divergence.prompt_id} at token {divergence.position}, depth {divergence.depth}, {kind}"
+            shape = f"a tree of {divergence.depth}" if divergence.tree else f"depth {divergence.depth}"
+            where = f"{divergence.prompt_id} at token {divergence.position}, {shape}, {kind}"
             print(f"divergence  {where}: gap {divergence.gap:.4f}, bound {report.bound:.4f}")
         if report.nothing_proposed:
             print("nothing was proposed, so nothing was verified" + (f": {report.why}" if report.why else ""))

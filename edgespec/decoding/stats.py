@@ -13,8 +13,9 @@ from edgespec.decoding.contracts import RoundRecord
 class DecodeStats:
     """What one answer took. The token sampled from the prefill belongs to no round.
 
-    ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``ttft_s`` runs from the request to the
-    first token, ``decode_s`` from there to the last; both are None until there is such a token.
+    ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``proposed`` counts siblings too. ``ttft_s``
+    runs from the request to the first token, ``decode_s`` from there to the last; both are None until there is such
+    a token.
     """
 
     prompt_tokens: int = 0

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+import edgespec.decoding.loop as loop_module
 import edgespec.decoding.rounds as rounds_module
-from edgespec.bench.equality import SAMPLED, check_equality, depths_to_check, spread
+from edgespec.bench.equality import SAMPLED, check_equality, checks_trees, depths_to_check, spread
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
-from edgespec.decoding.verify import Verdict
+from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.engine import Engine
+from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
 
@@ -100,6 +102,39 @@ def test_the_json_has_every_promised_key(engine: Engine) -> None:
     assert widths["context"][0] < widths["context"][1]
     assert isinstance(widths["max_abs_diff"], float)
     assert widths["settings"]["kv_type"] == engine.plan.numeric_class.kv_type
+
+
+def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels) -> None:
+    require_native()
+    with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False) as engine:
+        assert checks_trees(engine)
+        report = check_equality(engine, PROMPTS, max_tokens=60, depths=(5,))
+        assert report.kept
+        assert report.trees
+        assert report.as_json()["trees"] is True
+        assert {result.comparisons for result in report.results} == {4}, "chains and trees, greedy and sampled"
+        alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
+        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has nothing beside it"
+    with tiny.load_speculating(runtime="native", draft_runtime="native", depth=3) as engine:
+        assert not checks_trees(engine), "a depth that was asked for is that of chains"
+    with tiny.load_speculating(runtime="native", draft_runtime="native", mode="pipelined") as engine:
+        assert not checks_trees(engine)
+    with tiny.load_speculating(runtime="llama", draft_runtime="llama") as engine:
+        assert not checks_trees(engine)
+
+
+def test_a_walk_down_the_wrong_branch_is_found_out(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def to_the_first_child(tokens: object, parents: object, choose: Callable[[int], int]) -> TreeVerdict:
+        return TreeVerdict((0,), choose(0), "bonus")
+
+    require_native()
+    monkeypatch.setattr(loop_module, "verify_tree", to_the_first_child)
+    with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False) as engine:
+        report = check_equality(engine, PROMPTS, max_tokens=120, depths=(5,))
+    assert not report.kept
+    assert report.divergences
+    assert {(divergence.tree, divergence.depth) for divergence in report.divergences} == {(True, 5)}
+    assert all(divergence["tree"] for divergence in report.as_json()["divergences"])
 
 
 def test_an_engine_without_speculation_has_nothing_to_compare(tiny: TinyModels) -> None:

@@ -181,6 +181,9 @@ def test_depth_does_not_count_what_lies_beside() -> None:
     rounds = [replace(a_round(proposed=5, accepted=1), beside=3), a_round()]
     found = arm([answered("planned", tokens=4, rounds=rounds)], "planned")
     assert (found["mean_depth"], found["accepted_per_proposed"]) == (1.0, 0.2)
+    answers = [answered(), answered("planned", tokens=4, rounds=[*rounds, a_round(proposed=4)])]
+    pairs = bench_report(engine(), {}, answers, read_bytes_per_s=None)["pairs"]
+    assert [pair["rounds_by_depth"] for pair in pairs] == [[], [1, 0, 1, 0, 1]]
 
 
 def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> None:
@@ -321,7 +324,8 @@ def test_the_whole_report() -> None:
     assert found["plan"] == {"reasons": ["because"]}
     assert found["pairs"][1] == {
         "id": "0", "category": "chat", "arm": "again", "turn": 0, "prompt_tokens": 7, "tokens": 11, "decode_s": 0.1,
-        "ttft_s": None, "tokens_per_round": None, "proposed": 0, "accepted": 0, "identical_to_plain": False,
+        "ttft_s": None, "tokens_per_round": None, "proposed": 0, "accepted": 0, "rounds_by_depth": [],
+        "identical_to_plain": False,
     }  # fmt: skip
     assert len(found["pairs"]) == len(answers)
 

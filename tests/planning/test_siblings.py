@@ -7,13 +7,14 @@ import random
 
 import pytest
 
+from edgespec.decoding.contracts import SiblingGate
 from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.cost import Curve, DraftCost
 from edgespec.planning.depth_bandit import BanditDepth
 from edgespec.planning.depth_cost import MARGIN, CostDepth, CostGate, Costs
 from edgespec.planning.pace import ContextCurves
 from edgespec.planning.policies import make_policy
-from edgespec.planning.siblings import SiblingOdds, choose_siblings
+from edgespec.planning.siblings import FullTrees, SiblingOdds, choose_siblings
 from tests.support.simulated_decoding import FLAT, MODEL
 
 LINE = Curve(widths=(1, 2), forward_s=(1.0, 1.05))
@@ -171,3 +172,17 @@ def _always() -> object:
 def test_a_drafter_that_costs_nothing_has_its_gate_too() -> None:
     policy = CostDepth(7, ["model"], Costs(curves=costs().curves, drafts={"model": DraftCost(token_s=0.0)}))
     assert gate_of(policy).siblings([], 3) == []
+
+
+@pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
+def test_a_full_tree_is_half_a_chain(cap: int, length: int) -> None:
+    allowance = FullTrees(cap).allow("model")
+    gate = allowance.gate
+    assert isinstance(gate, SiblingGate)
+    assert (allowance.depth, gate.needs_entropy) == (cap, False)
+    for place in range(length):
+        assert gate.admits(0.0, None)
+        assert gate.goes_on() == (place + 1 < length)
+    assert not gate.admits(1.0, None)
+    assert gate.siblings([[0.1, 0.0], [0.3], [0.2, 0.1]], 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert gate.siblings([[0.1, 0.0], [0.3]], -1) == []

@@ -84,17 +84,19 @@ def test_gains_are_held_against_llama_cpp_by_category() -> None:
 
 
 def test_depths_are_told_by_category() -> None:
-    def answer(arm: str, category: str, proposed: int, per_round: float | None) -> dict[str, Any]:
-        return {"arm": arm, "category": category, "proposed": proposed, "tokens": 96, "tokens_per_round": per_round}
+    def answer(arm: str, category: str, *by_depth: int) -> dict[str, Any]:
+        return {"arm": arm, "category": category, "rounds_by_depth": list(by_depth)}
 
     pairs = [
-        answer("planned", "code", 90, 4.0),  # 24 rounds
-        answer("planned", "code", 54, 2.0),  # 48 rounds
-        answer("planned", "qa", 0, 1.0),
-        answer("planned", "chat", 0, None),  # one token: no round
-        answer("plain", "code", 900, 1.0),
+        answer("planned", "code", 0, 2, 0, 6),
+        answer("planned", "code", 1, 1),
+        answer("planned", "qa", 9),
+        answer("planned", "chat"),  # one token: no round
+        answer("plain", "code", 95),
     ]
-    assert steps.mean_depths({"pairs": pairs}, "planned") == {"code": 2.0, "qa": 0.0}
+    report = {"pairs": pairs}
+    assert steps.mean_depths(report, "planned") == {"code": 2.1, "qa": 0.0}
+    assert steps.shallow_shares(report, "planned") == {"code": 0.4, "qa": 1.0}
 
 
 def suite_report(code: float, qa: float, identical: float = 1.0) -> dict[str, Any]:
