@@ -27,11 +27,8 @@ _CALIBRATION_WEIGHT = 3
 # would have, up to this.
 _LARGEST_RATE = 0.5
 
-# A forward this many times too slow is believed only if the one before it at its width was as well: it may have been
-# interrupted. On two cores of a quiet virtual machine forwards of a width stay within 3 % of each other, but for one
-# in twenty that takes 1.2 to 2.2 times as long; believed at once, one such made the next row look three times as dear
-# or free for some twenty rounds.
-_STALL = math.log(1.2)
+# A forward this many times off is believed only if the one before it at its width was as far off: it may be a stall.
+_STALL = math.log(3.0)
 
 # Plain forwards before their speed is called measured.
 _PLAIN_ROUNDS = 4
@@ -137,10 +134,10 @@ class Pace:
         missed = self._forwards - self._latest.get(width, self._forwards - 1)
         self._latest[width] = self._forwards
         known_stall = width in self._stalled
-        if off > _STALL and not known_stall:
+        if abs(off) > _STALL and not known_stall:
             self._stalled.add(width)
             return
-        if off <= _STALL:
+        if abs(off) <= _STALL:
             self._stalled.discard(width)
         self._seen[width] += 1
         caught_up = min(_LARGEST_RATE, 1.0 - (1.0 - _LEARNING_RATE) ** missed)

@@ -70,24 +70,14 @@ def test_a_slower_machine_is_slower_at_every_width() -> None:
     assert [seconds(pace, width) for width in (1, 2, 4)] == pytest.approx([0.15, 0.18, 0.3], rel=0.05)
 
 
-@pytest.mark.parametrize("times", [1.25, 2.0, 10.0])
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_one_stall_changes_nothing(width: int, times: float) -> None:
+def test_one_stall_changes_nothing(width: int) -> None:
     pace = Pace(CURVES)
     for _ in range(20):
         for own in (1, 2, 4):
             pace.record(own, 10, CURVE.seconds(own))
-    assert pace.record(width, 10, times * CURVE.seconds(width))
+    assert pace.record(width, 10, 10 * CURVE.seconds(width))
     assert [seconds(pace, own) for own in (1, 2, 4)] == pytest.approx(CURVE.forward_s, rel=1e-6)
-
-
-def test_nothing_interrupts_a_forward_that_is_faster() -> None:
-    pace = Pace(CURVES)
-    for _ in range(20):
-        for own in (1, 2, 4):
-            pace.record(own, 10, CURVE.seconds(own))
-    assert pace.record(2, 10, CURVE.seconds(2) / 4)
-    assert seconds(pace, 2) < 0.95 * CURVE.seconds(2)
 
 
 def test_a_width_that_differs_is_learned_by_itself() -> None:
