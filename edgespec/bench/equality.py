@@ -11,8 +11,9 @@ import numpy as np
 
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
+from edgespec.drafters.model import KIND
 from edgespec.engine import Engine
-from edgespec.events import Done
+from edgespec.events import Done, Round
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.plan import Exactness, Plan
 from edgespec.planning.policies import make_budget
@@ -28,7 +29,7 @@ SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
 class Divergence:
     """The first token that differs. ``gap``: how close the two best choices were there, in logits.
 
-    ``depth`` counts the tokens put forward in a round; with ``tree`` half of them lay beside a chain.
+    ``depth`` counts the tokens put forward in a round; with ``tree`` up to half of them lay beside a chain.
     """
 
     prompt_id: str
@@ -41,7 +42,10 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptResult:
-    """One prompt, decoded plainly and at every depth and with trees, greedily and sampled."""
+    """One prompt, decoded plainly and at every depth and with trees, greedily and sampled.
+
+    Of the ``proposed`` tokens ``beside`` lay beside a chain.
+    """
 
     prompt_id: str
     category: str
@@ -50,6 +54,7 @@ class PromptResult:
     comparisons: int
     proposed: int
     accepted: int
+    beside: int
     divergences: tuple[Divergence, ...]
 
 
@@ -57,7 +62,7 @@ class PromptResult:
 class EqualityReport:
     """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class.
 
-    ``trees``: they were compared as well. ``why`` tells why nothing was proposed, should that be so.
+    ``why`` tells why nothing was proposed, should that be so.
     """
 
     plan: Plan
@@ -66,8 +71,12 @@ class EqualityReport:
     depths: tuple[int, ...]
     bound: float
     results: tuple[PromptResult, ...]
-    trees: bool = False
     why: str | None = None
+
+    @property
+    def trees(self) -> bool:
+        """Whether anything beside a chain was compared as well."""
+        return any(result.beside for result in self.results)
 
     @property
     def nothing_proposed(self) -> bool:
@@ -147,9 +156,11 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
     return (cap,) if engine.profile.exactness == "near" and cap > _stable_cap(engine) else tuple(range(1, cap + 1))
 
 
-def checks_trees(engine: Engine) -> bool:
-    """Whether the plan may put forward tokens beside a chain: in turns, where it chooses how deep it goes."""
-    return engine.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
+def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
+    """Whether trees are compared too: a plan that drafts in turns, as deep as it chooses, may put them forward."""
+    may = engine.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
+    deepest = max(depths, default=0)
+    return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == KIND for each in engine.drafters)
 
 
 def _at_once(engine: Engine) -> bool:
@@ -194,10 +205,10 @@ def check_equality(
     # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
     cap = max(depths, default=0)
     costs = engine.knowledge.costs()
-    trees = cap > 1 and not near and checks_trees(engine)
+    trees = checks_trees(engine, depths)
     every = Speculation(
         drafters=engine.drafters,
-        policy=FullTrees(cap) if trees else FixedDepth(cap),
+        policy=FullTrees(cap, KIND) if trees else FixedDepth(cap),
         depth_cap=cap,
         budget=(lambda: make_budget(cap, costs)) if _at_once(engine) else None,
     )
@@ -218,7 +229,6 @@ def check_equality(
         depths=depths,
         bound=bound,
         results=tuple(results),
-        trees=trees,
         why=why,
     )
 
@@ -233,13 +243,14 @@ def _check_prompt(
 ) -> PromptResult:
     """``ways``: the depth asked for, None for the session's own trees, and how many tokens that are."""
     divergences: list[Divergence] = []
-    proposed = accepted = emitted = prompt_tokens = 0
+    proposed = accepted = beside = emitted = prompt_tokens = 0
     for sampling in samplings:
-        plain = _answer(session, prompt, sampling, 0, max_tokens)
+        plain, _ = _answer(session, prompt, sampling, 0, max_tokens)
         emitted += plain.stats.emitted_tokens
         prompt_tokens = plain.stats.prompt_tokens
         for wanted, depth in ways:
-            answer = _answer(session, prompt, sampling, wanted, max_tokens)
+            answer, siblings = _answer(session, prompt, sampling, wanted, max_tokens)
+            beside += siblings
             proposed += answer.stats.proposed
             accepted += answer.stats.accepted
             if answer.token_ids != plain.token_ids:
@@ -262,18 +273,25 @@ def _check_prompt(
         comparisons=len(ways) * len(samplings),
         proposed=proposed,
         accepted=accepted,
+        beside=beside,
         divergences=tuple(divergences),
     )
 
 
-def _answer(session: Session, prompt: Prompt, sampling: Sampling, depth: int | None, max_tokens: int) -> Done:
+def _answer(
+    session: Session, prompt: Prompt, sampling: Sampling, depth: int | None, max_tokens: int
+) -> tuple[Done, int]:
+    """An answer, and how many tokens were put forward beside its chains."""
     session.clear()
     done: Done | None = None
+    beside = 0
     for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):
-        if isinstance(event, Done):
+        if isinstance(event, Round):
+            beside += event.record.beside
+        elif isinstance(event, Done):
             done = event
     assert done is not None  # a generation that does not raise ends with Done
-    return done
+    return done, beside
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

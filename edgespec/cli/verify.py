@@ -61,11 +61,11 @@ def verify(
             raise EdgespecError(
                 "there is no speculation to verify: " + engine.plan.reasons[-1], hint="see `edgespec doctor`"
             )
-        ways = ", ".join(map(str, depths)) + (" and trees" if checks_trees(engine) and max(depths) > 1 else "")
+        ways = ", ".join(map(str, depths))
         note(
             f"{len(selected)} prompts, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else 'greedy and sampled'}, depths "
-            f"{ways} against plain decoding"
+            f"{ways}{' and trees' if checks_trees(engine, depths) else ''} against plain decoding"
         )
         done = 0
 
@@ -81,6 +81,7 @@ def verify(
     else:
         print(f"level       {report.level}")
         print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
+        ways += " and trees" if report.trees else ""
         print(f"identical   {report.identical} of {len(report.results)} prompts, depths {ways}")
         for divergence in report.divergences:
             kind = "sampled" if divergence.sampled else "greedy"

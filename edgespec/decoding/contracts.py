@@ -387,6 +387,7 @@ class RoundRecord:
     """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
 
     Of the ``proposed`` tokens ``beside`` lie beside the longest path of a tree, so that ``depth`` is its length.
+    ``accepted`` are those of the path that stood; ``evaluated`` these, and one more if there were others to follow.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
     target's forward; ``draft_s`` is then what it took for the proposal that this round took in.

@@ -139,10 +139,14 @@ class DecodeLoop(Rounds):
         history, chooser = self._history, self._chooser
         draft = [int(token) for token in proposal.tokens]
         rows = target.forward_tree([history[-1], *draft], [-1, *(parent + 1 for parent in parents)])
-        paths: dict[int, list[int]] = {-1: history}
-        for index, parent in enumerate(parents):
-            paths[index] = [*paths[parent], draft[index]]
-        verdict = verify_tree(draft, parents, lambda at: chooser.target_token(rows, at + 1, paths[at]))
+        so_far = list(history)
+
+        def target_token(at: int) -> int:
+            if at >= 0:
+                so_far.append(draft[at])
+            return chooser.target_token(rows, at + 1, so_far)
+
+        verdict = verify_tree(draft, parents, target_token)
         committed = self._until_stop([*(draft[index] for index in verdict.path), verdict.next_token])
         target.keep([0, *(index + 1 for index in verdict.path[: len(committed) - 1])])
         accepted = min(len(verdict.path), len(committed))

@@ -298,27 +298,30 @@ def _best(ids: IdArray, scores: FloatArray, count: int) -> list[tuple[int, float
     best = _highest(scores, min(count, len(scores)))
     best = best[np.argsort(-scores[best], kind="stable")]
     weights = np.exp(scores - scores[best[0]])
-    return [(int(ids[place]), float(weights[place] / weights.sum())) for place in best]
+    total = weights.sum()
+    return [(int(ids[place]), float(weights[place] / total)) for place in best]
 
 
 def _best_draft(rows: Rows, index: int, gate: ChainGate | None, runner_up: bool, alternatives: int) -> Draft | None:
     """What greedy decoding drafts from these scores."""
     sure: float | None = None
+    others: list[tuple[int, float]] = []
     if gate is not None or alternatives > 0:
         logits = rows.logits(index)
-        sure, entropy = confidence_and_entropy(logits, entropy=gate is not None and gate.needs_entropy)
-        if gate is not None and not gate.admits(sure, entropy):
+        odds, entropy = confidence_and_entropy(logits, entropy=gate is not None and gate.needs_entropy)
+        if gate is not None and not gate.admits(odds, entropy):
             return None
+        sure = None if gate is None else odds
     best = rows.argmax_row(index)
+    if alternatives > 0:
+        # Looked for in turn: that takes a vocabulary of 150 000 a tenth of the time in which all are partitioned.
+        score, last = float(logits[best]), best
+        while len(others) < min(alternatives, len(logits) - 1):
+            logits[last] = -np.inf
+            last = int(np.argmax(logits))
+            others.append((last, odds * float(np.exp(logits[last] - score))))
     other = _best_but(rows.logits(index), best) if runner_up else None
-    others: tuple[tuple[int, float], ...] = ()
-    if alternatives > 0 and sure is not None:
-        ids, scores = rows.top_k(min(alternatives + 1, len(logits)))
-        odds = sure * np.exp(scores[index, 1:] - scores[index, 0])
-        others = tuple(
-            (token, own) for token, own in zip(ids[index, 1:].tolist(), odds.tolist(), strict=True) if own > 0
-        )
-    return Draft(best, None, sure if gate is not None else None, other, others)
+    return Draft(best, None, sure, other, tuple(each for each in others if each[1] > 0))
 
 
 def _best_but(logits: LogitsArray, best: int) -> int | None:

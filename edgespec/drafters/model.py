@@ -209,7 +209,7 @@ class ModelDraftState:
         confidences: list[float] = []
         others: list[int | None] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
-        weighs = gate if context.wants_siblings and isinstance(gate, SiblingGate) else None
+        weighs = gate if context.wants_siblings and depth > 1 and isinstance(gate, SiblingGate) else None
         so_far = list(context.tokens)
         forwards = 1
         while True:

@@ -101,7 +101,7 @@ class SourceState:
 class CostGate:
     """Ends a chain where the next token costs more time than it is likely to save.
 
-    The same weighs what may be put forward beside it, with odds that are worth ``worth`` times what they say.
+    The same weighs what may be put forward beside it, with odds that are worth ``odds_factor`` times what they say.
     """
 
     needs_entropy = False
@@ -113,11 +113,11 @@ class CostGate:
         acceptance: Acceptance,
         depth_cap: int,
         tokens_per_s: float,
-        worth: float = 1.0,
+        odds_factor: float = 1.0,
     ) -> None:
         self._curve, self._token_s, self._acceptance = curve, token_s, acceptance
         self._depth_cap, self._tokens_per_s = depth_cap, tokens_per_s
-        self._worth_of_odds = worth
+        self._odds_factor = odds_factor
         self._depth, self._survives = 0, 1.0
         self._reach: list[float] = []  # how likely each token of the chain is to be compared at all
         self._rates = acceptance.by_position(depth_cap)
@@ -133,8 +133,8 @@ class CostGate:
         return True
 
     def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
-        worth = [[min(1.0, self._worth_of_odds * own) for own in place] for place in odds]
-        return choose_siblings(self._curve, self._reach, worth, most, self._tokens_per_s, MARGIN - 1.0)
+        believed = [[min(1.0, self._odds_factor * own) for own in place] for place in odds]
+        return choose_siblings(self._curve, self._reach, believed, most, self._tokens_per_s, MARGIN - 1.0)
 
     def goes_on(self) -> bool:
         probability = self._rates[min(self._depth, self._depth_cap - 1)]
@@ -223,8 +223,8 @@ class CostDepth(TimedPolicy):
                 return OFF
             if self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
                 return OFF
-            rate, worth = self._going_rate(curve), known.siblings.worth
-            gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, rate, worth)
+            rate, factor = self._going_rate(curve), known.siblings.worth
+            gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, rate, factor)
             if cost == FREE:  # its gate alone decides: asking it is free, and so is knowing how often it is right
                 return Allowance(self._depth_cap, gate)
             if self._pays(known, cost, curve, lag):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgespec.decoding.contracts import Allowance
 from edgespec.planning.acceptance import DECAY, PRIOR_STRENGTH
 from edgespec.planning.cost import Curve
-from edgespec.planning.depth import TimedPolicy
+from edgespec.planning.depth import OFF, TimedPolicy
 
 __all__ = ["FullTrees", "SiblingOdds", "choose_siblings"]
 
@@ -70,14 +70,16 @@ def choose_siblings(
 class FullTrees(TimedPolicy):
     """Trees as wide as they may be in every round, whatever that costs: for checking that they are exact.
 
-    Half of the tokens are a chain, the other half lies beside it.
+    Half of the tokens are a chain, the other half lies beside it. ``source`` alone drafts.
     """
 
-    def __init__(self, depth_cap: int) -> None:
+    def __init__(self, depth_cap: int, source: str) -> None:
         super().__init__()
-        self._depth_cap = depth_cap
+        self._depth_cap, self._source = depth_cap, source
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
+        if source != self._source:
+            return OFF
         return Allowance(self._depth_cap, _FullTree((self._depth_cap + 1) // 2))
 
 

@@ -16,8 +16,8 @@ __all__ = ["MAX_SCORED_ROWS", "PREFILL_CHUNK_TOKENS", "checked_ids", "chunk_size
 # tokens) and delay a cancel where native code does not look for one.
 PREFILL_CHUNK_TOKENS = 256
 
-# Rows one forward can score. Verification needs depth + 1; the scores of more rows would enlarge the buffers by
-# vocabulary x 4 bytes each.
+# Rows one forward can score. Verification needs one more than are proposed; the scores of more rows would enlarge the
+# buffers by vocabulary x 4 bytes each.
 MAX_SCORED_ROWS = 64
 
 

@@ -107,7 +107,8 @@ def test_the_json_has_every_promised_key(engine: Engine) -> None:
 def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels) -> None:
     require_native()
     with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False) as engine:
-        assert checks_trees(engine)
+        assert checks_trees(engine, (5,))
+        assert not checks_trees(engine, ())
         report = check_equality(engine, PROMPTS, max_tokens=60, depths=(5,))
         assert report.kept
         assert report.trees
@@ -116,11 +117,14 @@ def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels) -> No
         alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
         assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has nothing beside it"
     with tiny.load_speculating(runtime="native", draft_runtime="native", depth=3) as engine:
-        assert not checks_trees(engine), "a depth that was asked for is that of chains"
+        assert not checks_trees(engine, (3,)), "a depth that was asked for is that of chains"
+        assert not check_equality(engine, PROMPTS[:1], max_tokens=10).trees
+    with tiny.load(runtime="native", draft="none", lookup=True) as engine:
+        assert not checks_trees(engine, (5,)), "copies have nothing beside them"
     with tiny.load_speculating(runtime="native", draft_runtime="native", mode="pipelined") as engine:
-        assert not checks_trees(engine)
+        assert not checks_trees(engine, (5,))
     with tiny.load_speculating(runtime="llama", draft_runtime="llama") as engine:
-        assert not checks_trees(engine)
+        assert not checks_trees(engine, (5,))
 
 
 def test_a_walk_down_the_wrong_branch_is_found_out(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

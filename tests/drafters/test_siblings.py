@@ -76,7 +76,7 @@ def gated(gate: Weighing, depth: int) -> Weighing:
 
 def test_the_odds_are_the_drafters_own() -> None:
     model, gate = FakeModel(seed=1), Weighing()
-    proposal = started(model).propose(wishing(), 1, gate)
+    proposal = started(model).propose(wishing(), 2, gated(gate, 1))
     scores = model.scores(PROMPT)[:12].astype(np.float64)
     probs = np.exp(scores) / np.exp(scores).sum()
     for token, odds in proposal.alternatives[0]:
@@ -121,10 +121,12 @@ def test_the_rejection_rule_has_no_use_for_them() -> None:
     assert gate.told == [[[], [], [], []]]
 
 
-@pytest.mark.parametrize(("depth", "tokens"), [(2, 2), (3, 3), (4, 4), (9, 6)])
-def test_all_together_are_no_more_than_allowed(depth: int, tokens: int) -> None:
-    proposal = started(FakeModel(seed=1)).propose(wishing(), depth, gated(Weighing(ranks=(3, 3)), 2))
-    assert len(proposal.tokens) == min(depth, 8) if depth > 6 else tokens
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9])
+def test_all_together_are_no_more_than_allowed(depth: int) -> None:
+    gate = gated(Weighing(ranks=(3, 3)), 2)
+    proposal = started(FakeModel(seed=1)).propose(wishing(), depth, gate)
+    assert len(proposal.tokens) == min(depth, 8)
+    assert len(gate.told) == (depth > 1), "a single token has no room beside it"
 
 
 def test_a_stop_is_never_one() -> None:

@@ -176,7 +176,8 @@ def test_a_drafter_that_costs_nothing_has_its_gate_too() -> None:
 
 @pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
 def test_a_full_tree_is_half_a_chain(cap: int, length: int) -> None:
-    allowance = FullTrees(cap).allow("model")
+    assert FullTrees(cap, "model").allow("lookup").depth == 0
+    allowance = FullTrees(cap, "model").allow("model")
     gate = allowance.gate
     assert isinstance(gate, SiblingGate)
     assert (allowance.depth, gate.needs_entropy) == (cap, False)
