@@ -11,7 +11,6 @@ import numpy as np
 
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
-from edgespec.drafters.model import KIND
 from edgespec.engine import Engine
 from edgespec.events import Done, Round
 from edgespec.planning.depth import FixedDepth
@@ -23,6 +22,10 @@ from edgespec.session import Session, Speculation
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
+
+
+# The kind of drafter that has other tokens to put forward beside a chain; copies have none.
+_MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,7 @@ def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
     """Whether trees are compared too: a plan that drafts in turns, as deep as it chooses, may put them forward."""
     may = engine.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
     deepest = max(depths, default=0)
-    return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == KIND for each in engine.drafters)
+    return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == _MODEL for each in engine.drafters)
 
 
 def _at_once(engine: Engine) -> bool:
@@ -208,7 +211,7 @@ def check_equality(
     trees = checks_trees(engine, depths)
     every = Speculation(
         drafters=engine.drafters,
-        policy=FullTrees(cap, KIND) if trees else FixedDepth(cap),
+        policy=FullTrees(cap, _MODEL) if trees else FixedDepth(cap),
         depth_cap=cap,
         budget=(lambda: make_budget(cap, costs)) if _at_once(engine) else None,
     )

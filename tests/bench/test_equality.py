@@ -16,6 +16,7 @@ from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.engine import Engine
+from edgespec.files.locations import Home
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
@@ -104,9 +105,10 @@ def test_the_json_has_every_promised_key(engine: Engine) -> None:
     assert widths["settings"]["kv_type"] == engine.plan.numeric_class.kv_type
 
 
-def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels) -> None:
+def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels, home: Home) -> None:
     require_native()
-    with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False) as engine:
+    native = {"runtime": "native", "draft_runtime": "native", "store_home": home}  # what is measured stays here
+    with tiny.load_speculating(**native, lookup=False) as engine:
         assert checks_trees(engine, (5,))
         assert not checks_trees(engine, ())
         report = check_equality(engine, PROMPTS, max_tokens=60, depths=(5,))
@@ -116,24 +118,26 @@ def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels) -> No
         assert {result.comparisons for result in report.results} == {4}, "chains and trees, greedy and sampled"
         alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
         assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has nothing beside it"
-    with tiny.load_speculating(runtime="native", draft_runtime="native", depth=3) as engine:
+    with tiny.load_speculating(**native, depth=3) as engine:
         assert not checks_trees(engine, (3,)), "a depth that was asked for is that of chains"
         assert not check_equality(engine, PROMPTS[:1], max_tokens=10).trees
-    with tiny.load(runtime="native", draft="none", lookup=True) as engine:
+    with tiny.load(**{**native, "draft": "none"}, lookup=True) as engine:
         assert not checks_trees(engine, (5,)), "copies have nothing beside them"
-    with tiny.load_speculating(runtime="native", draft_runtime="native", mode="pipelined") as engine:
+    with tiny.load_speculating(**native, mode="pipelined") as engine:
         assert not checks_trees(engine, (5,))
-    with tiny.load_speculating(runtime="llama", draft_runtime="llama") as engine:
+    with tiny.load_speculating(runtime="llama", draft_runtime="llama", store_home=home) as engine:
         assert not checks_trees(engine, (5,))
 
 
-def test_a_walk_down_the_wrong_branch_is_found_out(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_down_the_wrong_branch_is_found_out(
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def to_the_first_child(tokens: object, parents: object, choose: Callable[[int], int]) -> TreeVerdict:
         return TreeVerdict((0,), choose(0), "bonus")
 
     require_native()
     monkeypatch.setattr(loop_module, "verify_tree", to_the_first_child)
-    with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False) as engine:
+    with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False, store_home=home) as engine:
         report = check_equality(engine, PROMPTS, max_tokens=120, depths=(5,))
     assert not report.kept
     assert report.divergences

@@ -150,10 +150,10 @@ def _cost_part(policy: object) -> CostDepth:
 
 
 def test_odds_above_one_are_certain() -> None:
-    gate = CostGate(LINE, 0.1, _always(), 7, 1.0, worth=9.0)
+    gate = CostGate(LINE, 0.1, _always(), 7, 1.0, odds_factor=9.0)
     assert gate.admits(0.9, None)
     assert gate.siblings([[0.9]], 3) == [(0, 0)]
-    dear = CostGate(Curve(widths=(1, 2, 3), forward_s=(1.0, 1.1, 2.2)), 0.01, _always(), 1, 1.0, worth=9.0)
+    dear = CostGate(Curve(widths=(1, 2, 3), forward_s=(1.0, 1.1, 2.2)), 0.01, _always(), 1, 1.0, odds_factor=9.0)
     assert dear.admits(0.9, None)
     assert dear.siblings([[0.9]], 3) == [], "one token is not worth 1.1"
 
