@@ -215,10 +215,10 @@ def check_equality(
         depth_cap=cap,
         budget=(lambda: make_budget(cap, costs)) if _at_once(engine) else None,
     )
+    ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
     results = []
     with engine.session(speculation=every) as session:
         for prompt in prompts:
-            ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
             result = _check_prompt(engine, session, prompt, ways, samplings, max_tokens)
             results.append(result)
             if on_result is not None:
