@@ -118,7 +118,7 @@ class CostGate:
         self._curve, self._token_s, self._acceptance = curve, token_s, acceptance
         self._depth_cap, self._tokens_per_s = depth_cap, tokens_per_s
         self._odds_factor = odds_factor
-        self._depth, self._survives = 0, 1.0
+        self._survives = 1.0
         self._reach: list[float] = []  # how likely each token of the chain is to be compared at all
         self._rates = acceptance.by_position(depth_cap)
 
@@ -129,7 +129,6 @@ class CostGate:
             return False
         self._reach.append(self._survives)
         self._survives *= probability
-        self._depth += 1
         return True
 
     def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
@@ -137,7 +136,7 @@ class CostGate:
         return choose_siblings(self._curve, self._reach, believed, most, self._tokens_per_s, MARGIN - 1.0)
 
     def goes_on(self) -> bool:
-        probability = self._rates[min(self._depth, self._depth_cap - 1)]
+        probability = self._rates[min(len(self._reach), self._depth_cap - 1)]
         return self._worth(probability, self._token_s)
 
     def _worth(self, probability: float, drafted_s: float) -> bool:
@@ -147,8 +146,8 @@ class CostGate:
         bring elsewhere. It looks ahead, because a curve may rise in steps; those further tokens are taken to be
         accepted as often as such tokens are, however sure this one is.
         """
-        before_s, survives, gained = self._curve.seconds(self._depth + 1), self._survives * probability, 0.0
-        for depth in range(self._depth + 1, self._depth_cap + 1):
+        before_s, survives, gained = self._curve.seconds(len(self._reach) + 1), self._survives * probability, 0.0
+        for depth in range(len(self._reach) + 1, self._depth_cap + 1):
             gained += survives
             price_s = self._curve.seconds(depth + 1) - before_s + drafted_s
             if gained > self._tokens_per_s * price_s + MARGIN - 1.0:
