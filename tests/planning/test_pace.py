@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -109,6 +111,100 @@ def test_a_change_of_more_than_a_stall_is_believed_the_second_time() -> None:
         pace.record(4, 10, 0.2 if place < 20 else 1.0)
         pace.record(1, 10, 0.1)
     assert seconds(pace, 4) / seconds(pace, 1) == pytest.approx(10, rel=0.15)
+
+
+# Widths of ordinary decoding with a drafter, and T(w) / T(1) of a kernel for which a further row is cheap.
+OFTEN = {1: 4, 2: 25, 3: 30, 4: 20, 5: 10, 6: 5, 8: 1}
+WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
+
+
+def decode(noise: str, widths: list[int], seed: int, off: dict[int, float] | None = None) -> Pace:
+    """Forwards of ``widths`` whose median is the calibrated time, times ``off`` of that width."""
+    chance, pace = random.Random(seed), Pace(ContextCurves(contexts=(100,), curves=(WIDE,)))
+    for width in widths:
+        factor = {
+            "little": math.exp(chance.gauss(0, 0.03)),
+            "much": math.exp(chance.uniform(-0.15, 0.15)),
+            "stalls": math.exp(chance.gauss(0, 0.03)) * (chance.uniform(1.3, 3) if chance.random() < 0.05 else 1),
+            "late": math.exp(chance.expovariate(1 / 0.08) - 0.08 * math.log(2)),
+        }[noise]
+        pace.record(width, 10, WIDE.seconds(width) * (off or {}).get(width, 1.0) * factor)
+    return pace
+
+
+def mixed(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(list(OFTEN), list(OFTEN.values()), k=count)
+
+
+@pytest.mark.parametrize("noise", ["little", "much", "stalls", "late"])
+def test_noise_does_not_bend_a_curve(noise: str) -> None:
+    worst = []
+    for seed in range(20):
+        pace = decode(noise, mixed(400, seed), seed)
+        rises = [seconds(pace, width + 1) - seconds(pace, width) for width in (1, 2, 3)]
+        right = [WIDE.seconds(width + 1) - WIDE.seconds(width) for width in (1, 2, 3)]
+        worst.append(max(abs(rise / pace.factor - known) for rise, known in zip(rises, right, strict=True)))
+    assert statistics.median(worst) < 0.01, "of T(1); a further row costs some 0.06"
+    assert max(worst) < 0.05
+
+
+@pytest.mark.parametrize("noise", ["little", "much", "stalls", "late"])
+@pytest.mark.parametrize("usual", [3, 1])
+def test_widths_that_are_never_decoded_are_not_carried_away(noise: str, usual: int) -> None:
+    widths = [usual, *(4 - usual if place % 64 == 0 else usual for place in range(3000))]
+    pace = decode(noise, widths, 0)
+    assert 0.8 < seconds(pace, 8) / WIDE.seconds(8) < 1.25
+    assert seconds(pace, 8) / seconds(pace, usual) == pytest.approx(WIDE.seconds(8) / WIDE.seconds(usual), rel=0.05)
+
+
+def test_one_width_that_is_off_is_found_among_the_others() -> None:
+    pace = decode("little", mixed(600, 0), 0, {3: 1.1})
+    found = {width: seconds(pace, width) / (WIDE.seconds(width) * pace.factor) for width in OFTEN}
+    assert found.pop(3) == pytest.approx(1.1, rel=0.03)
+    assert list(found.values()) == pytest.approx([1.0] * len(found), rel=0.02)
+
+
+@pytest.mark.parametrize("block", [1, 2, 40])
+def test_two_widths_in_turn_give_way_without_overshooting(block: int) -> None:
+    pace = Pace(CURVES)
+    for place in range(400):
+        width = 4 if place // block % 2 else 1
+        pace.record(width, 10, 0.26 if width == 4 else 0.1)
+        if place > 300:
+            assert seconds(pace, 4) / seconds(pace, 1) == pytest.approx(2.6, rel=0.03)
+
+
+def test_a_width_that_is_alone_tells_nothing_of_the_shape() -> None:
+    pace = Pace(CURVES)
+    for _ in range(100):
+        pace.record(4, 10, 0.3)
+    assert [seconds(pace, width) for width in (1, 2, 4)] == pytest.approx([0.15, 0.18, 0.3])
+
+
+def test_three_forwards_of_a_width_do_not_outweigh_its_calibration() -> None:
+    pace = Pace(CURVES)
+    for _ in range(9):
+        pace.record(1, 10, 0.1)
+    told = []
+    for _ in range(8):
+        pace.record(2, 10, 0.24)
+        told.append(seconds(pace, 2) / seconds(pace, 1))
+        pace.record(1, 10, 0.1)
+    assert told[:2] == pytest.approx([1.2, 1.2], rel=0.01)
+    assert told[-1] == pytest.approx(2.4, rel=0.05)
+
+
+def test_a_width_that_is_avoided_is_believed_in_again() -> None:
+    pace = Pace(CURVES)
+    for _ in range(60):
+        pace.record(1, 10, 0.1)
+        pace.record(1, 10, 0.1)
+        pace.record(4, 10, 0.6)
+    for forwards in range(600):
+        if forwards < 500:
+            assert seconds(pace, 4) / seconds(pace, 1) == pytest.approx(6.0, rel=0.1)
+        pace.record(1, 10, 0.1)
+    assert seconds(pace, 4) / seconds(pace, 1) == pytest.approx(2.0, rel=0.05)
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf, 0.0, -1.0, 51 * 0.1, 1e9])
