@@ -1,7 +1,8 @@
 """The default depth policy: draft what earns the most tokens a second, by measured times and observed acceptance.
 
 Depth 0 always competes. Times come from calibration and are corrected by every round; acceptance is learned by
-position and by confidence. A drafter that does not pay is parked, and looked at again out of a small budget of time.
+position and by confidence. A drafter that does not pay is parked, and looked at again out of a small budget of time
+and a part of what drafting has saved.
 """
 
 from __future__ import annotations
@@ -27,12 +28,22 @@ MARGIN = 1.02
 # promise of at least 0.97 of plain speed.
 PROBE_SHARE = 0.01
 
+# Share of the time that drafting has saved which may go the same way, and the most that is kept of it, in plain
+# forwards. A drafter at 0.4 of the target's size reads a token in 0.03 of the target's step: more than PROBE_SHARE of
+# the time, so that one that is parked falls behind faster than that budget grows. Sixteen steps read 500 tokens.
+SAVED_SHARE = 0.5
+MOST_SAVED_STEPS = 16
+
 # Depth of such a look: one token is the cheapest question.
 PROBE_DEPTH = 1
 
 # Rounds of one such look, as long as the budget lasts: a single token says next to nothing, and once the drafter has
 # caught up with the text the next ones are cheap.
 LOOK_ROUNDS = 8
+
+# What the text before a look still counts for: no more than the look itself, or eight tokens that are right would not
+# outweigh thirty that were not.
+FADED = LOOK_ROUNDS
 
 # Tokens before a parked drafter is looked at again; twice as many after each look that found nothing.
 FIRST_REST_TOKENS = 64
@@ -43,6 +54,13 @@ HORIZON_TOKENS = 256
 
 # While every round drafts, plain decoding is timed in one round of so many, so that "faster" stays measured.
 PLAIN_EVERY_ROUNDS = 64
+
+# If the rounds in between became so much slower or faster than when it was timed, nobody knows whether plain decoding
+# did too: it is timed sooner then, as often as it takes to be believed over its calibration. Where the pace never
+# rests, those five of 37 rounds cost a drafter that brings 1.3x 4 % of that.
+CHANGED_PACE = 1.25
+PLAIN_SOONER_ROUNDS = 32
+PLAIN_AGAIN_ROUNDS = 5
 
 # Rounds over which the going rate (tokens a second that time is worth) is averaged.
 _RATE_DECAY = 0.95
@@ -89,6 +107,12 @@ class SourceState:
         """Learn how often the gate lets anything through: what it stops is never verified, yet was paid for."""
         self.offered = DECAY * self.offered + offered
         self.asked = DECAY * self.asked + 1
+
+    def fade(self, worth: float) -> None:
+        """Let what was seen of the text before count for at most ``worth`` tokens, or rounds."""
+        self.acceptance.fade(worth)
+        if self.asked > worth:
+            self.offered, self.asked = self.offered * worth / self.asked, worth
 
     def cost_now(self, pace: float) -> DraftCost | None:
         """What drafting costs at present; as long as too few drafts were timed, by the ``pace`` of the target."""
@@ -190,9 +214,10 @@ class CostDepth(TimedPolicy):
         self._sources = {
             source: SourceState(acceptance=Acceptance(priors.get(source, NO_PRIOR))) for source in sources
         }
-        self._credit_s = 0.0
+        self._credit_s = self._saved_s = 0.0
         self._rate_tokens = self._rate_s = 0.0
-        self._rounds_since_plain = 0
+        self._rounds_since_plain = self._plain_due = 0
+        self._plain_pace = 1.0  # the factor of all widths when plain decoding was timed
         self.calibrate(costs or Costs(), depth_cap)
 
     def calibrate(self, costs: Costs, depth_cap: int, priors: Mapping[str, AcceptancePrior] | None = None) -> None:
@@ -220,7 +245,7 @@ class CostDepth(TimedPolicy):
             cost = None if known is None else known.cost_now(self._pace.factor)
             if known is None or cost is None or curve is None or self._depth_cap < 1:
                 return OFF
-            if self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
+            if self._plain_due or self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
                 return OFF
             rate, factor = self._going_rate(curve), known.siblings.worth
             gate = CostGate(curve, cost.token_s, known.acceptance, self._depth_cap, rate, factor)
@@ -258,13 +283,16 @@ class CostDepth(TimedPolicy):
         expected = 1.0 + source.acceptance.by_position(1)[0]
         spent_s = cost.seconds(PROBE_DEPTH, lag) + curve.seconds(PROBE_DEPTH + 1)
         price_s = max(0.0, spent_s - expected * curve.plain_s)
-        if price_s > self._credit_s:
+        if price_s > self._credit_s + self._saved_s:
             source.look_rounds = 0
             return OFF
         if begins:
             source.rest_tokens = min(LONGEST_REST_TOKENS, 2 * source.rest_tokens)
             source.look_rounds = LOOK_ROUNDS
-        self._credit_s -= price_s
+            source.fade(FADED)
+        from_saved_s = min(self._saved_s, price_s)
+        self._saved_s -= from_saved_s
+        self._credit_s -= price_s - from_saved_s
         source.look_rounds -= 1
         source.waited_tokens = 0
         source.look = LookGate(gate)
@@ -296,7 +324,7 @@ class CostDepth(TimedPolicy):
             else:
                 plausible = True
                 self._pace.move_to(record.context_length)
-            self._rounds_since_plain = 0 if record.width == 1 and alone else self._rounds_since_plain + 1
+            self._note_plain(record.width == 1 and alone)
             for source in self._sources.values():
                 source.waited_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
@@ -309,8 +337,22 @@ class CostDepth(TimedPolicy):
             drafted_s = 0.0 if cost is None or record.overlapped else cost.seconds(record.draft_forwards)
             usual_s = curve.seconds(record.width) + drafted_s
             self._credit_s += PROBE_SHARE * usual_s
+            if drafted_s:
+                saved_s = SAVED_SHARE * (record.emitted * curve.plain_s - usual_s)
+                self._saved_s = min(MOST_SAVED_STEPS * curve.plain_s, max(0.0, self._saved_s + saved_s))
             self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
             self._rate_s = _RATE_DECAY * self._rate_s + usual_s
+
+    def _note_plain(self, timed: bool) -> None:
+        """Whether that round timed plain decoding, and whether the next ones should."""
+        if timed:
+            self._rounds_since_plain, self._plain_due = 0, max(0, self._plain_due - 1)
+            self._plain_pace = self._pace.factor
+            return
+        self._rounds_since_plain += 1
+        changed = abs(math.log(self._pace.factor / self._plain_pace)) > math.log(CHANGED_PACE)
+        if changed and self._rounds_since_plain >= PLAIN_SOONER_ROUNDS:
+            self._plain_due = PLAIN_AGAIN_ROUNDS
 
     def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord) -> None:
         """Learn from a round how long drafts take, and whether anything came of this one."""

@@ -24,8 +24,8 @@ _OWN_WINDOW = 25
 _CALIBRATION_WEIGHT = 3
 
 # After this many forwards of other widths what was learned of a width is forgotten: whoever avoids it as too slow
-# would never find out that it no longer is. Half a minute of a 1.5B target; eight of the rare plain forwards.
-_OWN_MEMORY = 512
+# would never find out that it no longer is. Some minutes; finding out again that it is may take a hundred forwards.
+_OWN_MEMORY = 8192
 
 # Forwards whose scatter tells what is chance.
 _SCATTER_WINDOW = 49

@@ -11,7 +11,17 @@ import pytest
 from edgespec.decoding.contracts import RoundRecord
 from edgespec.planning.acceptance import Acceptance, AcceptancePrior
 from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.depth_cost import LOOK_ROUNDS, PLAIN_EVERY_ROUNDS, CostDepth, CostGate, Costs, LookGate
+from edgespec.planning.depth_cost import (
+    CHANGED_PACE,
+    LOOK_ROUNDS,
+    PLAIN_AGAIN_ROUNDS,
+    PLAIN_EVERY_ROUNDS,
+    PLAIN_SOONER_ROUNDS,
+    CostDepth,
+    CostGate,
+    Costs,
+    LookGate,
+)
 from edgespec.planning.pace import ContextCurves
 from tests.support.simulated_decoding import FLAT, MODEL, STEEP, Machine, Source, always, costs_of, decode
 
@@ -141,6 +151,22 @@ def test_plain_decoding_is_timed_now_and_then() -> None:
     assert (policy.allow("model").depth, policy.allow("lookup").depth) == (0, 0)
     policy.record(round_of())
     assert (policy.allow("model").depth, policy.allow("lookup").depth) == (7, 7)
+
+
+@pytest.mark.parametrize("pace", [1.5, 0.6, 1.1])
+def test_plain_decoding_is_timed_sooner_where_rounds_took_another_pace(pace: float) -> None:
+    policy = policy_for(rate=0.9)
+    policy.record(round_of())
+    plain = []
+    for place in range(60):
+        if policy.allow("model").depth:
+            policy.record(round_of(4, 4, forwards=3, curve=FLAT.scaled(pace if place > 20 else 1.0)))
+        else:
+            plain.append(place)
+            policy.record(round_of(curve=FLAT.scaled(pace)))
+    changed = max(pace, 1 / pace) > CHANGED_PACE
+    begins = PLAIN_SOONER_ROUNDS
+    assert plain == (list(range(begins, begins + PLAIN_AGAIN_ROUNDS)) if changed else [])
 
 
 def test_what_the_gate_lets_through_too_rarely_is_off() -> None:

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.planning.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost import FREE, Curve, DraftCost
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.depth_cost import CostDepth
 from tests.support.simulated_decoding import (
     FLAT,
     MODEL,
+    NATIVE,
+    READING,
     STEEP,
     Kind,
     Machine,
@@ -275,3 +278,59 @@ def test_a_drafter_parked_by_bad_luck_comes_back() -> None:
     answer = run(text, tokens=600)
     assert answer.drafted_at()[-1] > 590
     assert answer.speedup > 1.4
+
+
+def taught(rate: float) -> CostDepth:
+    """A policy that earlier conversations taught how often its drafter is right, which has to read what it missed."""
+    prior = AcceptancePrior(
+        by_position=(rate,) * POSITIONS, by_confidence=tuple((i + 0.5) / BINS for i in range(BINS))
+    )
+    return CostDepth(7, ["model"], costs_of([Source(text=always(rate), cost=READING)], NATIVE), {"model": prior})
+
+
+def answers(policy: CostDepth, rates: Sequence[float], *, tokens: int = 100, seed: int = 0) -> list[Run]:
+    """One answer after the other, each to a prompt of 200 tokens that is new to the drafter."""
+    machine = Machine(curve=NATIVE, noise=0.03)
+    return [
+        decode(
+            policy,
+            [Source(text=always(rate), cost=READING)],
+            machine,
+            tokens=tokens,
+            prompt_tokens=200,
+            seed=100 * seed + place,
+        )
+        for place, rate in enumerate(rates)
+    ]
+
+
+def test_one_answer_of_another_kind_does_not_park_it_for_those_that_follow() -> None:
+    follow = [answers(taught(0.7), (0.9, 0.9, 0.2, 0.9, 0.9, 0.9), seed=seed)[3:] for seed in range(6)]
+    assert statistics.fmean(run.speedup for runs in follow for run in runs) > 1.2
+    assert all(runs[-1].speedup > 1.2 for runs in follow)
+
+
+def test_looking_again_takes_no_more_than_was_saved() -> None:
+    for seed in range(6):
+        good, *bad = answers(taught(0.7), (0.9, *(0.2,) * 20), seed=seed)
+        saved_s = good.plain_s - good.seconds
+        lost_s = sum(run.seconds - run.plain_s for run in bad[1:])
+        assert lost_s < 0.5 * saved_s + 0.02 * sum(run.plain_s for run in bad)
+        assert sum(run.plain_s for run in bad) / sum(run.seconds for run in bad) > 0.97
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.7, 1.1), (0.75, 1.15), (0.8, 1.2)])
+def test_bad_luck_to_begin_with_does_not_park_what_pays(rate: float, least: float) -> None:
+    speedups = [answers(taught(rate), (rate,), tokens=600, seed=seed)[0].speedup for seed in range(10)]
+    assert statistics.fmean(speedups) > least
+    assert min(speedups) > 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wide_forwards_that_become_slow_are_told_from_a_machine_that_does(seed: int) -> None:
+    sources = [Source(text=always(0.6))]
+    machine = Machine(slower=lambda width, place: 1.0 if place < 100 or width == 1 else 2.5)
+    policy = policy_for(sources)
+    answer = decode(policy, sources, machine, tokens=3000, seed=seed)
+    assert sum(150 < place < 1000 for place in answer.drafted_at()) < 30
+    assert answer.speedup > 0.985

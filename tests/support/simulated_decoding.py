@@ -46,6 +46,10 @@ STEEP = curve_of(34.7, 56.8, 75.6, 91.2, 113.0, 212.0, 246.0)
 # What a 0.5B drafter takes for a token with a kernel of that kind.
 MODEL = DraftCost(token_s=0.005)
 
+# The same with the kernels of this project, and a drafter of 0.4 of the target's bytes that reads what it missed.
+NATIVE = curve_of(40.0, 42.8, 44.8, 46.8, 49.2, 58.8, 92.0)
+READING = DraftCost(token_s=0.0168, lag_token_s=0.0011)
+
 WRONG = 10**9
 
 
