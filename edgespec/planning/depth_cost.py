@@ -41,6 +41,9 @@ PROBE_DEPTH = 1
 # caught up with the text the next ones are cheap.
 LOOK_ROUNDS = 8
 
+# How many times longer a look is paid for than it was expected to take, at most.
+MOST_LOOK_FACTOR = 16.0
+
 # What the text before a look still counts for: no more than the look itself, or eight tokens that are right would not
 # outweigh thirty that were not.
 FADED = LOOK_ROUNDS
@@ -65,8 +68,11 @@ PLAIN_AGAIN_ROUNDS = 5
 # Rounds over which the going rate (tokens a second that time is worth) is averaged.
 _RATE_DECAY = 0.95
 
+# Drafts whose median tells how fast a drafter is now, and how many of them its calibration counts for: the first three
+# of a model that was just opened may wait for its file. At a look two drafts should do.
 _RECENT_DRAFTS = 9
-_ENOUGH_DRAFTS = 3
+_CALIBRATED_DRAFTS = 4
+_CALIBRATED_DRAFTS_AT_LOOK = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +99,14 @@ class SourceState:
     siblings: SiblingOdds = field(default_factory=SiblingOdds)
     cost: DraftCost | None = None
     slowness: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_DRAFTS))
+    calibrated_drafts: int = _CALIBRATED_DRAFTS
     on: bool = False
     rest_tokens: int = FIRST_REST_TOKENS
-    waited_tokens: int = 0
+    waited_tokens: int = 0  # since it was parked or looked at
+    kept_tokens: int = 0  # since it was turned on
     look_rounds: int = 0  # left of a look that has begun
     look: LookGate | None = None
+    look_s: float = 0.0  # what drafting was expected to take in it
     offered: float = PRIOR_STRENGTH  # decayed rounds in which something was put forward, of those ``asked``
     asked: float = PRIOR_STRENGTH
     expected: float = 1.0  # speed-up over plain at the latest decision
@@ -115,11 +124,22 @@ class SourceState:
             self.offered, self.asked = self.offered * worth / self.asked, worth
 
     def cost_now(self, pace: float) -> DraftCost | None:
-        """What drafting costs at present; as long as too few drafts were timed, by the ``pace`` of the target."""
+        """What drafting costs at present: as calibrated, at the ``pace`` of the target until drafts say otherwise."""
         if self.cost is None or self.cost == FREE:
             return self.cost
-        factor = statistics.median(self.slowness) if len(self.slowness) >= _ENOUGH_DRAFTS else pace
-        return self.cost.scaled(factor)
+        return self.cost.scaled(statistics.median((*(pace,) * self.calibrated_drafts, *self.slowness)))
+
+    def go_on(self) -> None:
+        """Draft because that pays."""
+        if not self.on:
+            self.kept_tokens = 0
+        self.on, self.look_rounds, self.look = True, 0, None
+
+    def park(self) -> None:
+        """Rest from now on; shortly only if it paid for longer than it rested before."""
+        if self.kept_tokens >= self.rest_tokens:
+            self.rest_tokens = FIRST_REST_TOKENS
+        self.on, self.waited_tokens = False, 0
 
 
 class CostGate:
@@ -231,6 +251,7 @@ class CostDepth(TimedPolicy):
             for name, source in self._sources.items():
                 source.cost = costs.drafts.get(name)
                 source.slowness.clear()
+                source.calibrated_drafts = _CALIBRATED_DRAFTS
 
     def priors(self) -> dict[str, AcceptancePrior]:
         """What was learned about each source's acceptance."""
@@ -243,7 +264,7 @@ class CostDepth(TimedPolicy):
         with self._lock:
             known, curve = self._sources.get(source), self._pace.curve()
             cost = None if known is None else known.cost_now(self._pace.factor)
-            if known is None or cost is None or curve is None or self._depth_cap < 1:
+            if known is None or known.cost is None or cost is None or curve is None or self._depth_cap < 1:
                 return OFF
             if self._plain_due or self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
                 return OFF
@@ -252,11 +273,11 @@ class CostDepth(TimedPolicy):
             if cost == FREE:  # its gate alone decides: asking it is free, and so is knowing how often it is right
                 return Allowance(self._depth_cap, gate)
             if self._pays(known, cost, curve, lag):
-                known.on, known.rest_tokens, known.look_rounds, known.look = True, FIRST_REST_TOKENS, 0, None
+                known.go_on()
                 return self._granted(gate)
             if known.on:
-                known.on, known.waited_tokens = False, 0
-            return self._look_again(known, cost, curve, lag, gate)
+                known.park()
+            return self._look_again(known, known.cost, curve, lag, gate)
 
     def _granted(self, gate: ChainGate) -> Allowance:
         """What a source that pays may do."""
@@ -274,10 +295,14 @@ class CostDepth(TimedPolicy):
             return lag_s <= self._credit_s
         return lag_s <= HORIZON_TOKENS * curve.plain_s * (1.0 - 1.0 / source.expected)
 
-    def _look_again(self, source: SourceState, cost: DraftCost, curve: Curve, lag: int, gate: CostGate) -> Allowance:
+    def _look_again(
+        self, source: SourceState, calibrated: DraftCost, curve: Curve, lag: int, gate: CostGate
+    ) -> Allowance:
         begins = source.look_rounds == 0
         if begins and source.waited_tokens < source.rest_tokens:
             return OFF
+        # What drafts took before it was parked says nothing of now: they may have waited for its file to be read.
+        cost = calibrated.scaled(self._pace.factor)
         if best_possible(curve, cost, self._depth_cap).speedup <= MARGIN:
             return OFF  # not even full acceptance would pay, so there is nothing to find out
         expected = 1.0 + source.acceptance.by_position(1)[0]
@@ -290,12 +315,14 @@ class CostDepth(TimedPolicy):
             source.rest_tokens = min(LONGEST_REST_TOKENS, 2 * source.rest_tokens)
             source.look_rounds = LOOK_ROUNDS
             source.fade(FADED)
+            source.slowness.clear()
+            source.calibrated_drafts = _CALIBRATED_DRAFTS_AT_LOOK
         from_saved_s = min(self._saved_s, price_s)
         self._saved_s -= from_saved_s
         self._credit_s -= price_s - from_saved_s
         source.look_rounds -= 1
         source.waited_tokens = 0
-        source.look = LookGate(gate)
+        source.look, source.look_s = LookGate(gate), cost.seconds(PROBE_DEPTH, lag)
         return Allowance(PROBE_DEPTH, source.look)
 
     def _going_rate(self, curve: Curve) -> float:
@@ -327,6 +354,7 @@ class CostDepth(TimedPolicy):
             self._note_plain(record.width == 1 and alone)
             for source in self._sources.values():
                 source.waited_tokens += record.emitted
+                source.kept_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
             if drafting is not None and drafting.cost is not None and drafting.cost != FREE and record.draft_forwards:
                 self._learn_drafting(drafting, drafting.cost, record)
@@ -357,6 +385,9 @@ class CostDepth(TimedPolicy):
     def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord) -> None:
         """Learn from a round how long drafts take, and whether anything came of this one."""
         look, source.look = source.look, None
+        if look is not None and math.isfinite(record.draft_s):
+            # What a look took longer than expected is paid for too, unless the machine went to sleep in it.
+            self._credit_s -= min(MOST_LOOK_FACTOR * source.look_s, max(0.0, record.draft_s - source.look_s))
         offered = record.proposed > 0 if look is None else look.wanted
         if offered is not None:
             source.add_offer(offered)

@@ -251,6 +251,16 @@ def test_looks_stay_within_their_share_of_the_time() -> None:
     assert 1.0 < spent_s / plain_s < 1.011
 
 
+@pytest.mark.parametrize(("draft_s", "paid"), [(0.005, 0.0), (0.035, 0.03), (1e9, 16 * 0.005), (float("nan"), 0.0)])
+def test_a_look_that_took_longer_than_expected_is_paid_for(draft_s: float, paid: float) -> None:
+    policy, usual = policy_for(rate=0.1), policy_for(rate=0.1)
+    for one, took_s in ((policy, draft_s), (usual, 0.005)):
+        while not one.allow("model", 0).depth:
+            one.record(round_of())
+        one.record(round_of(2, 1, forwards=1, draft_s=took_s))
+    assert usual._credit_s - policy._credit_s == pytest.approx(paid)
+
+
 def test_a_look_that_costs_more_than_there_is_waits() -> None:
     policy = policy_for(DraftCost(token_s=0.005, lag_token_s=0.01), rate=0.1)
     for _ in range(200):

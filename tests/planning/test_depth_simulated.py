@@ -334,3 +334,40 @@ def test_wide_forwards_that_become_slow_are_told_from_a_machine_that_does(seed: 
     answer = decode(policy, sources, machine, tokens=3000, seed=seed)
     assert sum(150 < place < 1000 for place in answer.drafted_at()) < 30
     assert answer.speedup > 0.985
+
+
+@pytest.mark.parametrize("slow_tokens", [1, 8])
+def test_first_drafts_that_wait_for_a_file_do_not_park_what_pays(slow_tokens: int) -> None:
+    sources = [Source(text=always(0.8), cost=READING)]
+    machine = Machine(curve=NATIVE, drafter_slower=lambda place: 30.0 if place < slow_tokens else 1.0)
+    answer = decode(taught(0.8), sources, machine, tokens=300)
+    assert statistics.fmean(answer.depths[len(answer.depths) // 2 :]) > 1
+
+
+def test_a_drafter_that_was_slow_for_a_while_comes_back() -> None:
+    sources = [Source(text=always(0.8), cost=READING)]
+    machine = Machine(curve=NATIVE, drafter_slower=lambda place: 8.0 if 200 < place < 250 else 1.0)
+    answer = decode(taught(0.8), sources, machine, tokens=600)
+    assert not [place for place in answer.drafted_at() if 230 < place < 260]
+    assert statistics.fmean(answer.depths[-50:]) > 1
+
+
+@pytest.mark.parametrize("slower", [2.0, 3.0, 4.0, 8.0])
+def test_a_drafter_that_stays_slower_than_calibrated_costs_little(slower: float) -> None:
+    sources = [Source(text=always(0.8), cost=READING)]
+    machine = Machine(curve=NATIVE, drafter_slower=lambda place: slower)
+    policy = taught(0.8)
+    for seed in range(3):
+        assert decode(policy, sources, machine, tokens=1000, seed=seed).speedup > 0.97
+
+
+def test_a_drafter_that_disappoints_after_a_look_is_looked_at_less_and_less() -> None:
+    """What it takes is forgotten before a look, so that every look finds it quick for a moment."""
+    sources = [Source(text=always(0.8))]
+    machine = Machine(curve=NATIVE, drafter_slower=lambda place: 8.0)
+    answer = decode(policy_for(sources, NATIVE), sources, machine, tokens=8000)
+    places = answer.drafted_at()
+    looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
+    waits = [after - before for before, after in itertools.pairwise(looks)]
+    assert len(waits) >= 4
+    assert all(after > 1.5 * before for before, after in itertools.pairwise(waits[1:]))
