@@ -11,8 +11,9 @@ from edgespec.placement import Placement, Placements, same_place
 from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.calibration import ModelTimes
 from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, choose_depth
+from edgespec.planning.cost_gate import MARGIN
 from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import MARGIN, CostDepth, Costs
+from edgespec.planning.depth_cost import CostDepth, Costs
 from edgespec.planning.machine import usable_processors
 from edgespec.planning.measurements import Measurements
 from edgespec.planning.options import HOST, Contention, DrafterOption, Ranking, Rejected, TargetOption

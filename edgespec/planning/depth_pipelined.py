@@ -15,7 +15,8 @@ from dataclasses import replace
 from edgespec.decoding.contracts import Allowance, ChainGate, RoundRecord
 from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.cost import Curve, DraftCost, choose_window
-from edgespec.planning.depth_cost import HORIZON_TOKENS, MARGIN, CostDepth, Costs, SourceState
+from edgespec.planning.cost_gate import MARGIN
+from edgespec.planning.depth_cost import HORIZON_TOKENS, CostDepth, Costs, SourceState
 from edgespec.planning.options import Contention
 
 __all__ = ["PipelinedDepth"]

@@ -14,7 +14,8 @@ from edgespec.planning.cost import (
     best_possible,
     drafting_speedup,
 )
-from edgespec.planning.depth_cost import MARGIN, Costs
+from edgespec.planning.cost_gate import MARGIN
+from edgespec.planning.depth_cost import Costs
 from edgespec.planning.options import Contention
 from edgespec.planning.plan import Mode
 from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined

@@ -10,7 +10,8 @@ import pytest
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.depth_cost import MARGIN, Costs
+from edgespec.planning.cost_gate import MARGIN
+from edgespec.planning.depth_cost import Costs
 from edgespec.planning.pace import ContextCurves
 from edgespec.planning.plan import Plan
 from edgespec.planning.planner import (

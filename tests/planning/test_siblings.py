@@ -10,8 +10,9 @@ import pytest
 from edgespec.decoding.contracts import SiblingGate
 from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.cost import Curve, DraftCost
+from edgespec.planning.cost_gate import MARGIN, CostGate
 from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import MARGIN, CostDepth, CostGate, Costs
+from edgespec.planning.depth_cost import CostDepth, Costs
 from edgespec.planning.pace import ContextCurves
 from edgespec.planning.policies import make_policy
 from edgespec.planning.siblings import FullTrees, SiblingOdds, choose_siblings
