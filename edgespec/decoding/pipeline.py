@@ -120,6 +120,8 @@ class PipelinedLoop(Rounds):
         accepted = min(verdict.accepted, len(committed))
         evaluated = min(verdict.evaluated, len(committed))
         branching = self._branches.take_work()
+        if drafted is not None and drafted.forwards + branching.forwards == 0:
+            overlapped = False  # whoever was asked had nothing to say, or was not let: the target was alone
         record = RoundRecord(
             width=window + 1,
             context_length=base,

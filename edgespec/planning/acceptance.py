@@ -36,13 +36,18 @@ PRIOR_STRENGTH = 4.0
 # was parked a round or two later.
 TAUGHT_STRENGTH = 8.0
 
-# To the next conversation it is worth more than to the text at hand: it should outlast an answer of another
-# kind, or a drafter that did not pay at the end of one conversation would not be tried in any that follows.
-KEPT_STRENGTH = 256.0
+# To the next conversation all that was seen is worth more than to the text at hand, up to this: it should outlast an
+# answer of another kind, or a drafter that did not pay at the end of one conversation would not be tried in any that
+# follows.
+HANDED_ON_STRENGTH = 256.0
 
 # Before anything is known of a pair. A 0.5B drafter of the same family had 0.1 (translation, short questions) to 0.9
 # (code) of its tokens accepted by a 1.5B target (greedy, depth 3, 16 Spec-Bench prompts); the middle of that.
 UNKNOWN = 0.6
+
+
+# Files that do not say so hold the rates of the last thirty tokens.
+_TOKENS_OF_OLD = 30.0
 
 
 @dataclass(slots=True)
@@ -67,29 +72,36 @@ class _Count:
     def rate(self, prior: float, strength: float = PRIOR_STRENGTH) -> float:
         return (self.accepted + strength * prior) / (self.tried + strength)
 
-    def kept(self, prior: float | None, guess: float) -> float | None:
-        """What is handed on: the prior, moved by all that was seen; None where there is neither."""
-        if not self.tried_ever:
-            return prior
-        known, strength = (guess, PRIOR_STRENGTH) if prior is None else (prior, KEPT_STRENGTH)
-        return (self.accepted_ever + strength * known) / (self.tried_ever + strength)
+    def ever(self, prior: float, strength: float) -> float:
+        """The rate of all tokens."""
+        return (self.accepted_ever + strength * prior) / (self.tried_ever + strength)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePrior:
-    """What earlier conversations of a pair taught: a rate for every position and every bin, None where none did."""
+    """What earlier conversations of a pair taught: a rate for every position and every bin, None where none did.
+
+    ``tokens`` is how many it was learned from, counted up to what matters.
+    """
 
     by_position: tuple[float | None, ...] = (None,) * POSITIONS
     by_confidence: tuple[float | None, ...] = (None,) * BINS
+    tokens: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.by_position) != POSITIONS or len(self.by_confidence) != BINS:
             raise ValueError("a prior of another shape")
         if not all(rate is None or 0 <= rate <= 1 for rate in (*self.by_position, *self.by_confidence)):
             raise ValueError("an acceptance rate lies between 0 and 1")
+        if not 0 <= self.tokens < float("inf"):
+            raise ValueError("a number of tokens")
 
     def as_json(self) -> dict[str, Any]:
-        return {"by_position": list(self.by_position), "by_confidence": list(self.by_confidence)}
+        return {
+            "by_position": list(self.by_position),
+            "by_confidence": list(self.by_confidence),
+            "tokens": self.tokens,
+        }
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> AcceptancePrior:
@@ -97,6 +109,7 @@ class AcceptancePrior:
         return AcceptancePrior(
             by_position=tuple(None if rate is None else float(rate) for rate in stored["by_position"]),
             by_confidence=tuple(None if rate is None else float(rate) for rate in stored["by_confidence"]),
+            tokens=float(stored.get("tokens", _TOKENS_OF_OLD)),
         )
 
 
@@ -138,8 +151,13 @@ class Acceptance:
     @property
     def overall(self) -> float:
         """Probability of any one token, whatever is known of it."""
+        return self._all.rate(self._usual)
+
+    @property
+    def _usual(self) -> float:
+        """The same before any token of this conversation."""
         known = [rate for rate in self._prior.by_position if rate is not None]
-        return self._all.rate(sum(known) / len(known) if known else UNKNOWN)
+        return sum(known) / len(known) if known else UNKNOWN
 
     @property
     def observed(self) -> float:
@@ -179,16 +197,25 @@ class Acceptance:
         """What is known now, for the next conversation; the old prior while too few tokens were seen to judge by."""
         if not self.proven:
             return self._prior
-        overall = self._all.kept(None, self.overall) or UNKNOWN
         prior = self._prior
+        overall = self._all.ever(self._usual, PRIOR_STRENGTH)
+
+        def rate(count: _Count, known: float | None, guess: float) -> float | None:
+            if not count.tried_ever:
+                return known
+            if known is None:
+                return count.ever(guess, PRIOR_STRENGTH)
+            return count.ever(known, max(PRIOR_STRENGTH, prior.tokens))
+
         return AcceptancePrior(
             by_position=tuple(
-                count.kept(known, overall) for count, known in zip(self._positions, prior.by_position, strict=True)
+                rate(count, known, overall) for count, known in zip(self._positions, prior.by_position, strict=True)
             ),
             by_confidence=tuple(
-                count.kept(known, min(1.0, (place + 0.5) / BINS * self._honesty))
+                rate(count, known, min(1.0, (place + 0.5) / BINS * self._honesty))
                 for place, (count, known) in enumerate(zip(self._bins, prior.by_confidence, strict=True))
             ),
+            tokens=min(HANDED_ON_STRENGTH, prior.tokens + self._all.tried_ever),
         )
 
 

@@ -28,7 +28,8 @@ PROBE_SHARE = 0.01
 
 # Share of the time that drafting has saved which may go the same way, and the most that is kept of it, in plain
 # forwards. A drafter at 0.4 of the target's size reads a token in 0.03 of the target's step: more than PROBE_SHARE of
-# the time, so that one that is parked falls behind faster than that budget grows. Sixteen steps read 500 tokens.
+# the time, so that one that is parked falls behind faster than that budget grows: one that never saved anything comes
+# back only to a prompt that is short. Sixteen steps, the most that is kept of either budget, read 500 tokens.
 SAVED_SHARE = 0.5
 MOST_SAVED_STEPS = 16
 
@@ -38,9 +39,6 @@ PROBE_DEPTH = 1
 # Rounds of one such look, as long as the budget lasts: a single token says next to nothing, and once the drafter has
 # caught up with the text the next ones are cheap.
 LOOK_ROUNDS = 8
-
-# How many times longer a look is paid for than it was expected to take, at most.
-MOST_LOOK_FACTOR = 16.0
 
 # What the text before a look still counts for: no more than the look itself, or eight tokens that are right would not
 # outweigh thirty that were not.
@@ -58,10 +56,10 @@ PLAIN_EVERY_ROUNDS = 64
 
 # If the rounds in between became so much slower or faster than when it was timed, nobody knows whether plain decoding
 # did too: it is timed sooner then, as often as it takes to be believed over its calibration. Where the pace never
-# rests, those five of 37 rounds cost a drafter that brings 1.3x 4 % of that.
+# rests, those four of 36 rounds cost a drafter that brings 1.3x 3 % of that.
 CHANGED_PACE = 1.25
 PLAIN_SOONER_ROUNDS = 32
-PLAIN_AGAIN_ROUNDS = 5
+PLAIN_AGAIN_ROUNDS = 4
 
 # Rounds over which the going rate (tokens a second that time is worth) is averaged.
 _RATE_DECAY = 0.95
@@ -72,7 +70,8 @@ _RECENT_DRAFTS = 9
 _CALIBRATED_DRAFTS = 4
 _CALIBRATED_DRAFTS_AT_LOOK = 1
 
-# A draft this many times slower than calibrated was not one: a suspended machine, a clock that jumped.
+# A draft this many times slower than calibrated was hardly one (a suspended machine, a clock that jumped): it counts
+# as slow, and its time for no more than this.
 _IMPLAUSIBLE_FACTOR = 50.0
 
 
@@ -104,7 +103,7 @@ class SourceState:
     on: bool = False
     rest_tokens: int = FIRST_REST_TOKENS
     waited_tokens: int = 0  # since it was parked or looked at
-    kept_tokens: int = 0  # since it was turned on
+    on_tokens: int = 0  # since it was turned on
     look_rounds: int = 0  # left of a look that has begun
     look: LookGate | None = None
     look_s: float = 0.0  # what drafting was expected to take in it
@@ -133,13 +132,12 @@ class SourceState:
     def go_on(self) -> None:
         """Draft because that pays."""
         if not self.on:
-            self.kept_tokens = 0
+            self.on_tokens = 0
         self.on, self.look_rounds, self.look = True, 0, None
 
     def park(self) -> None:
-        """Rest from now on; shortly only if it paid for longer than it rested before."""
-        if self.kept_tokens >= self.rest_tokens:
-            self.rest_tokens = FIRST_REST_TOKENS
+        """Rest from now on, the shorter the longer it was on: a look that misled it should not come again soon."""
+        self.rest_tokens = max(FIRST_REST_TOKENS, self.rest_tokens - self.on_tokens)
         self.on, self.waited_tokens = False, 0
 
 
@@ -173,10 +171,12 @@ class CostDepth(TimedPolicy):
                     self._sources[name].acceptance = Acceptance(prior)
             self._depth_cap = depth_cap
             self._pace.curves = costs.curves
+            self._plain_pace, self._plain_due = 1.0, 0
             for name, source in self._sources.items():
                 source.cost = costs.drafts.get(name)
                 source.slowness.clear()
                 source.calibrated_drafts = _CALIBRATED_DRAFTS
+                source.look, source.look_rounds = None, 0
 
     def priors(self) -> dict[str, AcceptancePrior]:
         """What was learned about each source's acceptance."""
@@ -279,8 +279,9 @@ class CostDepth(TimedPolicy):
             self._note_plain(record.width == 1 and alone)
             for source in self._sources.values():
                 source.waited_tokens += record.emitted
-                source.kept_tokens += record.emitted
+                source.on_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
+            looked = drafting is not None and drafting.look is not None
             if drafting is not None and drafting.cost is not None and drafting.cost != FREE and record.draft_forwards:
                 self._learn_drafting(drafting, drafting.cost, record)
             curve = self._pace.curve()
@@ -289,10 +290,13 @@ class CostDepth(TimedPolicy):
             cost = None if drafting is None else drafting.cost_now(self._pace.factor)
             drafted_s = 0.0 if cost is None or record.overlapped else cost.seconds(record.draft_forwards)
             usual_s = curve.seconds(record.width) + drafted_s
-            self._credit_s += PROBE_SHARE * usual_s
-            if drafted_s:
-                saved_s = SAVED_SHARE * (record.emitted * curve.plain_s - usual_s)
-                self._saved_s = min(MOST_SAVED_STEPS * curve.plain_s, max(0.0, self._saved_s + saved_s))
+            most_s = MOST_SAVED_STEPS * curve.plain_s
+            self._credit_s = min(most_s, self._credit_s + PROBE_SHARE * usual_s)
+            if drafted_s and not looked:  # a look was paid for when it was granted
+                saved_s = record.emitted * curve.plain_s - usual_s
+                if record.sync_s > 0:
+                    saved_s -= min(most_s, record.sync_s)
+                self._saved_s = min(most_s, max(0.0, self._saved_s + SAVED_SHARE * saved_s))
             self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
             self._rate_s = _RATE_DECAY * self._rate_s + usual_s
 
@@ -310,17 +314,19 @@ class CostDepth(TimedPolicy):
     def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord) -> None:
         """Learn from a round how long drafts take, and whether anything came of this one."""
         look, source.look = source.look, None
-        if look is not None and math.isfinite(record.draft_s):
-            # What a look took longer than expected is paid for too, unless the machine went to sleep in it.
-            self._credit_s -= min(MOST_LOOK_FACTOR * source.look_s, max(0.0, record.draft_s - source.look_s))
+        curve = self._pace.curve()
+        if look is not None and curve is not None and record.draft_s <= _IMPLAUSIBLE_FACTOR * source.look_s:
+            # What a look took longer than expected is paid for too, but not for ever.
+            left_s = self._credit_s - max(0.0, record.draft_s - source.look_s)
+            self._credit_s = max(left_s, -MOST_SAVED_STEPS * curve.plain_s)
         offered = record.proposed > 0 if look is None else look.wanted
         if offered is not None:
             source.add_offer(offered)
         # Catching up takes the first forward with it, so there is one fewer to compare with the usual.
         forwards = record.draft_forwards - (record.sync_s > 0)
         drafted_s = record.draft_s - record.sync_s
-        if forwards > 0 and 0 < drafted_s <= _IMPLAUSIBLE_FACTOR * cost.seconds(forwards):
-            source.slowness.append(drafted_s / cost.seconds(forwards))
+        if forwards > 0 and math.isfinite(drafted_s) and drafted_s > 0:
+            source.slowness.append(min(_IMPLAUSIBLE_FACTOR, drafted_s / cost.seconds(forwards)))
 
     def why_off(self, source: str) -> str | None:
         with self._lock:

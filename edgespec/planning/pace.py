@@ -23,8 +23,9 @@ _IMPLAUSIBLE_FACTOR = 50.0
 _OWN_WINDOW = 25
 _CALIBRATION_WEIGHT = 3
 
-# After this many forwards of other widths what was learned of a width is forgotten: whoever avoids it as too slow
-# would never find out that it no longer is. Some minutes; finding out again that it is may take a hundred forwards.
+# After this many forwards in which a width could not be compared with others what was learned of it is forgotten:
+# whoever avoids it as too slow would never find out that it no longer is. Some minutes; to find out again that it is
+# may take a hundred forwards.
 _OWN_MEMORY = 8192
 
 # Forwards whose scatter tells what is chance.
@@ -72,7 +73,7 @@ class ContextCurves:
 
 @dataclass(slots=True)
 class _Width:
-    """How far a width is off: ``samples`` are logarithms, ``latest`` is the number of its latest forward."""
+    """How far a width is off: ``samples`` are logarithms, ``latest`` is the number of the forward of the last one."""
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_OWN_WINDOW))
     latest: int = 0
@@ -145,11 +146,11 @@ class Pace:
         if len(self._recent) >= _ENOUGH:
             self._scatter.append(abs(off - self._level()))
         if len(others) >= _ENOUGH:
-            # Where two widths differ nobody knows which is off. The one that is decoded less gives way; those shares
-            # come to one, so that two of a kind do not overshoot in turns.
+            # Where two widths differ nobody knows which is off. The one that is decoded less gives way; the shares of
+            # two come to one, so that they do not overshoot in turns.
             gap = off - statistics.median(others)
-            rest = len(others), len(self._recent) - len(others)
-            share = rest[0] ** 2 / (rest[0] ** 2 + rest[1] ** 2)
+            own = len(self._recent) - len(others)
+            share = len(others) ** 2 / (len(others) ** 2 + own**2)
             known = self._widths.setdefault(width, _Width())
             known.samples.append(known.own + share * gap)
             known.latest = self._forwards

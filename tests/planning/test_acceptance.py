@@ -139,13 +139,44 @@ def test_a_prior_is_of_all_that_was_seen_and_not_of_the_end() -> None:
 
 
 def test_one_answer_does_not_outweigh_what_many_taught() -> None:
-    known = AcceptancePrior(by_position=(0.8,) * POSITIONS, by_confidence=(0.8,) * BINS)
+    known = AcceptancePrior(by_position=(0.8,) * POSITIONS, by_confidence=(0.8,) * BINS, tokens=256)
     acceptance = Acceptance(known)
     for _ in range(64):
         acceptance.learn((0.85,), [False])
     left = acceptance.as_prior()
     assert left.by_position == (pytest.approx(0.8 * 256 / 320), *known.by_position[1:])
     assert left.by_confidence == (*known.by_confidence[:8], pytest.approx(0.8 * 256 / 320), 0.8)
+
+
+def test_what_few_tokens_taught_gives_way_to_more() -> None:
+    acceptance = Acceptance()
+    acceptance.learn((), [False] * 6)
+    prior = acceptance.as_prior()
+    assert prior.tokens == 6
+    for _ in range(3):
+        again = Acceptance(prior)
+        for _ in range(8):
+            again.learn((), [True])
+        prior = again.as_prior()
+    first = prior.by_position[0]
+    assert first is not None
+    assert first > 0.6, "24 of 25 were right at this position"
+    for _ in range(30):
+        prior = taught_further(prior, 100)
+    assert prior.tokens == 256, "no more than matters"
+
+
+def taught_further(prior: AcceptancePrior, tokens: int) -> AcceptancePrior:
+    acceptance = Acceptance(prior)
+    acceptance.learn((), [True] * tokens)
+    return acceptance.as_prior()
+
+
+def test_a_file_that_does_not_say_how_much_it_knows_holds_little() -> None:
+    stored = AcceptancePrior(by_position=(0.5,) * POSITIONS, tokens=200).as_json()
+    assert AcceptancePrior.from_json(stored).tokens == 200
+    del stored["tokens"]
+    assert AcceptancePrior.from_json(stored).tokens == 30
 
 
 def test_what_fades_gives_way_to_the_next_tokens() -> None:

@@ -14,12 +14,14 @@ from edgespec.planning.cost import FREE, Curve, DraftCost
 from edgespec.planning.cost_gate import CostGate, LookGate
 from edgespec.planning.depth_cost import (
     CHANGED_PACE,
+    FIRST_REST_TOKENS,
     LOOK_ROUNDS,
     PLAIN_AGAIN_ROUNDS,
     PLAIN_EVERY_ROUNDS,
     PLAIN_SOONER_ROUNDS,
     CostDepth,
     Costs,
+    SourceState,
 )
 from edgespec.planning.pace import ContextCurves
 from tests.support.simulated_decoding import FLAT, MODEL, STEEP, Machine, Source, always, costs_of, decode
@@ -250,14 +252,50 @@ def test_looks_stay_within_their_share_of_the_time() -> None:
     assert 1.0 < spent_s / plain_s < 1.011
 
 
-@pytest.mark.parametrize(("draft_s", "paid"), [(0.005, 0.0), (0.035, 0.03), (1e9, 16 * 0.005)])
+@pytest.mark.parametrize(("draft_s", "paid"), [(0.005, 0.0), (0.035, 0.03), (1e9, 0.0)])
 def test_a_look_that_took_longer_than_expected_is_paid_for(draft_s: float, paid: float) -> None:
     policy, usual = policy_for(rate=0.1), policy_for(rate=0.1)
     for one, took_s in ((policy, draft_s), (usual, 0.005)):  # each makes the budget grow by a hundredth of the round
         while not one.allow("model", 0).depth:
             one.record(round_of())
         one.record(round_of(2, 1, forwards=1, draft_s=took_s))
-    assert usual._credit_s - policy._credit_s == pytest.approx(paid, abs=3e-4)
+    assert usual._credit_s - policy._credit_s == pytest.approx(paid, abs=1.5e-3)
+
+
+def test_looks_that_took_very_long_do_not_end_looking() -> None:
+    policy = policy_for(rate=0.1)
+    for _ in range(3):
+        places = 0
+        while not policy.allow("model", 0).depth:
+            policy.record(round_of())
+            places += 1
+        assert places < 4000
+        policy.record(round_of(2, 1, forwards=1, draft_s=45 * MODEL.token_s))
+
+
+def test_the_longer_it_was_on_the_shorter_it_rests() -> None:
+    known = SourceState(acceptance=Acceptance(), rest_tokens=1024)
+    known.go_on()
+    known.on_tokens = 100
+    known.go_on()
+    known.park()
+    assert (known.rest_tokens, known.on, known.waited_tokens) == (924, False, 0)
+    known.go_on()
+    assert known.on_tokens == 0
+    known.on_tokens = 5000
+    known.park()
+    assert known.rest_tokens == FIRST_REST_TOKENS
+
+
+def test_new_measurements_ask_for_no_plain_rounds() -> None:
+    policy = policy_for(rate=0.9)
+    for _ in range(PLAIN_SOONER_ROUNDS):
+        policy.record(round_of(4, 4, forwards=3, curve=FLAT.scaled(2.0)))
+    assert policy.allow("model").depth == 0
+    policy.calibrate(costs(curve=FLAT.scaled(2.0)), 7)
+    for _ in range(PLAIN_SOONER_ROUNDS - 1):
+        assert policy.allow("model").depth == 7 or policy._rounds_since_plain >= PLAIN_EVERY_ROUNDS
+        policy.record(round_of(4, 4, forwards=3, curve=FLAT.scaled(2.0)))
 
 
 def test_a_look_that_costs_more_than_there_is_waits() -> None:

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from edgespec.decoding.contracts import RoundRecord
+from edgespec.decoding.pipeline import Drafted, PipelinedLoop
+from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.combination import CombinationState
 from edgespec.planning.acceptance import AcceptancePrior
 from edgespec.planning.cost import FREE, Curve, DraftCost
 from edgespec.planning.depth_cost import PLAIN_EVERY_ROUNDS, Costs
 from edgespec.planning.depth_pipelined import PipelinedDepth
 from edgespec.planning.options import Contention
 from edgespec.planning.pace import ContextCurves
+from edgespec.planning.pipeline_budget import MeasuredBudget
+from tests.support.simulated_decoding import (
+    FLAT,
+    WRONG,
+    Machine,
+    SimulatedDrafter,
+    Source,
+    Target,
+    Time,
+    always,
+    costs_of,
+)
 
 CURVE = Curve(widths=(1, 8), forward_s=(0.1, 0.1))
 MODEL = DraftCost(token_s=0.03, lag_token_s=0.002)
@@ -104,6 +124,37 @@ def test_overlapped_rounds_are_no_plain_rounds_however_narrow() -> None:
     assert policy.allow("model").depth == 0, "now plain decoding is timed"
     policy.record(round_of(1, 1, overlapped=False))
     assert policy.allow("model").depth == 5
+
+
+def at_once(job: Callable[[], Drafted]) -> Future[Drafted]:
+    """The drafter is done before the target begins."""
+    future: Future[Drafted] = Future()
+    future.set_result(job())
+    return future
+
+
+def test_it_drafts_again_after_plain_decoding_was_timed() -> None:
+    """Where nobody may draft a flight is made for nothing, and beside it the target is alone."""
+    machine, time, source = Machine(), Time(), Source(text=always(1.0))
+    target: Any = Target(machine, time, random.Random(0), 1)
+    policy = PipelinedDepth(5, ["model"], costs_of([source]))
+    drafter = SimulatedDrafter("model", source.text, source.cost, machine, time, 0, 1)
+    loop = PipelinedLoop(
+        target,
+        CombinationState([("model", drafter)], policy),
+        policy,
+        Chooser(Sampling()),
+        [0],
+        LoopLimits(max_tokens=2000, depth_cap=5, vocabulary_size=2 * WRONG),
+        clock=time.read,
+        submit=at_once,
+        budget=MeasuredBudget(5, FLAT),
+    )
+    records = [step.record for step in loop.steps() if step.record is not None]
+    assert len(records) < 400, "six tokens a round"
+    alone = [record for record in records if not record.overlapped]
+    assert 1 <= len(alone) <= 3 * len(records) / PLAIN_EVERY_ROUNDS, "what was put forward is verified first"
+    assert min(record.width for record in alone) == 1
 
 
 def test_plain_speed_is_that_of_rounds_without_a_drafter() -> None:

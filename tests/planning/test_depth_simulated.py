@@ -352,6 +352,13 @@ def test_a_drafter_that_was_slow_for_a_while_comes_back() -> None:
     assert statistics.fmean(answer.depths[-50:]) > 1
 
 
+@pytest.mark.parametrize("slower", [60.0, 200.0])
+def test_a_drafter_that_has_become_useless_is_parked(slower: float) -> None:
+    sources = [Source(text=always(0.8), cost=READING)]
+    answer = decode(taught(0.8), sources, Machine(curve=NATIVE, drafter_slower=lambda place: slower), tokens=1000)
+    assert len(answer.drafted_at()) <= 6
+
+
 @pytest.mark.parametrize("slower", [2.0, 3.0, 4.0, 8.0])
 def test_a_drafter_that_stays_slower_than_calibrated_costs_little(slower: float) -> None:
     sources = [Source(text=always(0.8), cost=READING)]

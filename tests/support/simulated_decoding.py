@@ -138,7 +138,7 @@ class Truth(Rows):
         return self._first + index
 
 
-class _Target:
+class Target:
     """A Sequence that holds a number of tokens and takes time."""
 
     context_length = 10**9
@@ -304,7 +304,7 @@ def decode(
     """One answer of ``tokens`` tokens, its prefill left out."""
     machine = machine or Machine()
     time = Time()
-    target: Any = _Target(machine, time, random.Random(f"target {seed}"), prompt_tokens)
+    target: Any = Target(machine, time, random.Random(f"target {seed}"), prompt_tokens)
     parts = [
         (own.kind, SimulatedDrafter(own.kind, own.text, own.cost, machine, time, seed, prompt_tokens))
         for own in sources
