@@ -45,8 +45,7 @@ HANDED_ON_STRENGTH = 256.0
 # (code) of its tokens accepted by a 1.5B target (greedy, depth 3, 16 Spec-Bench prompts); the middle of that.
 UNKNOWN = 0.6
 
-
-# Files that do not say so hold the rates of the last thirty tokens.
+# What is stored without a number of tokens holds the rates of the last thirty.
 _TOKENS_OF_OLD = 30.0
 
 

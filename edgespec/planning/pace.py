@@ -149,8 +149,8 @@ class Pace:
             # Where two widths differ nobody knows which is off. The one that is decoded less gives way; the shares of
             # two come to one, so that they do not overshoot in turns.
             gap = off - statistics.median(others)
-            own = len(self._recent) - len(others)
-            share = len(others) ** 2 / (len(others) ** 2 + own**2)
+            same = len(self._recent) - len(others)
+            share = len(others) ** 2 / (len(others) ** 2 + same**2)
             known = self._widths.setdefault(width, _Width())
             known.samples.append(known.own + share * gap)
             known.latest = self._forwards
