@@ -19,7 +19,7 @@ from edgespec.planning.cost import FREE, Curve, DraftCost, best_possible, drafti
 from edgespec.planning.cost_gate import MARGIN, CostGate, LookGate
 from edgespec.planning.depth import OFF, TimedPolicy
 from edgespec.planning.options import Contention
-from edgespec.planning.pace import ContextCurves
+from edgespec.planning.pace import IMPLAUSIBLE_FACTOR, ContextCurves
 from edgespec.planning.siblings import SiblingOdds
 
 # Share of the decoding time that may be spent on looking again at drafters believed not to pay; beside it stands the
@@ -69,10 +69,6 @@ _RATE_DECAY = 0.95
 _RECENT_DRAFTS = 9
 _CALIBRATED_DRAFTS = 4
 _CALIBRATED_DRAFTS_AT_LOOK = 1
-
-# A draft this many times slower than calibrated was hardly one (a suspended machine, a clock that jumped): it counts
-# as slow, and its time for no more than this.
-_IMPLAUSIBLE_FACTOR = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +277,10 @@ class CostDepth(TimedPolicy):
                 source.waited_tokens += record.emitted
                 source.on_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
+            curve = self._pace.curve()
             looked = drafting is not None and drafting.look is not None
             if drafting is not None and drafting.cost is not None and drafting.cost != FREE and record.draft_forwards:
-                self._learn_drafting(drafting, drafting.cost, record)
-            curve = self._pace.curve()
+                self._learn_drafting(drafting, drafting.cost, record, curve)
             if curve is None or not plausible:
                 return
             cost = None if drafting is None else drafting.cost_now(self._pace.factor)
@@ -311,11 +307,10 @@ class CostDepth(TimedPolicy):
         if changed and self._rounds_since_plain >= PLAIN_SOONER_ROUNDS:
             self._plain_due = PLAIN_AGAIN_ROUNDS
 
-    def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord) -> None:
+    def _learn_drafting(self, source: SourceState, cost: DraftCost, record: RoundRecord, curve: Curve | None) -> None:
         """Learn from a round how long drafts take, and whether anything came of this one."""
         look, source.look = source.look, None
-        curve = self._pace.curve()
-        if look is not None and curve is not None and record.draft_s <= _IMPLAUSIBLE_FACTOR * source.look_s:
+        if look is not None and curve is not None and record.draft_s <= IMPLAUSIBLE_FACTOR * source.look_s:
             # What a look took longer than expected is paid for too, but not for ever.
             left_s = self._credit_s - max(0.0, record.draft_s - source.look_s)
             self._credit_s = max(left_s, -MOST_SAVED_STEPS * curve.plain_s)
@@ -326,7 +321,8 @@ class CostDepth(TimedPolicy):
         forwards = record.draft_forwards - (record.sync_s > 0)
         drafted_s = record.draft_s - record.sync_s
         if forwards > 0 and math.isfinite(drafted_s) and drafted_s > 0:
-            source.slowness.append(min(_IMPLAUSIBLE_FACTOR, drafted_s / cost.seconds(forwards)))
+            # Hardly a draft, if so slow, and yet slow: it counts, for no more than this.
+            source.slowness.append(min(IMPLAUSIBLE_FACTOR, drafted_s / cost.seconds(forwards)))
 
     def why_off(self, source: str) -> str | None:
         with self._lock:

@@ -16,7 +16,7 @@ _RECENT = 9
 _ENOUGH = 3
 
 # A forward this many times longer than expected was not one: a suspended machine, a debugger, a clock that jumped.
-_IMPLAUSIBLE_FACTOR = 50.0
+IMPLAUSIBLE_FACTOR = 50.0
 
 # Forwards of a width that tell how far it is off what was calibrated, and how many the calibration counts for. In
 # simulations (5 % stalls, 15 % noise, one width 10 % off) 49 tell hardly better than 25, and take twice as long.
@@ -131,7 +131,7 @@ class Pace:
         self._context_length = context_length
         expected_s = None if self._curves is None else self._expected_s(width, context_length)
         limit_s = self.plain_s if expected_s is None else expected_s
-        if limit_s is not None and seconds > _IMPLAUSIBLE_FACTOR * limit_s:
+        if limit_s is not None and seconds > IMPLAUSIBLE_FACTOR * limit_s:
             return False
         if width == 1:
             self._plain.append(seconds)

@@ -212,6 +212,8 @@ def test_a_prior_carries_over() -> None:
     again = Acceptance(prior)
     assert again.by_position(2) == pytest.approx(acceptance.by_position(2), abs=0.05)
     assert again.given(0.35) == pytest.approx(acceptance.given(0.35), abs=0.05)
+    assert again.by_position(2) == pytest.approx(prior.by_position[:2])
+    assert again.given(0.35) == pytest.approx(prior.by_confidence[3])
     assert again.observed == 0.0
     assert again.as_prior() == prior, "nothing new was learned"
     assert prior.by_position[5] is None

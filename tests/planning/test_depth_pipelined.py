@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgespec.decoding.contracts import RoundRecord
-from edgespec.decoding.pipeline import Drafted, PipelinedLoop
+from edgespec.decoding.pipeline import PipelinedLoop
 from edgespec.decoding.rounds import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import CombinationState
@@ -22,6 +20,7 @@ from edgespec.planning.depth_pipelined import PipelinedDepth
 from edgespec.planning.options import Contention
 from edgespec.planning.pace import ContextCurves
 from edgespec.planning.pipeline_budget import MeasuredBudget
+from tests.decoding.test_pipeline import at_once
 from tests.support.simulated_decoding import (
     FLAT,
     WRONG,
@@ -124,13 +123,6 @@ def test_overlapped_rounds_are_no_plain_rounds_however_narrow() -> None:
     assert policy.allow("model").depth == 0, "now plain decoding is timed"
     policy.record(round_of(1, 1, overlapped=False))
     assert policy.allow("model").depth == 5
-
-
-def at_once(job: Callable[[], Drafted]) -> Future[Drafted]:
-    """The drafter is done before the target begins."""
-    future: Future[Drafted] = Future()
-    future.set_result(job())
-    return future
 
 
 def test_it_drafts_again_after_plain_decoding_was_timed() -> None:

@@ -264,10 +264,15 @@ def test_noise_of_a_shared_machine_is_borne() -> None:
 # --------------------------------------------------------------------------------------------------- looking again
 
 
+def between_looks(places: Sequence[int]) -> list[int]:
+    """Tokens from one look to the next, of the places at which anything was drafted."""
+    looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
+    return [after - before for before, after in itertools.pairwise(looks)]
+
+
 def test_a_hopeless_drafter_is_looked_at_less_and_less() -> None:
     places = run(always(0.0), tokens=6000).drafted_at()
-    looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
-    waits = [after - before for before, after in itertools.pairwise(looks)]
+    waits = between_looks(places)
     assert len(waits) >= 4
     assert all(after > 1.5 * before for before, after in itertools.pairwise(waits[1:]))
     assert len(places) < 100
@@ -373,8 +378,6 @@ def test_a_drafter_that_disappoints_after_a_look_is_looked_at_less_and_less() ->
     sources = [Source(text=always(0.8))]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: 8.0)
     answer = decode(policy_for(sources, NATIVE), sources, machine, tokens=8000)
-    places = answer.drafted_at()
-    looks = [place for last, place in zip([-100, *places], places, strict=False) if place - last > 30]
-    waits = [after - before for before, after in itertools.pairwise(looks)]
+    waits = between_looks(answer.drafted_at())
     assert len(waits) >= 4
     assert all(after > 1.5 * before for before, after in itertools.pairwise(waits[1:]))
