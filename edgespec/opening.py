@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol, Self, TypeAlias
 
-from edgespec.decoding.contracts import Model, ModelFacts
+from edgespec.decoding.contracts import IdArray, Model, ModelFacts
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf import GgufHeader
 from edgespec.locate import LocatedModel
@@ -21,6 +21,7 @@ from edgespec.runtimes.native_library import PORTABLE
 from edgespec.runtimes.native_library import load as load_kernels
 from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_frames import LoadRequest
+from edgespec.short_head import short_head_ids
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
@@ -181,8 +182,11 @@ def stable_settings(preferred: ModelSettings) -> Sequence[ModelSettings]:
     return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
 
 
-def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
-    """Load the weights. Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, CancelledError."""
+def open_model(located: LocatedModel, settings: ModelSettings, *, short_head: IdArray | None = None) -> LoadedModel:
+    """Load the weights; in our own kernels the model may get a ``short_head``, the ids of some rows.
+
+    Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, MemoryLimitError, CancelledError.
+    """
     if isinstance(settings, onnx.OnnxSettings):
         assert located.onnx is not None  # these settings are made for such folders only
         return onnx.load_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
@@ -195,6 +199,7 @@ def open_model(located: LocatedModel, settings: ModelSettings) -> LoadedModel:
             header=located.header,
             artefact=located.artefact,
             sidecar=None if located.store_folder is None else located.store_folder / NATIVE_SIDECAR,
+            short_head=short_head,
         )
     return llama.load_model(
         located.path,
@@ -212,7 +217,7 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
     Raises what ``open_model`` raises.
     """
     if not drafts_in_process(profile, settings):
-        return open_model(drafter, settings)
+        return open_model(drafter, settings, short_head=_short_head(profile, drafter, settings))
     folder = drafter.artefact or drafter.onnx
     request = LoadRequest(
         runtime=runtime_of(settings),
@@ -226,19 +231,31 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
 
 def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> ModelFacts:
     """The facts the drafter would have if it were loaded; a process of its own is one of its settings."""
-    facts = describe(drafter, settings)
+    short = _short_head(profile, drafter, settings)
+    facts = describe(drafter, settings, head_rows=None if short is None else len(short))
     if not drafts_in_process(profile, settings):
         return facts
     return replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
 
 
-def describe(located: LocatedModel, settings: ModelSettings) -> ModelFacts:
-    """The facts the model would have if it were loaded."""
+def _short_head(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> IdArray | None:
+    """The rows that the drafter's head has at first: where they can be left, in our own kernels and this process."""
+    if profile.draft_head == "whole" or not isinstance(settings, native.NativeSettings):
+        return None
+    if drafter.artefact is not None or drafts_in_process(profile, settings):
+        return None
+    return short_head_ids(drafter.header)
+
+
+def describe(located: LocatedModel, settings: ModelSettings, *, head_rows: int | None = None) -> ModelFacts:
+    """The facts the model would have if it were loaded, in our own kernels with a short head of so many rows."""
     if isinstance(settings, onnx.OnnxSettings):
         assert located.onnx is not None
         return onnx.describe_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
     if isinstance(settings, native.NativeSettings):
-        return native.describe_native(located.header, settings, name=located.name, sha256=located.identity)
+        return native.describe_native(
+            located.header, settings, name=located.name, sha256=located.identity, head_rows=head_rows
+        )
     return llama.describe_model(located.header, settings, name=located.name, sha256=located.identity)
 
 
@@ -280,6 +297,9 @@ def drafter_memory(
     """What the drafter takes, in this process or in one of its own."""
     estimate = memory_needed(drafter.header, drafter.weight_bytes, context_length, settings)
     more = PROCESS_BYTES if drafts_in_process(profile, settings) else 0
+    short = _short_head(profile, drafter, settings)
+    if short is not None:
+        more += len(short) * native.head_row_bytes(drafter.header)
     return replace(estimate, buffers_bytes=estimate.buffers_bytes + more)
 
 

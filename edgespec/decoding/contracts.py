@@ -117,6 +117,21 @@ class TreeSequence(Sequence, Protocol):
 
 
 @runtime_checkable
+class ShortHeadSequence(Sequence, Protocol):
+    """A Sequence that can leave most tokens unscored, to read fewer rows of its model's output head."""
+
+    @property
+    def short_ids(self) -> IdArray | None:
+        """The tokens that are scored at first, int64 (n,), ascending; None where all are, and nothing can be left."""
+
+    def score_all(self, everything: bool) -> None:
+        """From the next forward on, score all tokens, or those of ``short_ids`` only; others are at -infinity then.
+
+        The cache stays as it is; earlier Rows are stale. Raises ClosedError.
+        """
+
+
+@runtime_checkable
 class Model(Protocol):
     """Weights on one device. Owned by the Engine; opens any number of Sequences."""
 

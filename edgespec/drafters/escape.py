@@ -1,10 +1,4 @@
-"""A drafter with a trimmed head that steps aside while the text is not what its head was cut for.
-
-A head trimmed to the frequent tokens (VocabTrim, Goel et al., 2025; FR-Spec, Zhao et al., 2025) cannot say the rest.
-That costs a few percent of the drafts on text like the one it was counted on, and most of them on other text: another
-language, another alphabet. How much it costs can be seen in the text itself, without asking anybody: it is the share
-of recent tokens that the head could have said.
-"""
+"""A drafter with a trimmed head that steps aside while the text is not what its head was cut for."""
 
 from __future__ import annotations
 
@@ -22,26 +16,11 @@ from edgespec.decoding.contracts import (
     Outcome,
     Proposal,
 )
+from edgespec.drafters.head_watch import HeadWatch
 from edgespec.drafters.model import KIND
 from edgespec.errors import CancelledError, ClosedError, EdgespecError
 
-__all__ = ["ESCAPE_MISSED", "RETURN_MISSED", "WINDOW_TOKENS", "EscapeDrafter", "EscapeState"]
-
-# Tokens looked back on: some five lines of text. Eleven tokens of a text that the head lacks altogether are enough to
-# be noticed, and chance moves the share by 3.2 % only (one deviation at a coverage of 93 %).
-WINDOW_TOKENS = 64
-
-# Sizes of a head may lose 6.9 % of the tokens they are judged by, where the whole head says 72 % of those (as with
-# the default pair: vocabtrim.lost_allowed). The margin is three deviations of chance at that loss, 9.5 %:
-# 3 * sqrt(0.069 * 0.931 / 64). So the head is left where it says less than 1 - 0.069 - 0.095 = 83.6 % of the window:
-# 11 missing tokens or more. Text that this head was made for gets there by chance once in 230 windows (binomial),
-# text of 98 % coverage never (once in 17 million).
-ESCAPE_MISSED = 11
-
-# And back where at most 6.9 % are missing: the loss that was allowed from the start. Between the two nothing changes,
-# so that a text at the border does not make both drafters read it in turns.
-RETURN_MISSED = 4
-
+__all__ = ["EscapeDrafter", "EscapeState"]
 
 _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
 
@@ -85,12 +64,15 @@ class EscapeState:
         self._trimmed = trimmed
         self._start_whole = start_whole
         self._whole: DraftState | None = None
-        self._kept = kept
+        self._watch = HeadWatch(kept)
         self._latest: DraftState = trimmed  # the one that made the latest proposal
         self._cancelled = False
         self._closed = False
-        self.escaped = False
         self.failure: str | None = None
+
+    @property
+    def escaped(self) -> bool:
+        return self._watch.escaped
 
     @property
     def free(self) -> bool:
@@ -151,8 +133,7 @@ class EscapeState:
 
     def _speaking(self, context: Context) -> DraftState | None:
         """Who may propose now: the trimmed drafter, the whole one, or nobody."""
-        self._look(context)
-        if not self.escaped:
+        if not self._watch.look(context):
             return self._trimmed
         if self._whole is None and self._start_whole is not None and self.failure is None:
             try:
@@ -163,18 +144,6 @@ class EscapeState:
             if self._cancelled:
                 self._whole.cancel()
         return self._whole
-
-    def _look(self, context: Context) -> None:
-        """Decide by the last committed tokens; assumed ones may be wrong, and fewer than a window say too little."""
-        end = context.committed_length
-        if end < WINDOW_TOKENS:
-            return
-        kept = self._kept
-        missed = sum(token not in kept for token in context.tokens[end - WINDOW_TOKENS : end])
-        if missed >= ESCAPE_MISSED:
-            self.escaped = True
-        elif missed <= RETURN_MISSED:
-            self.escaped = False
 
     def _give_up(self, error: EdgespecError) -> None:
         self.failure = error.message

@@ -18,10 +18,12 @@ from edgespec.decoding.contracts import (
     Restarting,
     Rows,
     Sequence,
+    ShortHeadSequence,
     SiblingGate,
     TreeSequence,
 )
 from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
+from edgespec.drafters.head_watch import HeadWatch
 from edgespec.drafters.siblings import MOST_ALTERNATIVES, with_siblings
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 
@@ -67,6 +69,7 @@ class ModelDraftState:
         self._beside: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
         self._padded = False  # whether the model has more ids than the target
         self._branches = False  # whether it writes several chains with one forward a token
+        self._watch: HeadWatch | None = None  # where the model has a short head
         self._writer = ChainWriter(request)
         self._cancelled = False
         self._closed = False
@@ -160,6 +163,8 @@ class ModelDraftState:
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         self.forks = model.facts.can_fork
         self._branches = model.facts.can_branch
+        if self._watch is None and isinstance(sequence, ShortHeadSequence) and sequence.short_ids is not None:
+            self._watch = HeadWatch(sequence.short_ids.tolist())
         self._sequence = sequence
         if self._cancelled:
             sequence.cancel()
@@ -191,6 +196,8 @@ class ModelDraftState:
 
     def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
         """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
+        if self._watch is not None and isinstance(sequence, ShortHeadSequence):
+            sequence.score_all(self._watch.look(context))
         shared = min(context.common_prefix(self._known), len(context) - 1)
         sequence.rewind(shared)
         del self._known[shared:]

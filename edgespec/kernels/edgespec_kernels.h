@@ -138,6 +138,9 @@ ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from
 /* From any thread: makes the forward in flight, and later ones until called with 0, return ES_CANCELLED. */
 ES_EXPORT void es_cancel(struct es_sequence *sequence, int32_t cancelled);
 
+/* From the next forward on, scores with `head`, which has the columns of the model's own and at most as many rows, and
+ * outlives its use; null: with the model's own again. The last forward's scores are gone. ES_BAD_REQUEST for another. */
+ES_EXPORT int32_t es_use_head(struct es_sequence *sequence, const struct es_matrix *head);
 /* From the next forward on, keeps what stands behind each of these layers, all different: the sum that enters the next
  * layer, or the head's norm. ES_BAD_REQUEST for no such layer, without memory, or a second time. */
 ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count);
@@ -145,7 +148,7 @@ ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *la
  * layer that is not kept. */
 ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t layer);
 
-/* The scores of the last forward's rows, [scored][head rows]. */
+/* The scores of the last forward's rows, [scored][rows of the head in use]. */
 ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 /* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);

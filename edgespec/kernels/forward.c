@@ -214,7 +214,7 @@ static void gather_scored(const struct step *step)
 static void score(const struct step *step)
 {
     const struct product product = {
-        .matrix = &step->model->head, .to = step->sequence->scores, .stride = (size_t)step->model->head.rows};
+        .matrix = step->sequence->head, .to = step->sequence->scores, .stride = (size_t)step->sequence->head->rows};
     multiply_share(step, &product, 1, &step->sequence->normed, step->forward->scored);
 }
 

@@ -51,6 +51,7 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     if (!sequence)
         return NULL;
     sequence->model = model;
+    sequence->head = &model->head;
     sequence->level = level_of(level);
     sequence->process = getpid();
     atomic_init(&sequence->cancelled, 0);
@@ -109,6 +110,16 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
     return ES_OK;
 }
 
+int32_t es_use_head(struct es_sequence *sequence, const struct es_matrix *head)
+{
+    const struct es_matrix *whole = &sequence->model->head;
+    if (head && (head->rows < 1 || head->rows > whole->rows || head->columns != whole->columns))
+        return ES_BAD_REQUEST;
+    sequence->head = head ? head : whole;
+    sequence->scored = 0;
+    return ES_OK;
+}
+
 int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count)
 {
     size_t row_bytes = (size_t)sequence->model->embedding * sizeof(float);
@@ -148,6 +159,6 @@ const float *es_scores(const struct es_sequence *sequence)
 
 int64_t es_argmax(const struct es_sequence *sequence, int32_t row)
 {
-    size_t count = (size_t)sequence->model->head.rows;
+    size_t count = (size_t)sequence->head->rows;
     return sequence->level->argmax(sequence->scores + (size_t)row * count, count);
 }

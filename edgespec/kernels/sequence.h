@@ -13,6 +13,7 @@
 
 struct es_sequence {
     const struct es_model *model;
+    const struct es_matrix *head; /* what scores rows now: the model's, or a shorter one */
     const struct level *level;
     struct pool *pool;
     atomic_int cancelled;

@@ -144,6 +144,7 @@ KEYS: Mapping[str, _Key] = {
     "runtime": _choice("auto", "llama", "native"),
     "draft_runtime": _choice("auto", "llama", "native"),
     "draft_isolation": _choice("auto", "process", "thread"),
+    "draft_head": _choice("auto", "whole"),
     "gpu_layers": _integer(0, 10_000, auto=True),
     "max_memory_fraction": _fraction(),
     "lookup": _boolean(),

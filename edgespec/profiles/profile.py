@@ -48,6 +48,7 @@ class Profile:
     runtime: Literal["auto", "llama", "native"]
     draft_runtime: Literal["auto", "llama", "native"]
     draft_isolation: Literal["auto", "process", "thread"]
+    draft_head: Literal["auto", "whole"]
     gpu_layers: int | Auto
     max_memory_fraction: float
     lookup: bool

@@ -21,7 +21,7 @@ from edgespec.runtimes.native_sequence import NativeSequence
 from edgespec.runtimes.native_threads import check_threads
 from edgespec.runtimes.native_weights import SidecarPlace, load_weights
 
-__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
+__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "head_row_bytes", "load_native"]
 
 KV_TYPE, KV_BITS = "f16", 16
 
@@ -58,12 +58,14 @@ def load_native(
     header: GgufHeader | None = None,
     sidecar: Path | None = None,
     artefact: TrimmedDrafter | None = None,
+    short_head: IdArray | None = None,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
 
-    An ``artefact`` is a drafter with a trimmed head, whose weights ``path`` holds, and its embeddings another file.
-    ``sidecar`` is where they are kept for the next load, which then takes less than a second; it takes as much disk
-    as the model, and is written only if ``sha256`` tells which model it is of and if there is plenty of room.
+    With a ``short_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed head,
+    whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the next
+    load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
+    tells which model it is of and if there is plenty of room.
 
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
@@ -77,20 +79,24 @@ def load_native(
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
-    return NativeModel(ModelPart(weights, head_ids=head_ids), header, settings, facts)
+    head = None if short_head is None else HeadRows(weights, layout.head, short_head)
+    return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)
 
 
-def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None) -> ModelFacts:
+def describe_native(
+    header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None, head_rows: int | None = None
+) -> ModelFacts:
     """The facts of a model as ``load_native`` would report them, from its header alone.
 
-    Raises RuntimeUnavailableError, InvalidRequestError.
+    ``head_rows``: how many rows its head has at first, if not all. Raises RuntimeUnavailableError,
+    InvalidRequestError, ModelFileError.
     """
     check_threads(settings.threads, settings.processors)
     library = load()
     facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
     if settings.processors is not None:
         facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
-    return ModelFacts(
+    whole = ModelFacts(
         name=name,
         sha256=sha256,
         architecture=header.architecture,
@@ -108,6 +114,7 @@ def describe_native(header: GgufHeader, settings: NativeSettings, *, name: str, 
         can_branch=True,
         settings=facts_settings,
     )
+    return _facts_of_part(whole, header, (), head_rows)
 
 
 def _level(library: NativeLibrary, wanted: str) -> str:
@@ -122,18 +129,25 @@ def _level(library: NativeLibrary, wanted: str) -> str:
     return wanted
 
 
-def _facts_of_part(facts: ModelFacts, header: GgufHeader, part: ModelPart) -> ModelFacts:
+def head_row_bytes(header: GgufHeader) -> int:
+    """Bytes of a row of the output head. Raises RuntimeUnavailableError, ModelFileError."""
+    head = read_layout(header).head
+    return head.tensor.byte_count // head.rows
+
+
+def _facts_of_part(
+    facts: ModelFacts, header: GgufHeader, skipped: abc.Sequence[int], head_rows: int | None
+) -> ModelFacts:
     read, kv = facts.bytes_per_forward, facts.kv_bytes_per_token
     settings = dict(facts.settings)
-    if part.skipped:
-        blocks = tuple(f"blk.{number}." for number in part.skipped)
+    if skipped:
+        blocks = tuple(f"blk.{number}." for number in skipped)
         read -= sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(blocks))
-        kv = kv // header.block_count * (header.block_count - len(part.skipped))  # layers are all alike
-        settings["skipped_layers"] = ",".join(map(str, part.skipped))
-    if part.head is not None:
-        head = read_layout(header).head
-        read -= head.tensor.byte_count // head.rows * (head.rows - len(part.head.ids))
-        settings["head_rows"] = len(part.head.ids)
+        kv = kv // header.block_count * (header.block_count - len(skipped))  # layers are all alike
+        settings["skipped_layers"] = ",".join(map(str, skipped))
+    if head_rows is not None:
+        read -= head_row_bytes(header) * (facts.vocabulary_size - head_rows)
+        settings["head_rows"] = head_rows
     return replace(facts, bytes_per_forward=read, kv_bytes_per_token=kv, settings=settings)
 
 
@@ -143,7 +157,7 @@ class NativeModel:
     def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
         self.header = header
         self.settings = settings
-        self._facts = _facts_of_part(facts, header, part)
+        self._facts = _facts_of_part(facts, header, part.skipped, part.head_rows)
         self._part: ModelPart | None = part
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[NativeSequence] = weakref.WeakSet()
@@ -155,7 +169,8 @@ class NativeModel:
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
         """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
-            return _facts_of_part(self._whole_facts(self._settings_with(threads)), self.header, self._open_part())
+            part, whole = self._open_part(), self._whole_facts(self._settings_with(threads))
+            return _facts_of_part(whole, self.header, part.skipped, part.head_rows)
 
     def with_caches(self, *, threads: int | None = None) -> NativeModel:
         """The same weights, shared, on another number of threads; to be closed like any other model.
@@ -184,7 +199,7 @@ class NativeModel:
         """
         with self._lock:
             part = self._open_part()
-            if part.is_trimmed:
+            if part.head_ids is not None:
                 raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
             head = HeadRows(part.weights, read_layout(self.header).head, ids)
             return self._with_part(part.scoring(head), self.settings)

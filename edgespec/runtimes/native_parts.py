@@ -47,10 +47,11 @@ class HeadRows:
 
 
 class ModelPart:
-    """A model as the kernels see it, without the layers ``skipped`` and with the rows of ``head`` only, if given.
+    """A model as the kernels see it, without the layers ``skipped``.
 
-    ``head_ids`` (int64, ascending) are the tokens that the head of the weights scores, if those are not all. Shares
-    the weights, and keeps them. Raises InvalidRequestError.
+    Caches score with the rows of ``head`` at first, if given, and may turn to the head of the weights. ``head_ids``
+    (int64, ascending) are the tokens that the latter scores, if those are not all. Shares the weights, and keeps
+    them. Raises InvalidRequestError.
     """
 
     def __init__(
@@ -68,20 +69,22 @@ class ModelPart:
         self.library = weights.library
         self.skipped = tuple(sorted(set(skipped)))
         self.head = head
-        self.is_trimmed = head_ids is not None
-        self.head_ids = head_ids if head is None else head.ids
+        self.head_ids = head_ids
         kept = [weights.struct.layer[number] for number in range(count) if number not in self.skipped]
         if not kept:
             raise InvalidRequestError("a model without layers computes nothing")
         self.struct = NativeModelStruct.from_buffer_copy(weights.struct)
         self.struct.layers = len(kept)
         self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # which keeps the array
-        if head is not None:
-            self.struct.head = head.matrix
+
+    @property
+    def head_rows(self) -> int | None:
+        """How many rows of the head of the weights are scored at first, if not all."""
+        return None if self.head is None else len(self.head.ids)
 
     def without(self, skipped: Sequence[int]) -> ModelPart:
         """The same weights and head without these layers."""
-        return ModelPart(self.weights, skipped, self.head, self.head_ids if self.is_trimmed else None)
+        return ModelPart(self.weights, skipped, self.head, self.head_ids)
 
     def scoring(self, head: HeadRows) -> ModelPart:
         """The same weights and layers with other rows of the whole head."""

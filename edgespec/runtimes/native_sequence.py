@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.contracts import Rows
+from edgespec.decoding.contracts import IdArray, Rows
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -38,7 +38,7 @@ __all__ = ["NativeSequence"]
 
 
 class NativeSequence:
-    """One native cache and its worker thread. Implements the TreeSequence contract."""
+    """One native cache and its worker thread. Implements the contracts TreeSequence and ShortHeadSequence."""
 
     def __init__(
         self, model: NativeModel, part: ModelPart, context_length: int, keep_hidden: tuple[int, ...]
@@ -53,7 +53,8 @@ class NativeSequence:
         facts = model.facts
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
-        self._head_ids = part.head_ids
+        self._part = part
+        self._scores_all = part.head is None
         self._native = NativeCache(
             part,
             context_length=context_length,
@@ -119,7 +120,22 @@ class NativeSequence:
     def _rows(self, count: int) -> Rows:
         self._scored, generation = count, self._generation
         rows = NativeRows(self._native, count, lambda: self._generation == generation)
-        return rows if self._head_ids is None else TrimmedRows(rows, self._head_ids, self._vocabulary_size)
+        ids = self._part.head_ids if self._scores_all else self.short_ids
+        return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
+
+    @property
+    def short_ids(self) -> IdArray | None:
+        return None if self._part.head is None else self._part.head.ids
+
+    def score_all(self, everything: bool) -> None:
+        self._check_open()
+        head = self._part.head
+        if head is None or everything == self._scores_all:
+            return
+        self._worker.run(lambda: self._native.use_head(None if everything else head))
+        self._scores_all = everything
+        self._generation += 1
+        self._scored = 0
 
     def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """See the contract. A tree has at most MAX_SCORED_ROWS tokens: more raise InvalidRequestError."""
@@ -194,6 +210,7 @@ class NativeSequence:
         self._parents.clear()
         other = self._model.open(self._context_length, keep_hidden=self._keep_hidden)
         try:
+            other.score_all(self._scores_all)
             # On both threads, so that neither cache is written or freed meanwhile.
             self._worker.run(lambda: other._worker.run(lambda: other._copy_from(self)))
         except BaseException:

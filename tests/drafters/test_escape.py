@@ -19,13 +19,8 @@ from edgespec.decoding.contracts import (
     Proposal,
 )
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.escape import (
-    ESCAPE_MISSED,
-    RETURN_MISSED,
-    WINDOW_TOKENS,
-    EscapeDrafter,
-    EscapeState,
-)
+from edgespec.drafters.escape import EscapeDrafter, EscapeState
+from edgespec.drafters.head_watch import ESCAPE_MISSED, RETURN_MISSED, WINDOW_TOKENS
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError

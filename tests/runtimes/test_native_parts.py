@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray
+from edgespec.decoding.contracts import LogitsArray, ShortHeadSequence
 from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
 from edgespec.files.gguf import read_header
 from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
@@ -137,6 +137,48 @@ def test_rows_of_the_head_score_what_the_whole_head_does(tmp_path: Path, setting
 def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
     with pytest.raises(InvalidRequestError, match="rows of a head"):
         model.with_head_rows(np.array(rows))
+
+
+def test_a_short_head_can_be_left_and_taken_again(model: NativeModel) -> None:
+    """On the same cache, which does not notice; what is scored is the whole head's, to the bit."""
+    tokens, kept = ids(30, model), np.arange(5, 105)
+    whole = rows_of(model, tokens)[-1]
+    few = np.full_like(whole, -np.inf)
+    few[kept] = whole[kept]
+    with model.with_head_rows(kept) as part, part.open(40) as sequence:
+        assert isinstance(sequence, ShortHeadSequence)
+        assert sequence.short_ids is not None
+        assert np.array_equal(sequence.short_ids, kept)
+        sequence.forward(tokens[:-1], 0)
+        for everything, expected in ((False, few), (True, whole), (True, whole), (False, few)):
+            sequence.score_all(everything)
+            assert sequence.length == 29
+            rows = sequence.forward(tokens[-1:], 1)
+            assert np.array_equal(rows.logits(0), expected)
+            assert rows.argmax() == [np.argmax(expected)]
+            assert rows.top_k(2)[0][0, 0] == np.argmax(expected)
+            assert np.array_equal(sequence.forward_tree(tokens[:1], [-1]).logits(0) > -np.inf, expected > -np.inf)
+            sequence.rewind(29)
+            with sequence.fork() as fork:
+                assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), expected)
+        rows = sequence.forward(tokens[-1:], 1)
+        sequence.score_all(False)
+        assert np.array_equal(rows.logits(0), few), "nothing changed"
+        sequence.score_all(True)
+        for use in (rows.argmax, lambda: rows.logits(0), lambda: rows.top_k(1)):
+            with pytest.raises(StaleRowsError):
+                use()
+    with pytest.raises(ClosedError):
+        sequence.score_all(False)
+
+
+def test_a_whole_head_stays_whole(model: NativeModel) -> None:
+    tokens = ids(8, model)
+    with model.open(10) as sequence:
+        assert sequence.short_ids is None
+        sequence.score_all(False)
+        sequence.forward(tokens[:-5], 0)
+        assert equal(logits(sequence.forward(tokens[-5:], 5)), rows_of(model, tokens))
 
 
 # ---------------------------------------------------------------------------------------------- hidden states

@@ -1,0 +1,95 @@
+"""A model drafter with a short head: whole again, on the same cache, while it lacks what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.contracts import Context, DraftRequest, DraftState
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.head_watch import ESCAPE_MISSED, RETURN_MISSED, WINDOW_TOKENS
+from edgespec.drafters.model import ModelDrafter
+from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+
+require_native()
+
+KEPT = np.arange(3, 120)
+SAID, UNSAID = 5, 200
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeModel]:
+    with load_native(write_tiny_gguf(tmp_path_factory.mktemp("head") / "tiny.gguf"), NativeSettings()) as model:
+        yield model
+
+
+def start(model: NativeModel) -> DraftState:
+    size = model.facts.vocabulary_size
+    request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=size, context_length=400)
+    return ModelDrafter(lambda: model).start(request)
+
+
+def text(missed: int, more: int = 0) -> Context:
+    """Its last window lacks ``missed`` tokens; ``more`` said ones stand before it."""
+    return Context([SAID] * (more + WINDOW_TOKENS - missed) + [UNSAID] * missed)
+
+
+def written(model: NativeModel, context: Context, few: bool) -> tuple[int, ...]:
+    """Three tokens, greedily; of KEPT if ``few``."""
+    tokens = list(context.tokens)
+    with model.open(400) as sequence:
+        for _ in range(3):
+            sequence.rewind(0)
+            row = sequence.forward(tokens, 1).logits(0)
+            tokens.append(int(KEPT[row[KEPT].argmax()] if few else row.argmax()))
+    return tuple(tokens[-3:])
+
+
+def test_the_head_is_whole_while_the_text_needs_it(model: NativeModel) -> None:
+    with model.with_head_rows(KEPT) as short:
+        state = start(short)
+        course = (
+            (text(0), True),
+            (text(ESCAPE_MISSED - 1), True),
+            (text(ESCAPE_MISSED, more=20), False),
+            (text(RETURN_MISSED + 1, more=40), False),
+            (text(RETURN_MISSED, more=60), True),
+        )
+        for context, few in course:
+            assert state.propose(context, 3).tokens == written(model, context, few), (context, few)
+        state.close()
+
+
+def test_nothing_is_read_again_for_it(model: NativeModel) -> None:
+    with model.with_head_rows(KEPT) as short:
+        state = start(short)
+        context = text(0)
+        state.propose(context, 1)
+        for token in [UNSAID] * ESCAPE_MISSED:
+            context = Context([*context.tokens, token])
+            assert state.lag(context) <= 1
+            proposal = state.propose(context, 1)
+            assert proposal.sync_s == 0.0
+        assert proposal.tokens == written(model, context, few=False)[:1]
+        state.close()
+
+
+def test_branches_have_the_head_that_the_text_needs(model: NativeModel) -> None:
+    with model.with_head_rows(KEPT) as short:
+        state = start(short)
+        for context, few in ((text(0), True), (text(30, more=10), False)):
+            state.propose(context, 1)
+            beside = Context([*context.tokens, SAID], committed_length=len(context))
+            assert state.branch(beside, 3).tokens == written(model, beside, few)
+        state.close()
+
+
+def test_a_whole_head_is_not_watched(model: NativeModel) -> None:
+    state = start(model)
+    for context in (text(0), text(30, more=10)):
+        assert state.propose(context, 3).tokens == written(model, context, few=False)
+    state.close()
