@@ -124,10 +124,13 @@ class ShortHeadSequence(Sequence, Protocol):
     def short_ids(self) -> IdArray | None:
         """The tokens that are scored at first, int64 (n,), ascending; None where all are, and nothing can be left."""
 
-    def score_all(self, everything: bool) -> None:
-        """From the next forward on, score all tokens, or those of ``short_ids`` only; others are at -infinity then.
+    def score_all(self) -> None:
+        """Score all tokens from the next forward on. The cache stays; earlier Rows are stale. Raises ClosedError."""
 
-        The cache stays as it is; earlier Rows are stale. Raises ClosedError.
+    def score_short(self, also: abc.Collection[int] = ()) -> None:
+        """Score ``short_ids`` and the tokens ``also`` alone, others being at -infinity; else as ``score_all``.
+
+        Raises InvalidRequestError for what is no token, MemoryLimitError.
         """
 
 

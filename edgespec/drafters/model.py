@@ -23,7 +23,7 @@ from edgespec.decoding.contracts import (
     TreeSequence,
 )
 from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
-from edgespec.drafters.head_watch import HeadWatch
+from edgespec.drafters.head_watch import MOST_MORE, HeadWatch
 from edgespec.drafters.siblings import MOST_ALTERNATIVES, with_siblings
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 
@@ -164,7 +164,7 @@ class ModelDraftState:
         self.forks = model.facts.can_fork
         self._branches = model.facts.can_branch
         if self._watch is None and isinstance(sequence, ShortHeadSequence) and sequence.short_ids is not None:
-            self._watch = HeadWatch(sequence.short_ids.tolist())
+            self._watch = HeadWatch(sequence.short_ids.tolist(), MOST_MORE)
         self._sequence = sequence
         if self._cancelled:
             sequence.cancel()
@@ -197,7 +197,10 @@ class ModelDraftState:
     def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
         """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
         if self._watch is not None and isinstance(sequence, ShortHeadSequence):
-            sequence.score_all(self._watch.look(context))
+            if self._watch.look(context):
+                sequence.score_all()
+            else:
+                sequence.score_short(self._watch.more)
         shared = min(context.common_prefix(self._known), len(context) - 1)
         sequence.rewind(shared)
         del self._known[shared:]

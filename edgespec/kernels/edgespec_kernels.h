@@ -18,7 +18,7 @@
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
 #define ES_ABI 1
 
-enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_THREADS = 8192 };
+enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_THREADS = 8192, ES_MOST_HEADS = 2 };
 
 enum es_status {
     ES_OK = 0,
@@ -138,9 +138,10 @@ ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from
 /* From any thread: makes the forward in flight, and later ones until called with 0, return ES_CANCELLED. */
 ES_EXPORT void es_cancel(struct es_sequence *sequence, int32_t cancelled);
 
-/* From the next forward on, scores with `head`, which has the columns of the model's own and at most as many rows, and
- * outlives its use; null: with the model's own again. The last forward's scores are gone. ES_BAD_REQUEST for another. */
-ES_EXPORT int32_t es_use_head(struct es_sequence *sequence, const struct es_matrix *head);
+/* From the next forward on, scores with `count` matrices side by side: rows of the model's head, no more than it has,
+ * which outlive their use. At first they are the model's own. The last forward's scores are gone. ES_BAD_REQUEST for
+ * what is no such head. */
+ES_EXPORT int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads, int32_t count);
 /* From the next forward on, keeps what stands behind each of these layers, all different: the sum that enters the next
  * layer, or the head's norm. ES_BAD_REQUEST for no such layer, without memory, or a second time. */
 ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int64_t count);
@@ -148,7 +149,7 @@ ES_EXPORT int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *la
  * layer that is not kept. */
 ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t layer);
 
-/* The scores of the last forward's rows, [scored][rows of the head in use]. */
+/* The scores of the last forward's rows, [scored][rows of the heads in use]. */
 ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 /* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);

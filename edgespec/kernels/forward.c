@@ -95,7 +95,7 @@ static struct part part_of(const struct step *step, size_t rows, size_t outputs)
     return part;
 }
 
-enum { MOST_PRODUCTS = 3 };
+enum { MOST_PRODUCTS = 3 }; /* ES_MOST_HEADS are no more */
 
 static void multiply_share(const struct step *step, const struct product *products, size_t count,
                            const struct activations *x, size_t rows)
@@ -213,9 +213,14 @@ static void gather_scored(const struct step *step)
 
 static void score(const struct step *step)
 {
-    const struct product product = {
-        .matrix = step->sequence->head, .to = step->sequence->scores, .stride = (size_t)step->sequence->head->rows};
-    multiply_share(step, &product, 1, &step->sequence->normed, step->forward->scored);
+    const struct es_sequence *sequence = step->sequence;
+    struct product products[MOST_PRODUCTS];
+    float *to = sequence->scores;
+    for (int32_t i = 0; i < sequence->head_count; i++) {
+        products[i] = (struct product){.matrix = &sequence->heads[i], .to = to, .stride = sequence->head_rows};
+        to += sequence->heads[i].rows;
+    }
+    multiply_share(step, products, (size_t)sequence->head_count, &sequence->normed, step->forward->scored);
 }
 
 /* Everything after the barrier that makes `work` safe to start; leaves forward_on if the forward was cancelled. */

@@ -51,7 +51,7 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     if (!sequence)
         return NULL;
     sequence->model = model;
-    sequence->head = &model->head;
+    es_use_heads(sequence, &model->head, 1);
     sequence->level = level_of(level);
     sequence->process = getpid();
     atomic_init(&sequence->cancelled, 0);
@@ -110,12 +110,20 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
     return ES_OK;
 }
 
-int32_t es_use_head(struct es_sequence *sequence, const struct es_matrix *head)
+int32_t es_use_heads(struct es_sequence *sequence, const struct es_matrix *heads, int32_t count)
 {
     const struct es_matrix *whole = &sequence->model->head;
-    if (head && (head->rows < 1 || head->rows > whole->rows || head->columns != whole->columns))
+    int64_t left = whole->rows;
+    if (count < 1 || count > ES_MOST_HEADS)
         return ES_BAD_REQUEST;
-    sequence->head = head ? head : whole;
+    for (int32_t i = 0; i < count; i++) {
+        if (heads[i].rows < 1 || heads[i].rows > left || heads[i].columns != whole->columns)
+            return ES_BAD_REQUEST;
+        left -= heads[i].rows;
+    }
+    memcpy(sequence->heads, heads, (size_t)count * sizeof *heads);
+    sequence->head_count = count;
+    sequence->head_rows = (size_t)(whole->rows - left);
     sequence->scored = 0;
     return ES_OK;
 }
@@ -159,6 +167,6 @@ const float *es_scores(const struct es_sequence *sequence)
 
 int64_t es_argmax(const struct es_sequence *sequence, int32_t row)
 {
-    size_t count = (size_t)sequence->head->rows;
+    size_t count = sequence->head_rows;
     return sequence->level->argmax(sequence->scores + (size_t)row * count, count);
 }

@@ -13,7 +13,9 @@
 
 struct es_sequence {
     const struct es_model *model;
-    const struct es_matrix *head; /* what scores rows now: the model's, or a shorter one */
+    struct es_matrix heads[ES_MOST_HEADS]; /* what scores rows now: the model's head, or parts of it side by side */
+    int32_t head_count;
+    size_t head_rows;
     const struct level *level;
     struct pool *pool;
     atomic_int cancelled;
@@ -41,7 +43,7 @@ struct es_sequence {
     struct activations normed; /* what the projections and the head read */
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
-    float *scores;             /* [scored][head rows] */
+    float *scores;             /* [scored][head_rows] */
     uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
     int32_t scored;
 };

@@ -42,7 +42,7 @@ static void sink(struct candidates *all, int64_t at)
 
 int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores)
 {
-    int64_t rows = sequence->head->rows;
+    int64_t rows = (int64_t)sequence->head_rows;
     if (k < 0 || k > rows || row < 0 || row >= sequence->scored)
         return ES_BAD_REQUEST;
     const float *from = sequence->scores + row * rows;

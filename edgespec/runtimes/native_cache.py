@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
-from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS, Threads
+from edgespec.runtimes.native_library import CANCELLED, LEVELS, OTHER_PROCESS, Matrix, Threads
 from edgespec.runtimes.native_parts import HeadRows, ModelPart
 
 __all__ = ["NativeCache", "NativeRows"]
@@ -22,7 +22,7 @@ _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more wo
 class NativeCache:
     """Keys, values and buffers of one Sequence, and its threads.
 
-    ``decode``, ``use_head``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any.
+    ``decode``, ``use_heads``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NativeCache:
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
-        self._head: HeadRows | None = None
+        self._heads: tuple[HeadRows, ...] = ()
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(
                 ctypes.byref(part.struct), context_length, ctypes.byref(threads), LEVELS[level]
@@ -54,7 +54,7 @@ class NativeCache:
                 hint="use a smaller --context",
             )
         if part.head is not None:
-            self.use_head(part.head)
+            self.use_heads([part.head])
         layers = np.array(keep_hidden, dtype=np.int64)
         if keep_hidden and self._api.es_keep_hidden(self._pointer, layers.ctypes.data, len(layers)):
             self.free()
@@ -72,16 +72,17 @@ class NativeCache:
             raise ClosedError("this sequence is closed")
         return self._pointer
 
-    def use_head(self, head: HeadRows | None) -> None:
-        """Score with these rows of the model's head from the next decode on; None: with all of them.
+    def use_heads(self, heads: Sequence[HeadRows]) -> None:
+        """Score with these rows of the model's head, side by side, from the next decode on; none: with all of them.
 
         The last decode's scores are gone.
         """
+        matrices = [head.matrix for head in heads] or [self._part.struct.head]
         with self._lock:
-            matrix = None if head is None else ctypes.byref(head.matrix)
-            _check(self._api.es_use_head(self._open(), matrix), "another head")
-            self._head = head  # which lives as long as it is used
-            self._scores_per_row = int((self._part.struct.head if head is None else head.matrix).rows)
+            code = self._api.es_use_heads(self._open(), (Matrix * len(matrices))(*matrices), len(matrices))
+            _check(code, "another head")
+            self._heads = tuple(heads)  # which live as long as they are used
+            self._scores_per_row = sum(int(matrix.rows) for matrix in matrices)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> None:
         """Feed ``ids`` from ``position`` on and score the last ``rows``; earlier positions stay whatever happens.

@@ -143,7 +143,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
     "es_cancel": (None, (c_void_p, c_int32)),
-    "es_use_head": (c_int32, (c_void_p, POINTER(Matrix))),
+    "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),
     "es_scores": (POINTER(c_float), (c_void_p,)),

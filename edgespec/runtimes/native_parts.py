@@ -31,6 +31,7 @@ class HeadRows:
         if wanted[0] < 0 or wanted[-1] >= head.rows or (np.diff(wanted) <= 0).any():
             raise InvalidRequestError(f"the rows of a head are ascending token ids in 0..{head.rows - 1}")
         self.ids: IdArray = wanted
+        self._weights, self._head = weights, head
         api = weights.library.api
         size = int(api.es_relaid_bytes(head.type_number, len(wanted), head.columns))
         address = api.es_memory_take(size, 1)
@@ -44,6 +45,10 @@ class HeadRows:
         # Scales that are not finite were refused when the whole head was laid out.
         api.es_relay(head.type_number, rows.ctypes.data, len(wanted), head.columns, address)
         self.matrix = Matrix(tiles=address, bias=None, rows=len(wanted), columns=head.columns, type=head.type_number)
+
+    def beside(self, ids: IdArray) -> HeadRows:
+        """Other rows of the same head. Raises InvalidRequestError, MemoryLimitError."""
+        return HeadRows(self._weights, self._head, ids)
 
 
 class ModelPart:

@@ -30,7 +30,7 @@ from edgespec.runtimes.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from edgespec.runtimes.native_model import NativeModel
-    from edgespec.runtimes.native_parts import ModelPart
+    from edgespec.runtimes.native_parts import HeadRows, ModelPart
 
 T = TypeVar("T")
 
@@ -54,7 +54,9 @@ class NativeSequence:
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
         self._part = part
-        self._scores_all = part.head is None
+        # What the next forward scores, None for all; the tokens beside a short head, None while the head is whole.
+        self._scored_ids = part.head_ids if part.head is None else part.head.ids
+        self._also: frozenset[int] | None = None if part.head is None else frozenset()
         self._native = NativeCache(
             part,
             context_length=context_length,
@@ -120,20 +122,32 @@ class NativeSequence:
     def _rows(self, count: int) -> Rows:
         self._scored, generation = count, self._generation
         rows = NativeRows(self._native, count, lambda: self._generation == generation)
-        ids = self._part.head_ids if self._scores_all else self.short_ids
+        ids = self._scored_ids
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
 
     @property
     def short_ids(self) -> IdArray | None:
         return None if self._part.head is None else self._part.head.ids
 
-    def score_all(self, everything: bool) -> None:
+    def score_all(self) -> None:
         self._check_open()
-        head = self._part.head
-        if head is None or everything == self._scores_all:
+        if self._part.head is not None and self._also is not None:
+            self._use_heads((), self._part.head_ids, None)
+
+    def score_short(self, also: abc.Collection[int] = ()) -> None:
+        self._check_open()
+        head, more = self._part.head, frozenset(also)
+        if head is None or more == self._also:
             return
-        self._worker.run(lambda: self._native.use_head(None if everything else head))
-        self._scores_all = everything
+        if not more:
+            self._use_heads((head,), head.ids, more)
+            return
+        beside = head.beside(np.array(sorted(more), dtype=np.int64))
+        self._use_heads((head, beside), np.concatenate((head.ids, beside.ids)), more)
+
+    def _use_heads(self, heads: tuple[HeadRows, ...], ids: IdArray | None, also: frozenset[int] | None) -> None:
+        self._worker.run(lambda: self._native.use_heads(heads))
+        self._scored_ids, self._also = ids, also
         self._generation += 1
         self._scored = 0
 
@@ -210,7 +224,10 @@ class NativeSequence:
         self._parents.clear()
         other = self._model.open(self._context_length, keep_hidden=self._keep_hidden)
         try:
-            other.score_all(self._scores_all)
+            if self._also is None:
+                other.score_all()
+            else:
+                other.score_short(self._also)
             # On both threads, so that neither cache is written or freed meanwhile.
             self._worker.run(lambda: other._worker.run(lambda: other._copy_from(self)))
         except BaseException:

@@ -20,7 +20,7 @@ from edgespec.decoding.contracts import (
 )
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.escape import EscapeDrafter, EscapeState
-from edgespec.drafters.head_watch import ESCAPE_MISSED, RETURN_MISSED, WINDOW_TOKENS
+from edgespec.drafters.head_watch import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadWatch
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
@@ -95,6 +95,42 @@ def by_chance(loss: float) -> float:
 def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
     assert by_chance(LOST_ALLOWED) < 1 / 150
     assert by_chance(0.02) < 1e-5
+
+
+# -------------------------------------------------------------------------------------- what the text has had
+
+
+def test_without_room_for_more_every_token_that_is_lacking_counts() -> None:
+    watch = HeadWatch(KEPT)
+    assert watch.look(text(missed=ESCAPE_MISSED))
+    assert not watch.more
+
+
+def test_with_it_only_its_first_occurrence_does() -> None:
+    watch = HeadWatch(KEPT, MOST_MORE)
+    assert not watch.look(text(missed=WINDOW_TOKENS))
+    assert list(watch.more) == [UNSAID]
+    assert watch.look(Context(list(range(100, 100 + WINDOW_TOKENS))))
+    assert set(watch.more) == {UNSAID, *range(100, 100 + WINDOW_TOKENS)}
+
+
+def test_the_latest_are_kept_in_mind() -> None:
+    watch = HeadWatch(KEPT, 2)
+    for token, kept in ((50, [50]), (51, [50, 51]), (50, [51, 50]), (52, [50, 52]), (SAID, [50, 52])):
+        watch.look(Context([*range(5), token]))
+        assert list(watch.more) == kept
+
+
+def test_only_what_is_new_is_read() -> None:
+    """A text that goes on, or goes back, or is another one: what is counted is its last window."""
+    watch = HeadWatch(KEPT)
+    long = text(missed=ESCAPE_MISSED, before=7)
+    for _ in range(2):
+        assert watch.look(long)
+    assert not watch.look(Context([*long.tokens, *[SAID] * WINDOW_TOKENS]))
+    assert watch.look(long)
+    assert not watch.look(text(missed=0))
+    assert not watch.look(Context([])), "nothing is known of that, so nothing changes"
 
 
 # ---------------------------------------------------------------------------------------------- who drafts

@@ -18,7 +18,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 require_native()
 
 KEPT = np.arange(3, 120)
-SAID, UNSAID = 5, 200
+SAID, UNSAID = 5, range(200, 300)
 
 
 @pytest.fixture(scope="module")
@@ -34,33 +34,35 @@ def start(model: NativeModel) -> DraftState:
 
 
 def text(missed: int, more: int = 0) -> Context:
-    """Its last window lacks ``missed`` tokens; ``more`` said ones stand before it."""
-    return Context([SAID] * (more + WINDOW_TOKENS - missed) + [UNSAID] * missed)
+    """Its last window lacks ``missed`` tokens, each another; ``more`` said ones stand before it."""
+    return Context([SAID] * (more + WINDOW_TOKENS - missed) + [*UNSAID[:missed]])
 
 
 def written(model: NativeModel, context: Context, few: bool) -> tuple[int, ...]:
-    """Three tokens, greedily; of KEPT if ``few``."""
+    """Three tokens, greedily; if ``few`` of KEPT and of what the text has had."""
     tokens = list(context.tokens)
+    said = np.union1d(KEPT, tokens)
     with model.open(400) as sequence:
         for _ in range(3):
             sequence.rewind(0)
             row = sequence.forward(tokens, 1).logits(0)
-            tokens.append(int(KEPT[row[KEPT].argmax()] if few else row.argmax()))
+            tokens.append(int(said[row[said].argmax()] if few else row.argmax()))
     return tuple(tokens[-3:])
 
 
 def test_the_head_is_whole_while_the_text_needs_it(model: NativeModel) -> None:
     with model.with_head_rows(KEPT) as short:
         state = start(short)
-        course = (
-            (text(0), True),
-            (text(ESCAPE_MISSED - 1), True),
-            (text(ESCAPE_MISSED, more=20), False),
-            (text(RETURN_MISSED + 1, more=40), False),
-            (text(RETURN_MISSED, more=60), True),
-        )
-        for context, few in course:
-            assert state.propose(context, 3).tokens == written(model, context, few), (context, few)
+        said, rare = [SAID] * WINDOW_TOKENS, [*UNSAID[:ESCAPE_MISSED]]
+        for tokens, few in (
+            (said, True),
+            ([*said, *rare[:-1]], True),
+            ([*said, *rare], False),
+            ([*said, *rare, *said[RETURN_MISSED + 1 :]], False),
+            ([*said, *rare, *said[RETURN_MISSED:]], True),
+        ):
+            context = Context(tokens)
+            assert state.propose(context, 3).tokens == written(model, context, few), len(tokens)
         state.close()
 
 
@@ -69,12 +71,25 @@ def test_nothing_is_read_again_for_it(model: NativeModel) -> None:
         state = start(short)
         context = text(0)
         state.propose(context, 1)
-        for token in [UNSAID] * ESCAPE_MISSED:
+        for token in UNSAID[:ESCAPE_MISSED]:
             context = Context([*context.tokens, token])
             assert state.lag(context) <= 1
             proposal = state.propose(context, 1)
             assert proposal.sync_s == 0.0
         assert proposal.tokens == written(model, context, few=False)[:1]
+        state.close()
+
+
+def test_what_the_text_has_had_can_be_said_again(model: NativeModel) -> None:
+    with model.with_head_rows(KEPT) as short:
+        state = start(short)
+        likely = int(written(model, text(1), few=False)[0])
+        assert likely not in KEPT
+        context = Context([likely, *text(0).tokens])
+        assert state.propose(context, 3).tokens == written(model, context, few=True)
+        again = Context([*context.tokens, *[UNSAID[0]] * ESCAPE_MISSED])
+        assert state.propose(again, 3).tokens == written(model, again, few=True), "missed once"
+        assert set(again.tokens) - set(KEPT) == {likely, UNSAID[0]}
         state.close()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,42 +141,67 @@ def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
 
 def test_a_short_head_can_be_left_and_taken_again(model: NativeModel) -> None:
     """On the same cache, which does not notice; what is scored is the whole head's, to the bit."""
-    tokens, kept = ids(30, model), np.arange(5, 105)
+    tokens, kept, more = ids(30, model), np.arange(5, 105), [200, 3, 170]
     whole = rows_of(model, tokens)[-1]
-    few = np.full_like(whole, -np.inf)
-    few[kept] = whole[kept]
+    few, some = np.full_like(whole, -np.inf), np.full_like(whole, -np.inf)
+    few[kept] = some[kept] = whole[kept]
+    some[more] = whole[more]
     with model.with_head_rows(kept) as part, part.open(40) as sequence:
         assert isinstance(sequence, ShortHeadSequence)
         assert sequence.short_ids is not None
         assert np.array_equal(sequence.short_ids, kept)
         sequence.forward(tokens[:-1], 0)
-        for everything, expected in ((False, few), (True, whole), (True, whole), (False, few)):
-            sequence.score_all(everything)
+        course: list[tuple[Callable[[], None], LogitsArray]] = [
+            (lambda: None, few),
+            (sequence.score_all, whole),
+            (sequence.score_all, whole),
+            (lambda: sequence.score_short(more), some),
+            (lambda: sequence.score_short(set(more)), some),
+            (sequence.score_short, few),
+            (lambda: sequence.score_short(more[:1]), np.where(np.arange(len(few)) == 200, whole, few)),
+            (sequence.score_all, whole),
+        ]
+        for choose, expected in course:
+            choose()
             assert sequence.length == 29
             rows = sequence.forward(tokens[-1:], 1)
             assert np.array_equal(rows.logits(0), expected)
             assert rows.argmax() == [np.argmax(expected)]
             assert rows.top_k(2)[0][0, 0] == np.argmax(expected)
-            assert np.array_equal(sequence.forward_tree(tokens[:1], [-1]).logits(0) > -np.inf, expected > -np.inf)
+            tree = sequence.forward_tree(tokens[:3], [-1, -1, 1])
+            for index in range(3):
+                assert np.array_equal(tree.logits(index) > -np.inf, expected > -np.inf)
             sequence.rewind(29)
             with sequence.fork() as fork:
                 assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), expected)
-        rows = sequence.forward(tokens[-1:], 1)
-        sequence.score_all(False)
-        assert np.array_equal(rows.logits(0), few), "nothing changed"
-        sequence.score_all(True)
-        for use in (rows.argmax, lambda: rows.logits(0), lambda: rows.top_k(1)):
-            with pytest.raises(StaleRowsError):
-                use()
-    with pytest.raises(ClosedError):
-        sequence.score_all(False)
+
+
+def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
+    with model.with_head_rows(np.arange(9)) as part, part.open(40) as sequence:
+        changes: list[Callable[[], None]] = [sequence.score_all, sequence.score_short]
+        for change in (*changes, lambda: sequence.score_short([20])):
+            rows = sequence.forward([1], 1)
+            change()
+            for use in (rows.argmax, lambda rows=rows: rows.logits(0), lambda rows=rows: rows.top_k(1)):
+                with pytest.raises(StaleRowsError):
+                    use()
+            rows = sequence.forward([1], 1)
+            change()
+            assert rows.argmax(), "nothing changed"
+        for strange in ([-1], [10**6]):
+            with pytest.raises(InvalidRequestError, match="token ids"):
+                sequence.score_short(strange)
+        assert np.isfinite(sequence.forward([1], 1).logits(0)).sum() == 10, "as before"
+    for change in changes:
+        with pytest.raises(ClosedError):
+            change()
 
 
 def test_a_whole_head_stays_whole(model: NativeModel) -> None:
     tokens = ids(8, model)
     with model.open(10) as sequence:
         assert sequence.short_ids is None
-        sequence.score_all(False)
+        sequence.score_short([3])
         sequence.forward(tokens[:-5], 0)
         assert equal(logits(sequence.forward(tokens[-5:], 5)), rows_of(model, tokens))
 
