@@ -79,6 +79,10 @@ class Rows:
         """
         return np.array(self._row(index), dtype=np.float32)
 
+    def scored(self, index: int) -> tuple[IdArray | None, LogitsArray]:
+        """The tokens that were scored, None for all, and the score of each, the caller's to keep. As ``logits``."""
+        return None, self.logits(index)
+
     def copy(self) -> Rows:
         """The same rows, detached from the Sequence: valid for ever."""
         kept = [self.logits(i) for i in range(self.count)]

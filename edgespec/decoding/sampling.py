@@ -7,6 +7,7 @@ depends on the target's distribution alone, and nothing has to be rolled back af
 
 from __future__ import annotations
 
+import math
 from collections import Counter, abc
 from dataclasses import dataclass
 from enum import IntEnum
@@ -304,29 +305,29 @@ def _best(ids: IdArray, scores: FloatArray, count: int) -> list[tuple[int, float
 
 def _best_draft(rows: Rows, index: int, gate: ChainGate | None, runner_up: bool, alternatives: int) -> Draft | None:
     """What greedy decoding drafts from these scores."""
+    wanted = max(alternatives, int(runner_up))
     sure: float | None = None
-    others: list[tuple[int, float]] = []
-    if gate is not None or alternatives > 0:
-        logits = rows.logits(index)
-        odds, entropy = confidence_and_entropy(logits, entropy=gate is not None and gate.needs_entropy)
-        if gate is not None and not gate.admits(odds, entropy):
-            return None
-        sure = None if gate is None else odds
+    if gate is not None or wanted > 0:
+        # Of a head that lacks most tokens only what it scores is looked at.
+        ids, scores = rows.scored(index)
+        odds, entropy = confidence_and_entropy(scores, entropy=gate is not None and gate.needs_entropy)
+        if gate is not None:
+            if not gate.admits(odds, entropy):
+                return None
+            sure = odds
     best = rows.argmax_row(index)
-    if alternatives > 0:
+    others: list[tuple[int, float]] = []
+    if wanted > 0:
         # Looked for in turn: that takes a vocabulary of 150 000 a tenth of the time in which all are partitioned.
-        score, last = float(logits[best]), best
-        while len(others) < min(alternatives, len(logits) - 1):
-            logits[last] = -np.inf
-            last = int(np.argmax(logits))
-            others.append((last, odds * float(np.exp(logits[last] - score))))
-    other = _best_but(rows.logits(index), best) if runner_up else None
-    return Draft(best, None, sure, other, tuple(each for each in others if each[1] > 0))
-
-
-def _best_but(logits: LogitsArray, best: int) -> int | None:
-    """The id with the highest score but ``best``; None if there is no other."""
-    others = logits.copy()
-    others[best] = -np.inf
-    other = int(np.argmax(others))
-    return other if np.isfinite(others[other]) else None
+        place = int(np.argmax(scores))
+        highest = float(scores[place])
+        for _ in range(min(wanted, len(scores) - 1)):
+            scores[place] = -np.inf
+            place = int(np.argmax(scores))
+            if not np.isfinite(scores[place]):
+                break
+            others.append(
+                (place if ids is None else int(ids[place]), odds * math.exp(float(scores[place]) - highest))
+            )
+    other = others[0][0] if runner_up and others else None
+    return Draft(best, None, sure, other, tuple(each for each in others[:alternatives] if each[1] > 0))

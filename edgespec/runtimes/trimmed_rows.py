@@ -32,6 +32,9 @@ class TrimmedRows(Rows):
         columns, scores = self._kept.top_k(k)
         return self._ids[columns], scores
 
+    def scored(self, index: int) -> tuple[IdArray | None, LogitsArray]:
+        return self._ids, self._kept.logits(index)
+
     def logits(self, index: int) -> LogitsArray:
         return self._row(index)  # newly made, so the caller's to keep
 
