@@ -16,6 +16,7 @@ from edgespec.opening import (
     LoadedModel,
     ModelSettings,
     choose_threads,
+    describe_drafter,
     drafter_memory,
     drafter_settings,
     memory_needed,
@@ -119,6 +120,10 @@ def load_parts(
         too_large = _too_large(profile, drafter, settings, places, context_length, left)
         drafter, drafter_off = (drafter, drafter_off) if too_large is None else (None, too_large)
     drafting = None if drafter is None else drafter_settings(profile, settings.threads, drafter)
+    drafter_head = None
+    if drafter is not None and drafting is not None:
+        head_rows = describe_drafter(profile, drafter, drafting).settings.get("head_rows")
+        drafter_head = None if head_rows is None else (int(head_rows), drafter.header.vocabulary_size)
     wish = Wish(
         depth=profile.depth,
         exactness=profile.exactness,
@@ -128,6 +133,8 @@ def load_parts(
         drafter_runtime="llama" if drafting is None else runtime_of(drafting),
         drafter_device="cpu" if drafting is None else drafting.device,
         drafter_off=drafter_off,
+        drafter_head=drafter_head,
+        weighs_siblings=profile.depth_policy in ("cost", "bandit"),
         mode=profile.mode,
     )
 

@@ -37,7 +37,8 @@ S = TypeVar("S")  # a runtime's settings
 class Wish:
     """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
 
-    ``plain_because``: a reason that was found to decode plainly, whatever could draft.
+    ``plain_because``: a reason that was found to decode plainly, whatever could draft. ``drafter_head`` are the rows
+    of the drafter's short head and of its whole one, ``weighs_siblings``: the policy knows what they are worth.
     """
 
     depth: int | Literal["auto"]
@@ -48,6 +49,8 @@ class Wish:
     drafter_runtime: str = "llama"
     drafter_device: str = "cpu"
     drafter_off: str | None = None
+    drafter_head: tuple[int, int] | None = None
+    weighs_siblings: bool = False
     plain_because: str | None = None
     mode: ModeWish = "auto"
 
@@ -134,6 +137,8 @@ def make_plan(
     drafter = None
     if speculative:
         with_model = wish.drafter_model is not None and "model" in sources
+        if with_model:
+            why += _drafting_notes(wish, branches=mode == "serial" and target.can_branch)
         drafter = PlannedDrafter(
             kind="+".join(sources),
             model=wish.drafter_model if with_model else None,
@@ -160,6 +165,23 @@ def make_plan(
         reasons=tuple(why),
         drafter_off=wish.drafter_off,
     )
+
+
+def _drafting_notes(wish: Wish, *, branches: bool) -> list[str]:
+    """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
+    notes = []
+    if wish.drafter_head is not None:
+        rows, whole = wish.drafter_head
+        notes.append(
+            f"the drafter reads {rows} of the {whole} rows of its output head, and all of them where the text asks for "
+            "that"
+        )
+    if branches and wish.weighs_siblings and wish.depth == "auto":
+        notes.append(
+            "what the drafter might have said instead is verified beside its chain where that is worth a row; the "
+            "prediction does not count it"
+        )
+    return notes
 
 
 def _cap_and_level(wish: Wish, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:

@@ -79,6 +79,27 @@ def test_speculation_within_the_class() -> None:
     assert "each round drafts as far as that is expected to pay, down to nothing" in made.reasons
 
 
+BRANCHING = replace(FACTS, can_branch=True)
+MODEL: dict[str, Any] = {"sources": ("model",), "drafter_model": "small"}
+SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "might have said instead is verified beside its chain"
+
+
+def notes(made: Plan) -> tuple[bool, bool]:
+    """Whether the plan speaks of a short head, and of siblings."""
+    said = " ".join(made.reasons)
+    return SHORT in said, BESIDE in said
+
+
+def test_a_plan_says_what_its_drafter_leaves_out_and_puts_forward_besides() -> None:
+    wishes: dict[str, Any] = {**MODEL, "drafter_head": (49152, 151936), "weighs_siblings": True}
+    assert notes(plan(stable_to(4), facts=BRANCHING, **wishes)) == (True, True)
+    assert notes(plan(stable_to(4), **wishes)) == (True, False), "its target scores no trees"
+    assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 2})) == (True, False)
+    assert notes(plan(stable_to(4), facts=BRANCHING, **MODEL)) == (False, False)
+    assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "sources": ("lookup",)})) == (False, False)
+    assert notes(plan(stable_to(4), facts=BRANCHING, **{**wishes, "depth": 0})) == (False, False)
+
+
 def test_only_consecutive_widths_count() -> None:
     made = plan(WidthProbe(widths=(1, 2, 3, 7, 8)))
     assert made.depth_cap == 2
