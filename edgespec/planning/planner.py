@@ -173,7 +173,7 @@ def _drafting_notes(wish: Wish, *, branches: bool) -> list[str]:
     if wish.drafter_head is not None:
         rows, whole = wish.drafter_head
         notes.append(
-            f"the drafter reads {rows} of the {whole} rows of its output head, and all where the text needs the others"
+            f"the drafter reads {rows} of the {whole} rows of its output head, and all where a text needs the others"
         )
     if branches and wish.weighs_siblings and wish.depth == "auto":
         notes.append(
