@@ -21,7 +21,7 @@ from edgespec.runtimes.native_library import PORTABLE
 from edgespec.runtimes.native_library import load as load_kernels
 from edgespec.runtimes.restarting import WorkerSettings, run_in_process
 from edgespec.runtimes.worker_frames import LoadRequest
-from edgespec.short_head import short_head_ids
+from edgespec.short_head import short_head_ids, short_head_rows
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
@@ -217,7 +217,8 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
     Raises what ``open_model`` raises.
     """
     if not drafts_in_process(profile, settings):
-        return open_model(drafter, settings, short_head=_short_head(profile, drafter, settings))
+        short = None if _head_rows(profile, drafter, settings) is None else short_head_ids(drafter.header)
+        return open_model(drafter, settings, short_head=short)
     folder = drafter.artefact or drafter.onnx
     request = LoadRequest(
         runtime=runtime_of(settings),
@@ -231,20 +232,19 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
 
 def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> ModelFacts:
     """The facts the drafter would have if it were loaded; a process of its own is one of its settings."""
-    short = _short_head(profile, drafter, settings)
-    facts = describe(drafter, settings, head_rows=None if short is None else len(short))
+    facts = describe(drafter, settings, head_rows=_head_rows(profile, drafter, settings))
     if not drafts_in_process(profile, settings):
         return facts
     return replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
 
 
-def _short_head(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> IdArray | None:
-    """The rows that the drafter's head has at first: where they can be left, in our own kernels and this process."""
+def _head_rows(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> int | None:
+    """How many rows the drafter's head has at first, if not all: in our kernels, and in no process of its own."""
     if profile.draft_head == "whole" or not isinstance(settings, native.NativeSettings):
         return None
     if drafter.artefact is not None or drafts_in_process(profile, settings):
         return None
-    return short_head_ids(drafter.header)
+    return short_head_rows(drafter.header)
 
 
 def describe(located: LocatedModel, settings: ModelSettings, *, head_rows: int | None = None) -> ModelFacts:
@@ -297,9 +297,6 @@ def drafter_memory(
     """What the drafter takes, in this process or in one of its own."""
     estimate = memory_needed(drafter.header, drafter.weight_bytes, context_length, settings)
     more = PROCESS_BYTES if drafts_in_process(profile, settings) else 0
-    short = _short_head(profile, drafter, settings)
-    if short is not None:
-        more += len(short) * native.head_row_bytes(drafter.header)
     return replace(estimate, buffers_bytes=estimate.buffers_bytes + more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,17 @@ import pytest
 
 from edgespec import opening
 from edgespec.decoding.contracts import IdArray
+from edgespec.decoding.sampling import Sampling
 from edgespec.files.gguf_types import GgufHeader
 from edgespec.files.locations import Home
 from edgespec.files.store import Store
 from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import describe, describe_drafter, drafter_memory, open_drafter
+from edgespec.opening import describe, describe_drafter, open_drafter
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama import LlamaSettings
 from edgespec.runtimes.native import NativeSettings
 from edgespec.runtimes.restarting import WorkerSettings
-from edgespec.short_head import SHORT_HEAD_ROWS, short_head_ids
+from edgespec.short_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 
@@ -56,7 +58,6 @@ def header(size: int, types: Mapping[int, int] | None = None, model: str = "gpt2
 def test_it_is_the_first_merges_and_what_is_always_kept() -> None:
     size = 3 * SHORT_HEAD_ROWS
     found = short_head_ids(header(size, {size - 1: CONTROL, size - 9: CONTROL, 7: BYTE}))
-    assert found is not None
     assert (found.dtype, len(found)) == (np.int64, SHORT_HEAD_ROWS)
     assert list(found) == [*range(SHORT_HEAD_ROWS - 2), size - 9, size - 1]
 
@@ -65,16 +66,17 @@ def test_it_is_the_first_merges_and_what_is_always_kept() -> None:
     ("size", "model"), [(2 * SHORT_HEAD_ROWS - 1, "gpt2"), (32000, "gpt2"), (3 * SHORT_HEAD_ROWS, "llama")]
 )
 def test_heads_that_stay_whole(size: int, model: str) -> None:
-    assert short_head_ids(header(size, model=model)) is None
+    assert short_head_rows(header(size, model=model)) is None
 
 
 def test_from_twice_its_length_on_a_head_is_shortened() -> None:
-    assert short_head_ids(header(2 * SHORT_HEAD_ROWS)) is not None
+    assert short_head_rows(header(2 * SHORT_HEAD_ROWS)) == SHORT_HEAD_ROWS
 
 
-def test_a_vocabulary_of_special_tokens_stays_whole() -> None:
+def test_of_a_vocabulary_of_special_tokens_it_is_the_first() -> None:
     size = 3 * SHORT_HEAD_ROWS
-    assert short_head_ids(header(size, dict.fromkeys(range(size), CONTROL))) is None
+    found = short_head_ids(header(size, dict.fromkeys(range(size), CONTROL)))
+    assert np.array_equal(found, np.arange(SHORT_HEAD_ROWS))
 
 
 # ---------------------------------------------------------------------------------------------- who gets it
@@ -90,6 +92,7 @@ def hundred(monkeypatch: pytest.MonkeyPatch) -> IdArray:
     """Every model has a short head of a hundred rows."""
     require_native()
     monkeypatch.setattr(opening, "short_head_ids", lambda _header: KEPT)
+    monkeypatch.setattr(opening, "short_head_rows", lambda _header: len(KEPT))
     return KEPT
 
 
@@ -103,9 +106,6 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel, hundred: Id
     assert said.settings == {**whole.settings, "head_rows": 100}
     row = said.bytes_per_forward - describe(located, settings, head_rows=99).bytes_per_forward
     assert whole.bytes_per_forward - said.bytes_per_forward == row * (whole.vocabulary_size - 100) > 0
-    memory = drafter_memory(PROFILE, located, 512, settings)
-    other = drafter_memory(replace(PROFILE, draft_head="whole"), located, 512, settings)
-    assert memory.total_bytes - other.total_bytes == 100 * row
 
 
 def test_only_drafters_in_our_own_kernels_and_process_get_it(located: LocatedModel, hundred: IdArray) -> None:
@@ -116,17 +116,30 @@ def test_only_drafters_in_our_own_kernels_and_process_get_it(located: LocatedMod
         (PROFILE, llama),
     ):
         assert "head_rows" not in describe_drafter(profile, located, settings).settings
+    trimmed: Any = SimpleNamespace(folder=Path("folder"))
+    assert "head_rows" not in describe_drafter(PROFILE, replace(located, artefact=trimmed), native).settings
     assert "head_rows" not in describe(located, native).settings
 
 
-def test_an_engine_drafts_with_it_and_writes_the_same(tiny: TinyModels, hundred: IdArray) -> None:
-    found = []
-    for head in ("auto", "whole"):
+@pytest.mark.parametrize(
+    "sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=1.0, seed=3, rule="rejection")]
+)
+def test_an_engine_drafts_with_it_and_writes_the_same(
+    tiny: TinyModels, hundred: IdArray, sampling: Sampling | None
+) -> None:
+    texts = []
+    for head, rows in (("auto", 100), ("whole", None)):
         with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False, draft_head=head) as engine:
-            drafted = answer(engine.session().generate("one two three", max_tokens=60, depth=4))
-            plain = answer(engine.session().generate("one two three", max_tokens=60, depth=0))
+            assert engine.drafter_model().facts.settings.get("head_rows") == rows
+            assert "head_rows" not in engine.target_model.facts.settings
+            said = " ".join(engine.plan.reasons)
+            assert ("the drafter reads 100 of the" in said) is (rows is not None)
+            assert "verified beside its chain" in said
+            drafted, plain = (
+                answer(engine.session().generate("one two three", max_tokens=60, depth=depth, sampling=sampling))
+                for depth in (4, 0)
+            )
             assert drafted.stats.accepted > 0
-            assert drafted.token_ids == plain.token_ids
-            found.append((drafted.token_ids, engine.drafter_model().facts.settings.get("head_rows")))
-    assert [rows for _, rows in found] == [100, None]
-    assert found[0][0] == found[1][0]
+            assert drafted.token_ids == plain.token_ids or (sampling is not None and sampling.rule == "rejection")
+            texts.append(plain.token_ids)
+    assert texts[0] == texts[1]

@@ -121,8 +121,8 @@ class ShortHeadSequence(Sequence, Protocol):
     """A Sequence that can leave most tokens unscored, to read fewer rows of its model's output head."""
 
     @property
-    def short_ids(self) -> IdArray | None:
-        """The tokens that are scored at first, int64 (n,), ascending; None where all are, and nothing can be left."""
+    def short_ids(self) -> abc.Set[int] | None:
+        """The tokens that are scored at first; None where all are, and none can be left out."""
 
     def score_all(self) -> None:
         """Score all tokens from the next forward on. The cache stays; earlier Rows are stale. Raises ClosedError."""

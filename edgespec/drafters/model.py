@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,9 +24,9 @@ from edgespec.decoding.contracts import (
     TreeSequence,
 )
 from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
-from edgespec.drafters.head_watch import MOST_MORE, HeadWatch
+from edgespec.drafters.head_watch import HeadWatch, short_head_watch
 from edgespec.drafters.siblings import MOST_ALTERNATIVES, with_siblings
-from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 
 KIND = "model"
 
@@ -164,7 +165,7 @@ class ModelDraftState:
         self.forks = model.facts.can_fork
         self._branches = model.facts.can_branch
         if self._watch is None and isinstance(sequence, ShortHeadSequence) and sequence.short_ids is not None:
-            self._watch = HeadWatch(sequence.short_ids.tolist(), MOST_MORE)
+            self._watch = short_head_watch(sequence.short_ids)
         self._sequence = sequence
         if self._cancelled:
             sequence.cancel()
@@ -196,20 +197,25 @@ class ModelDraftState:
 
     def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
         """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
-        if self._watch is not None and isinstance(sequence, ShortHeadSequence):
-            if self._watch.look(context):
-                sequence.score_all()
-            else:
-                sequence.score_short(self._watch.more)
         shared = min(context.common_prefix(self._known), len(context) - 1)
         sequence.rewind(shared)
         del self._known[shared:]
         lag = context.tokens[shared:]
         started = time.perf_counter()
+        self._choose_head(sequence, context)
         rows = self._known_ids(sequence.forward(lag, 1))
         sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
         self._known.extend(lag)
         return rows, sync_s
+
+    def _choose_head(self, sequence: Sequence, context: Context) -> None:
+        if self._watch is None or not isinstance(sequence, ShortHeadSequence):
+            return
+        if self._watch.look(context):
+            sequence.score_all()
+        else:
+            with contextlib.suppress(MemoryLimitError):  # the head in use says less, and serves as well
+                sequence.score_short(self._watch.more)
 
     def _draft(
         self, sequence: Sequence, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool

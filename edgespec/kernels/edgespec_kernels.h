@@ -16,9 +16,9 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 1
+#define ES_ABI 2
 
-enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_THREADS = 8192, ES_MOST_HEADS = 2 };
+enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 
 enum es_status {
     ES_OK = 0,

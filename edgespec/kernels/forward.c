@@ -95,7 +95,9 @@ static struct part part_of(const struct step *step, size_t rows, size_t outputs)
     return part;
 }
 
-enum { MOST_PRODUCTS = 3 }; /* ES_MOST_HEADS are no more */
+enum { MOST_PRODUCTS = 3 };
+
+_Static_assert((int)ES_MOST_HEADS <= (int)MOST_PRODUCTS, "heads are multiplied at once");
 
 static void multiply_share(const struct step *step, const struct product *products, size_t count,
                            const struct activations *x, size_t rows)

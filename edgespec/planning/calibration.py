@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.contracts import LogitsArray, Model, Sequence
+from edgespec.decoding.contracts import LogitsArray, Model, Sequence, ShortHeadSequence
 from edgespec.planning.acceptance import Acceptance
 from edgespec.planning.cost import Curve, DraftCost
 from edgespec.planning.options import Contention
@@ -311,6 +311,8 @@ def measure_agreement(
             while len(answer) < tokens:
                 answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
                 yield len(answer) / tokens
+            if isinstance(reading, ShortHeadSequence):
+                reading.score_short(prompt)  # what the text has had; the answer's own words come one by one
             # The last prompt token's scores are about the first token of the answer.
             if len(prompt) > 1:
                 reading.forward(prompt[:-1], 0)

@@ -8,14 +8,7 @@ class.
 from __future__ import annotations
 
 from edgespec.runtimes.native_layout import unsupported_reason
-from edgespec.runtimes.native_model import (
-    KV_BITS,
-    NativeModel,
-    NativeSettings,
-    describe_native,
-    head_row_bytes,
-    load_native,
-)
+from edgespec.runtimes.native_model import KV_BITS, NativeModel, NativeSettings, describe_native, load_native
 from edgespec.runtimes.native_sequence import NativeSequence
 
 __all__ = [
@@ -24,7 +17,6 @@ __all__ = [
     "NativeSequence",
     "NativeSettings",
     "describe_native",
-    "head_row_bytes",
     "load_native",
     "unsupported_reason",
 ]

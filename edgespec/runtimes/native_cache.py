@@ -22,7 +22,7 @@ _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more wo
 class NativeCache:
     """Keys, values and buffers of one Sequence, and its threads.
 
-    ``decode``, ``use_heads``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any.
+    ``decode``, ``use_head``, ``copy_from`` and ``free`` are for the Sequence's worker thread; the rest is for any.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NativeCache:
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
-        self._heads: tuple[HeadRows, ...] = ()
+        self._head: HeadRows | None = None
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(
                 ctypes.byref(part.struct), context_length, ctypes.byref(threads), LEVELS[level]
@@ -54,7 +54,7 @@ class NativeCache:
                 hint="use a smaller --context",
             )
         if part.head is not None:
-            self.use_heads([part.head])
+            self.use_head(part.head)
         layers = np.array(keep_hidden, dtype=np.int64)
         if keep_hidden and self._api.es_keep_hidden(self._pointer, layers.ctypes.data, len(layers)):
             self.free()
@@ -72,16 +72,16 @@ class NativeCache:
             raise ClosedError("this sequence is closed")
         return self._pointer
 
-    def use_heads(self, heads: Sequence[HeadRows]) -> None:
-        """Score with these rows of the model's head, side by side, from the next decode on; none: with all of them.
+    def use_head(self, head: HeadRows | None) -> None:
+        """Score with these rows of the model's head from the next decode on; None: with all of them.
 
-        The last decode's scores are gone.
+        The last decode's scores are gone. Raises ClosedError.
         """
-        matrices = [head.matrix for head in heads] or [self._part.struct.head]
+        matrices = (self._part.struct.head,) if head is None else head.matrices
         with self._lock:
             code = self._api.es_use_heads(self._open(), (Matrix * len(matrices))(*matrices), len(matrices))
             _check(code, "another head")
-            self._heads = tuple(heads)  # which live as long as they are used
+            self._head = head  # which lives as long as it is used
             self._scores_per_row = sum(int(matrix.rows) for matrix in matrices)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> None:

@@ -36,7 +36,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 1
+ABI = 2
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
 PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.

@@ -21,7 +21,7 @@ from edgespec.runtimes.native_sequence import NativeSequence
 from edgespec.runtimes.native_threads import check_threads
 from edgespec.runtimes.native_weights import SidecarPlace, load_weights
 
-__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "head_row_bytes", "load_native"]
+__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
 
 KV_TYPE, KV_BITS = "f16", 16
 
@@ -129,12 +129,6 @@ def _level(library: NativeLibrary, wanted: str) -> str:
     return wanted
 
 
-def head_row_bytes(header: GgufHeader) -> int:
-    """Bytes of a row of the output head. Raises RuntimeUnavailableError, ModelFileError."""
-    head = read_layout(header).head
-    return head.tensor.byte_count // head.rows
-
-
 def _facts_of_part(
     facts: ModelFacts, header: GgufHeader, skipped: abc.Sequence[int], head_rows: int | None
 ) -> ModelFacts:
@@ -146,7 +140,8 @@ def _facts_of_part(
         kv = kv // header.block_count * (header.block_count - len(skipped))  # layers are all alike
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
-        read -= head_row_bytes(header) * (facts.vocabulary_size - head_rows)
+        head = read_layout(header).head
+        read -= head.tensor.byte_count // head.rows * (head.rows - head_rows)
         settings["head_rows"] = head_rows
     return replace(facts, bytes_per_forward=read, kv_bytes_per_token=kv, settings=settings)
 
@@ -191,11 +186,11 @@ class NativeModel:
             return self._with_part(part.without(skip), self.settings)
 
     def with_head_rows(self, ids: IdArray) -> NativeModel:
-        """The same weights, shared, with a head that scores these tokens only: ascending ids, integers of shape (n,).
+        """The same weights, shared, with a head that scores these tokens at first: ascending ids, integers (n,).
 
         Any token can be fed; those without a score are at -infinity, the others' scores are the whole head's, to the
-        bit (VocabTrim, Goel et al., 2025). To be closed like any other model. Raises ClosedError, MemoryLimitError,
-        InvalidRequestError.
+        bit (VocabTrim, Goel et al., 2025). Its Sequences can score more (``ShortHeadSequence``). To be closed like
+        any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
         """
         with self._lock:
             part = self._open_part()

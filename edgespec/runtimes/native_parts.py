@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -18,9 +19,10 @@ __all__ = ["HeadRows", "ModelPart"]
 
 
 class HeadRows:
-    """Some rows of a head, laid out anew: the scores of ``ids`` (int64, ascending) and of no others.
+    """Some rows of a head: the scores of ``ids`` (int64, ascending) and of no others.
 
-    Raises InvalidRequestError, MemoryLimitError.
+    Ids from 0 on without a gap are used where they lie; the others are laid out anew. ``matrices`` are both, side by
+    side. Raises InvalidRequestError, MemoryLimitError.
     """
 
     def __init__(self, weights: NativeWeights, head: WeightTensor, ids: IdArray) -> None:
@@ -32,31 +34,54 @@ class HeadRows:
             raise InvalidRequestError(f"the rows of a head are ascending token ids in 0..{head.rows - 1}")
         self.ids: IdArray = wanted
         self._weights, self._head = weights, head
-        api = weights.library.api
-        size = int(api.es_relaid_bytes(head.type_number, len(wanted), head.columns))
+        self._in_place = int(np.searchsorted(wanted - np.arange(len(wanted)), 0, side="right"))
+        whole = weights.struct.head
+        columns, number = int(whole.columns), int(whole.type)
+        others = wanted[self._in_place :]
+        self.matrices = tuple(
+            Matrix(tiles=tiles, bias=None, rows=rows, columns=columns, type=number)
+            for tiles, rows in ((whole.tiles, self._in_place), (self._lay_out(others), len(others)))
+            if rows
+        )
+
+    def _lay_out(self, ids: IdArray) -> int | None:
+        """Where those rows are now, for as long as this lives."""
+        if not len(ids):
+            return None
+        api, head = self._weights.library.api, self._head
+        size = int(api.es_relaid_bytes(head.type_number, len(ids), head.columns))
         address = api.es_memory_take(size, 1)
         if not address:
             raise MemoryLimitError(
-                f"no memory for {len(wanted)} rows of the head", needed_bytes=size, available_bytes=None
+                f"no memory for {len(ids)} rows of the head", needed_bytes=size, available_bytes=None
             )
         finalizer = weakref.finalize(self, api.es_memory_give, address, size)
         finalizer.atexit = False  # the process is going: its memory goes with it
-        rows = weights.rows(head, wanted)
+        rows = self._weights.rows(head, ids)
         # Scales that are not finite were refused when the whole head was laid out.
-        api.es_relay(head.type_number, rows.ctypes.data, len(wanted), head.columns, address)
-        self.matrix = Matrix(tiles=address, bias=None, rows=len(wanted), columns=head.columns, type=head.type_number)
+        api.es_relay(head.type_number, rows.ctypes.data, len(ids), head.columns, address)
+        return int(address)
 
-    def beside(self, ids: IdArray) -> HeadRows:
-        """Other rows of the same head. Raises InvalidRequestError, MemoryLimitError."""
-        return HeadRows(self._weights, self._head, ids)
+    @functools.cached_property
+    def known(self) -> frozenset[int]:
+        """``ids``, to look tokens up in."""
+        return frozenset(self.ids.tolist())
+
+    def and_also(self, tokens: Collection[int]) -> HeadRows:
+        """With these tokens as well. Raises InvalidRequestError, MemoryLimitError."""
+        more = np.array(list(set(tokens) - self.known), dtype=np.int64)
+        if not len(more):
+            return self
+        behind = np.sort(np.concatenate((self.ids[self._in_place :], more)))
+        return HeadRows(self._weights, self._head, np.concatenate((self.ids[: self._in_place], behind)))
 
 
 class ModelPart:
     """A model as the kernels see it, without the layers ``skipped``.
 
     Caches score with the rows of ``head`` at first, if given, and may turn to the head of the weights. ``head_ids``
-    (int64, ascending) are the tokens that the latter scores, if those are not all. Shares the weights, and keeps
-    them. Raises InvalidRequestError.
+    (int64, ascending) are the tokens that the latter scores, if those are not all; then there is no ``head``. Shares
+    the weights, and keeps them. Raises InvalidRequestError.
     """
 
     def __init__(
@@ -66,6 +91,8 @@ class ModelPart:
         head: HeadRows | None = None,
         head_ids: IdArray | None = None,
     ) -> None:
+        if head is not None and head_ids is not None:
+            raise InvalidRequestError("a head that is trimmed already cannot be shortened")
         count = int(weights.struct.layers)
         strange = [layer for layer in skipped if not 0 <= layer < count]
         if strange:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.contracts import IdArray, Rows
+from edgespec.decoding.contracts import Rows
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -54,9 +54,9 @@ class NativeSequence:
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
         self._part = part
-        # What the next forward scores, None for all; the tokens beside a short head, None while the head is whole.
-        self._scored_ids = part.head_ids if part.head is None else part.head.ids
-        self._also: frozenset[int] | None = None if part.head is None else frozenset()
+        # Rows of the head that are scored at first and now, None for all; tokens that were added to the first.
+        self._short = self._head = part.head
+        self._also: frozenset[int] = frozenset()
         self._native = NativeCache(
             part,
             context_length=context_length,
@@ -122,32 +122,29 @@ class NativeSequence:
     def _rows(self, count: int) -> Rows:
         self._scored, generation = count, self._generation
         rows = NativeRows(self._native, count, lambda: self._generation == generation)
-        ids = self._scored_ids
+        ids = self._part.head_ids if self._head is None else self._head.ids
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
 
     @property
-    def short_ids(self) -> IdArray | None:
-        return None if self._part.head is None else self._part.head.ids
+    def short_ids(self) -> abc.Set[int] | None:
+        return None if self._short is None else self._short.known
 
     def score_all(self) -> None:
         self._check_open()
-        if self._part.head is not None and self._also is not None:
-            self._use_heads((), self._part.head_ids, None)
+        if self._short is not None and self._head is not None:
+            self._worker.run(lambda: self._use_head(None))
 
     def score_short(self, also: abc.Collection[int] = ()) -> None:
         self._check_open()
-        head, more = self._part.head, frozenset(also)
-        if head is None or more == self._also:
+        short, more = self._short, frozenset(also)
+        if short is None or (self._head is not None and more == self._also):
             return
-        if not more:
-            self._use_heads((head,), head.ids, more)
-            return
-        beside = head.beside(np.array(sorted(more), dtype=np.int64))
-        self._use_heads((head, beside), np.concatenate((head.ids, beside.ids)), more)
+        head = short.and_also(more)
+        self._worker.run(lambda: self._use_head(head, more))
 
-    def _use_heads(self, heads: tuple[HeadRows, ...], ids: IdArray | None, also: frozenset[int] | None) -> None:
-        self._worker.run(lambda: self._native.use_heads(heads))
-        self._scored_ids, self._also = ids, also
+    def _use_head(self, head: HeadRows | None, also: frozenset[int] = frozenset()) -> None:
+        self._native.use_head(head)
+        self._head, self._also = head, also
         self._generation += 1
         self._scored = 0
 
@@ -224,10 +221,6 @@ class NativeSequence:
         self._parents.clear()
         other = self._model.open(self._context_length, keep_hidden=self._keep_hidden)
         try:
-            if self._also is None:
-                other.score_all()
-            else:
-                other.score_short(self._also)
             # On both threads, so that neither cache is written or freed meanwhile.
             self._worker.run(lambda: other._worker.run(lambda: other._copy_from(self)))
         except BaseException:
@@ -238,6 +231,8 @@ class NativeSequence:
     def _copy_from(self, source: NativeSequence) -> None:
         self._native.copy_from(source._native, source._length)
         self._length = source._length
+        if source._head is not self._head:
+            self._use_head(source._head, source._also)
 
     def cancel(self) -> None:
         _cancel(self._native, self._cancelled)

@@ -21,6 +21,7 @@ from edgespec.decoding.sampling import (
     uniforms,
 )
 from edgespec.errors import NonFiniteLogitsError
+from edgespec.runtimes.trimmed_rows import TrimmedRows
 from tests.support.gates import Gate, at_least
 
 INFINITY = float("inf")
@@ -285,3 +286,32 @@ def test_a_truncated_distribution_has_few_candidates() -> None:
     rows = Rows(1, lambda _: SCORES)
     assert len(Chooser(Sampling(temperature=1.0, top_k=2)).candidates(rows, 0, [], 5)) == 2
     assert Chooser(Sampling(repeat_penalty=1.5)).candidates(rows, 0, [1], 5) == [(3, 1.0)]
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_head_that_scores_few_tokens_drafts_what_their_scores_say(wants: bool) -> None:
+    """Ids, odds and entropy of a row with the others at -infinity, whatever columns they have in it."""
+    draw_scores = np.random.default_rng(4)
+    ids = np.array([3, 9, 10, 40, 77])
+    few = draw_scores.standard_normal(len(ids)).astype(np.float32)
+    every = np.full(100, -np.inf, dtype=np.float32)
+    every[ids] = few
+    found = []
+    for rows in (TrimmedRows(Rows(1, lambda _: few), ids, 100), Rows(1, lambda _: every)):
+        for alternatives in (0, 1, 3, 9):
+            for runner_up in (False, True):
+                gate = Gate(needs_entropy=wants)
+                draft = Chooser(Sampling()).draft(rows, 0, [], gate, runner_up=runner_up, alternatives=alternatives)
+                assert draft is not None
+                found.append((draft, gate.asked))
+    half = len(found) // 2
+    order = ids[np.argsort(-few)].tolist()
+    for (own, asked), (other, expected) in zip(found[:half], found[half:], strict=True):
+        assert (own.token, own.runner_up) == (other.token, other.runner_up)
+        assert own.token == order[0]
+        assert [token for token, _ in own.alternatives] == order[1 : 1 + len(own.alternatives)]
+        assert own.alternatives == tuple((token, pytest.approx(odds)) for token, odds in other.alternatives)
+        assert asked == [(pytest.approx(asked[0][0]), expected[0][1] and pytest.approx(expected[0][1], rel=1e-5))]
+    assert [len(draft.alternatives) for draft, _ in found[:half]] == [0, 0, 1, 1, 3, 3, 4, 4]
+    assert found[1][0].runner_up == order[1]
+    assert few[0] == every[3], "what is looked at is a copy"

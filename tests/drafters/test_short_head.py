@@ -9,9 +9,12 @@ import pytest
 
 from edgespec.decoding.contracts import Context, DraftRequest, DraftState
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.head_watch import ESCAPE_MISSED, RETURN_MISSED, WINDOW_TOKENS
+from edgespec.drafters.head_watch import SHORT_ESCAPE_MISSED as ESCAPE_MISSED
+from edgespec.drafters.head_watch import SHORT_RETURN_MISSED as RETURN_MISSED
+from edgespec.drafters.head_watch import WINDOW_TOKENS
 from edgespec.drafters.model import ModelDrafter
-from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from edgespec.errors import MemoryLimitError
+from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -75,7 +78,6 @@ def test_nothing_is_read_again_for_it(model: NativeModel) -> None:
             context = Context([*context.tokens, token])
             assert state.lag(context) <= 1
             proposal = state.propose(context, 1)
-            assert proposal.sync_s == 0.0
         assert proposal.tokens == written(model, context, few=False)[:1]
         state.close()
 
@@ -100,6 +102,21 @@ def test_branches_have_the_head_that_the_text_needs(model: NativeModel) -> None:
             state.propose(context, 1)
             beside = Context([*context.tokens, SAID], committed_length=len(context))
             assert state.branch(beside, 3).tokens == written(model, beside, few)
+        state.close()
+
+
+def test_without_memory_for_another_head_the_one_in_use_goes_on(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_sequence: NativeSequence, _also: object) -> None:
+        raise MemoryLimitError("no room", needed_bytes=None, available_bytes=None)
+
+    with model.with_head_rows(KEPT) as short:
+        state = start(short)
+        monkeypatch.setattr(NativeSequence, "score_short", refuse)
+        proposed = state.propose(text(2), 3).tokens
+        assert len(proposed) == 3
+        assert set(proposed) <= set(KEPT.tolist())
         state.close()
 
 

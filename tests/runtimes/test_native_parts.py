@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, ShortHeadSequence
+from edgespec.decoding.contracts import IdArray, LogitsArray, ShortHeadSequence
 from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
 from edgespec.files.gguf import read_header
 from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
@@ -139,17 +139,23 @@ def test_rows_that_no_head_has(model: NativeModel, rows: list[Any]) -> None:
         model.with_head_rows(np.array(rows))
 
 
-def test_a_short_head_can_be_left_and_taken_again(model: NativeModel) -> None:
+@pytest.mark.parametrize(
+    "kept",
+    [np.arange(5, 105), np.arange(100), np.array([*range(40), 60, 61, 300]), np.array([0, 9])],
+    ids=["laid out", "in place", "both", "few"],
+)
+def test_a_short_head_can_be_left_and_taken_again(model: NativeModel, kept: IdArray) -> None:
     """On the same cache, which does not notice; what is scored is the whole head's, to the bit."""
-    tokens, kept, more = ids(30, model), np.arange(5, 105), [200, 3, 170]
+    tokens, more = ids(30, model), [200, 3, 170, int(kept[1])]
     whole = rows_of(model, tokens)[-1]
     few, some = np.full_like(whole, -np.inf), np.full_like(whole, -np.inf)
     few[kept] = some[kept] = whole[kept]
+    one = few.copy()
+    one[200] = whole[200]
     some[more] = whole[more]
     with model.with_head_rows(kept) as part, part.open(40) as sequence:
         assert isinstance(sequence, ShortHeadSequence)
-        assert sequence.short_ids is not None
-        assert np.array_equal(sequence.short_ids, kept)
+        assert sequence.short_ids == set(kept.tolist())
         sequence.forward(tokens[:-1], 0)
         course: list[tuple[Callable[[], None], LogitsArray]] = [
             (lambda: None, few),
@@ -158,7 +164,8 @@ def test_a_short_head_can_be_left_and_taken_again(model: NativeModel) -> None:
             (lambda: sequence.score_short(more), some),
             (lambda: sequence.score_short(set(more)), some),
             (sequence.score_short, few),
-            (lambda: sequence.score_short(more[:1]), np.where(np.arange(len(few)) == 200, whole, few)),
+            (lambda: sequence.score_short(more[:1]), one),
+            (lambda: sequence.score_short(kept[:2].tolist()), few),
             (sequence.score_all, whole),
         ]
         for choose, expected in course:
