@@ -9,8 +9,10 @@ import pytest
 
 from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
+from edgespec.files.gguf import read_header
 from edgespec.runtimes.llama import LlamaSettings, load_model
 from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from edgespec.short_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.models.test_native import Text, divergence, run, scores
 from tests.support.kernel_calls import require_native
@@ -58,3 +60,21 @@ def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> N
         for width in (2, 3, 4, 5, 6, 7, 8, 13, 16, 32):
             sequence.rewind(context)
             assert np.array_equal(scores(sequence, text.tokens[context:], width), plain), width
+
+
+def test_a_short_head_scores_what_the_whole_one_does(text: Text, native: NativeModel) -> None:
+    header = read_header(text.path)
+    short = short_head_ids(header)
+    assert len(short) == short_head_rows(header) == SHORT_HEAD_ROWS
+    rare = [int(token) for token in range(SHORT_HEAD_ROWS, header.vocabulary_size, 997)]
+    few, some = (np.zeros(header.vocabulary_size, dtype=bool) for _ in range(2))
+    few[short] = some[short] = some[rare] = True
+    whole = run(native, text.tokens[:32], 4)
+    with native.with_head_rows(short) as model, model.open(32) as sequence:
+        assert model.facts.bytes_per_forward < native.facts.bytes_per_forward
+        for choose, scored in ((None, few), (lambda: sequence.score_short(rare), some), (sequence.score_all, None)):
+            if choose is not None:
+                choose()
+            sequence.rewind(0)
+            found = scores(sequence, text.tokens[:32], 4)
+            assert np.array_equal(found, whole if scored is None else np.where(scored, whole, -np.inf))
