@@ -296,9 +296,12 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
         assert engine.knowledge.priors == {}
         assert isinstance(engine.policy, CostDepth)
         with engine.session() as session:
+            # Tiny models draft no faster than they decode: in a later answer the drafter may rest all along.
+            drafted = []
             for _ in range(3):
-                assert answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
+                drafted += answer(session.generate(REPEATING, max_tokens=200)).stats.rounds_by_source
                 session.clear()
+            assert drafted
             answer(session.generate("hello", max_tokens=60, depth=3))
         learned = engine.policy.priors()
         assert "acceptance" not in stored(home)
