@@ -16,7 +16,7 @@ from edgespec.opening import (
     LoadedModel,
     ModelSettings,
     choose_threads,
-    describe_drafter,
+    drafter_head_rows,
     drafter_memory,
     drafter_settings,
     memory_needed,
@@ -122,8 +122,8 @@ def load_parts(
     drafting = None if drafter is None else drafter_settings(profile, settings.threads, drafter)
     drafter_head = None
     if drafter is not None and drafting is not None:
-        head_rows = describe_drafter(profile, drafter, drafting).settings.get("head_rows")
-        drafter_head = None if head_rows is None else (int(head_rows), drafter.header.vocabulary_size)
+        head_rows = drafter_head_rows(profile, drafter, drafting)
+        drafter_head = None if head_rows is None else (head_rows, drafter.header.vocabulary_size)
     wish = Wish(
         depth=profile.depth,
         exactness=profile.exactness,

@@ -217,7 +217,7 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
     Raises what ``open_model`` raises.
     """
     if not drafts_in_process(profile, settings):
-        short = None if _head_rows(profile, drafter, settings) is None else short_head_ids(drafter.header)
+        short = None if drafter_head_rows(profile, drafter, settings) is None else short_head_ids(drafter.header)
         return open_model(drafter, settings, short_head=short)
     folder = drafter.artefact or drafter.onnx
     request = LoadRequest(
@@ -232,13 +232,13 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
 
 def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> ModelFacts:
     """The facts the drafter would have if it were loaded; a process of its own is one of its settings."""
-    facts = describe(drafter, settings, head_rows=_head_rows(profile, drafter, settings))
+    facts = describe(drafter, settings, head_rows=drafter_head_rows(profile, drafter, settings))
     if not drafts_in_process(profile, settings):
         return facts
     return replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
 
 
-def _head_rows(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> int | None:
+def drafter_head_rows(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> int | None:
     """How many rows the drafter's head has at first, if not all: in our kernels, and in no process of its own."""
     if profile.draft_head == "whole" or not isinstance(settings, native.NativeSettings):
         return None

@@ -14,7 +14,10 @@ from edgespec.decoding.contracts import Context
 
 __all__ = [
     "ESCAPE_MISSED",
+    "MOST_MORE",
     "RETURN_MISSED",
+    "SHORT_ESCAPE_MISSED",
+    "SHORT_RETURN_MISSED",
     "WINDOW_TOKENS",
     "HeadWatch",
     "short_head_watch",

@@ -41,7 +41,7 @@ class NativeCache:
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
-        self._head: HeadRows | None = None
+        self.head: HeadRows | None = None  # the rows that are scored and kept alive; None for all
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(
                 ctypes.byref(part.struct), context_length, ctypes.byref(threads), LEVELS[level]
@@ -81,7 +81,7 @@ class NativeCache:
         with self._lock:
             code = self._api.es_use_heads(self._open(), (Matrix * len(matrices))(*matrices), len(matrices))
             _check(code, "another head")
-            self._head = head  # which lives as long as it is used
+            self.head = head
             self._scores_per_row = sum(int(matrix.rows) for matrix in matrices)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> None:

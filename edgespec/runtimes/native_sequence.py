@@ -54,9 +54,7 @@ class NativeSequence:
         self._vocabulary_size = facts.vocabulary_size
         self._keep_hidden = keep_hidden
         self._part = part
-        # Rows of the head that are scored at first and now, None for all; tokens that were added to the first.
-        self._short = self._head = part.head
-        self._also: frozenset[int] = frozenset()
+        self._also: frozenset[int] = frozenset()  # what is scored beside a short head, while that is in use
         self._native = NativeCache(
             part,
             context_length=context_length,
@@ -122,29 +120,30 @@ class NativeSequence:
     def _rows(self, count: int) -> Rows:
         self._scored, generation = count, self._generation
         rows = NativeRows(self._native, count, lambda: self._generation == generation)
-        ids = self._part.head_ids if self._head is None else self._head.ids
+        head = self._native.head
+        ids = self._part.head_ids if head is None else head.ids
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
 
     @property
     def short_ids(self) -> abc.Set[int] | None:
-        return None if self._short is None else self._short.known
+        return None if self._part.head is None else self._part.head.known
 
     def score_all(self) -> None:
         self._check_open()
-        if self._short is not None and self._head is not None:
+        if self._native.head is not None:
             self._worker.run(lambda: self._use_head(None))
 
     def score_short(self, also: abc.Collection[int] = ()) -> None:
         self._check_open()
-        short, more = self._short, frozenset(also)
-        if short is None or (self._head is not None and more == self._also):
+        short, more = self._part.head, frozenset(also)
+        if short is None or (self._native.head is not None and more == self._also):
             return
         head = short.and_also(more)
         self._worker.run(lambda: self._use_head(head, more))
 
     def _use_head(self, head: HeadRows | None, also: frozenset[int] = frozenset()) -> None:
         self._native.use_head(head)
-        self._head, self._also = head, also
+        self._also = also
         self._generation += 1
         self._scored = 0
 
@@ -231,8 +230,8 @@ class NativeSequence:
     def _copy_from(self, source: NativeSequence) -> None:
         self._native.copy_from(source._native, source._length)
         self._length = source._length
-        if source._head is not self._head:
-            self._use_head(source._head, source._also)
+        if source._native.head is not self._native.head:
+            self._use_head(source._native.head, source._also)
 
     def cancel(self) -> None:
         _cancel(self._native, self._cancelled)
