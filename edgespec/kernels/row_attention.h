@@ -20,10 +20,23 @@ enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4, TILES_TOGETHER = LANES_IN_RE
  * each of a block's values. 32 KB, which most cores' nearest cache has. */
 enum { OPENED = 2 * LANES * ATTENTION_BLOCK, KEY_ELEMENTS = OPENED / (TILES_TOGETHER * LANES) };
 
+/* What is read soon, asked for while scores are computed, a line of each for each element of a head: the next keys, and
+ * the values of the positions in hand. Without it attention waited for memory for as long as it computed. */
+struct soon {
+    const uint8_t *keys, *values;
+};
+
+ALWAYS_INLINE void ask_for(const struct soon *soon, size_t line)
+{
+    __builtin_prefetch(soon->keys + line * LINE_BYTES);
+    __builtin_prefetch(soon->values + line * LINE_BYTES);
+}
+
 /* Scores of `tiles` tiles: for each query a chain of fma along the head. keys: [elements][tiles][16]. With `from` > 0
- * the chains go on from where `scores` has them. */
+ * the chains go on from where `scores` has them. `soon` may be null. */
 ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *keys, size_t from, size_t elements,
-                               const struct attention_query *queries, float factor, float *scores)
+                               const struct attention_query *queries, float factor, const struct soon *soon,
+                               float *scores)
 {
     lanes sum[TOGETHER][TILES_TOGETHER];
     UNROLLED
@@ -32,6 +45,8 @@ ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *ke
         for (int t = 0; t < tiles; t++)
             sum[q][t] = from ? lanes_load(scores + q * ATTENTION_BLOCK + t * LANES) : lanes_set(0.0f);
     for (size_t d = from; d < from + elements; d++, keys += tiles * LANES) {
+        if (soon)
+            ask_for(soon, d);
         lanes key[TILES_TOGETHER];
         UNROLLED
         for (int t = 0; t < tiles; t++)
@@ -209,10 +224,10 @@ ALWAYS_INLINE void mix_values(const int count, const int wide, const float *valu
     }
 
 static void score_group(size_t tiles, const float *keys, size_t from, size_t elements, int count,
-                        const struct attention_query *queries, float factor, float *scores)
+                        const struct attention_query *queries, float factor, const struct soon *soon, float *scores)
 {
-#define SCORE(n) score_tiles(n, TILES_TOGETHER, keys, from, elements, queries, factor, scores)
-#define SCORE_ONE(n) score_tiles(n, 1, keys, from, elements, queries, factor, scores)
+#define SCORE(n) score_tiles(n, TILES_TOGETHER, keys, from, elements, queries, factor, soon, scores)
+#define SCORE_ONE(n) score_tiles(n, 1, keys, from, elements, queries, factor, soon, scores)
     if (TILES_TOGETHER > 1 && tiles > 1)
         FOR_COUNT(count, SCORE)
     else
@@ -241,6 +256,18 @@ static inline const uint16_t *halves_at(const struct attention_cache *cache, siz
 {
     return position < cache->own_from ? cached + position * cache->head_length
                                       : own + (position - cache->own_from) * cache->head_length;
+}
+
+/* Behind the last keys and values that are seen there is nothing to be had, and nothing to lose. */
+static inline struct soon soon_of(const struct attention_cache *cache, const struct attention_query *owner,
+                                  size_t position)
+{
+    const uint16_t *keys = halves_at(cache, position, cache->keys, owner->own_keys);
+    const uint16_t *values = halves_at(cache, position, cache->values, owner->own_values);
+    return (struct soon){
+        .keys = (const uint8_t *)keys + TILES_TOGETHER * LANES * cache->head_length * sizeof *keys,
+        .values = (const uint8_t *)values,
+    };
 }
 
 /* Elements from .. of the keys of so many tiles, from `position` on. */
@@ -284,10 +311,13 @@ static void attend_block(const struct attention_cache *cache, size_t start, floa
         for (size_t d = 0, elements; d < length; d += elements) {
             elements = length - d < KEY_ELEMENTS ? length - d : KEY_ELEMENTS;
             open_keys(cache, queries, start + p, tiles, d, elements, opened);
+            const struct soon soon = soon_of(cache, queries, start + p), *asking = &soon;
             for (const struct query_group *group = groups; group < end; group++)
-                if (group->least < p + tiles * LANES && p < group->most)
+                if (group->least < p + tiles * LANES && p < group->most) {
                     score_group(tiles, opened, d, elements, group->count, queries + group->first,
-                                d + elements == length ? scale : 1.0f, weights[group->first] + p);
+                                d + elements == length ? scale : 1.0f, asking, weights[group->first] + p);
+                    asking = 0; /* once is enough */
+                }
         }
     }
     for (const struct query_group *group = groups; group < end; group++)
