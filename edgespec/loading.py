@@ -16,6 +16,7 @@ from edgespec.opening import (
     LoadedModel,
     ModelSettings,
     choose_threads,
+    drafter_bytes_spared,
     drafter_head_rows,
     drafter_memory,
     drafter_settings,
@@ -120,10 +121,12 @@ def load_parts(
         too_large = _too_large(profile, drafter, settings, places, context_length, left)
         drafter, drafter_off = (drafter, drafter_off) if too_large is None else (None, too_large)
     drafting = None if drafter is None else drafter_settings(profile, settings.threads, drafter)
-    drafter_head = None
+    drafter_head, drafter_bytes = None, None
     if drafter is not None and drafting is not None:
         head_rows = drafter_head_rows(profile, drafter, drafting)
         drafter_head = None if head_rows is None else (head_rows, drafter.header.vocabulary_size)
+        spared = drafter_bytes_spared(profile, drafter, drafting)
+        drafter_bytes = (drafter.weight_bytes - spared, drafter.weight_bytes) if spared else None
     wish = Wish(
         depth=profile.depth,
         exactness=profile.exactness,
@@ -134,6 +137,7 @@ def load_parts(
         drafter_device="cpu" if drafting is None else drafting.device,
         drafter_off=drafter_off,
         drafter_head=drafter_head,
+        drafter_bytes=drafter_bytes,
         weighs_siblings=profile.depth_policy in ("cost", "bandit"),
         mode=profile.mode,
     )

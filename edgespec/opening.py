@@ -26,7 +26,7 @@ from edgespec.short_head import short_head_ids, short_head_rows
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
 # What the native runtime keeps of a model in the store, in the model's own folder: it goes when the model goes.
-NATIVE_SIDECAR = "native.tiles"
+NATIVE_SIDECAR, NARROW_SIDECAR = "native.tiles", "native-narrow.tiles"
 
 # ONNX Runtime's processor kernels keep keys and values as float32.
 _ONNX_CACHE_BITS = 32
@@ -182,8 +182,10 @@ def stable_settings(preferred: ModelSettings) -> Sequence[ModelSettings]:
     return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
 
 
-def open_model(located: LocatedModel, settings: ModelSettings, *, short_head: IdArray | None = None) -> LoadedModel:
-    """Load the weights; in our own kernels the model may get a ``short_head``, the ids of some rows.
+def open_model(
+    located: LocatedModel, settings: ModelSettings, *, short_head: IdArray | None = None, narrow: bool = False
+) -> LoadedModel:
+    """Load the weights; in our own kernels with a ``short_head``, the ids of some rows, or ``narrow``, if wanted.
 
     Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, MemoryLimitError, CancelledError.
     """
@@ -191,6 +193,7 @@ def open_model(located: LocatedModel, settings: ModelSettings, *, short_head: Id
         assert located.onnx is not None  # these settings are made for such folders only
         return onnx.load_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
     if isinstance(settings, native.NativeSettings):
+        sidecar = NARROW_SIDECAR if narrow else NATIVE_SIDECAR
         return native.load_native(
             located.path,
             settings,
@@ -198,8 +201,9 @@ def open_model(located: LocatedModel, settings: ModelSettings, *, short_head: Id
             sha256=located.identity,
             header=located.header,
             artefact=located.artefact,
-            sidecar=None if located.store_folder is None else located.store_folder / NATIVE_SIDECAR,
+            sidecar=None if located.store_folder is None else located.store_folder / sidecar,
             short_head=short_head,
+            narrow=narrow,
         )
     return llama.load_model(
         located.path,
@@ -218,7 +222,8 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
     """
     if not drafts_in_process(profile, settings):
         short = None if drafter_head_rows(profile, drafter, settings) is None else short_head_ids(drafter.header)
-        return open_model(drafter, settings, short_head=short)
+        narrow = drafter_bytes_spared(profile, drafter, settings) > 0
+        return open_model(drafter, settings, short_head=short, narrow=narrow)
     folder = drafter.artefact or drafter.onnx
     request = LoadRequest(
         runtime=runtime_of(settings),
@@ -232,7 +237,12 @@ def open_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSetting
 
 def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> ModelFacts:
     """The facts the drafter would have if it were loaded; a process of its own is one of its settings."""
-    facts = describe(drafter, settings, head_rows=drafter_head_rows(profile, drafter, settings))
+    facts = describe(
+        drafter,
+        settings,
+        head_rows=drafter_head_rows(profile, drafter, settings),
+        narrow=drafter_bytes_spared(profile, drafter, settings) > 0,
+    )
     if not drafts_in_process(profile, settings):
         return facts
     return replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
@@ -240,21 +250,44 @@ def describe_drafter(profile: Profile, drafter: LocatedModel, settings: ModelSet
 
 def drafter_head_rows(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> int | None:
     """How many rows the drafter's head has at first, if not all: in our kernels, and in no process of its own."""
-    if profile.draft_head == "whole" or not isinstance(settings, native.NativeSettings):
-        return None
-    if drafter.artefact is not None or drafts_in_process(profile, settings):
+    if profile.draft_head == "whole" or not _may_differ_from_file(profile, drafter, settings):
         return None
     return short_head_rows(drafter.header)
 
 
-def describe(located: LocatedModel, settings: ModelSettings, *, head_rows: int | None = None) -> ModelFacts:
-    """The facts the model would have if it were loaded, in our own kernels with a short head of so many rows."""
+def drafter_bytes_spared(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> int:
+    """How much smaller than its file's the drafter's weights are kept: in our kernels, and in no process of its own.
+
+    Raises RuntimeUnavailableError, ModelFileError.
+    """
+    if profile.draft_weights == "file" or not _may_differ_from_file(profile, drafter, settings):
+        return 0
+    return native.bytes_spared(drafter.header)
+
+
+def _may_differ_from_file(profile: Profile, drafter: LocatedModel, settings: ModelSettings) -> bool:
+    """An exported drafter with a trimmed head is as it was wanted."""
+    ours = isinstance(settings, native.NativeSettings) and not drafts_in_process(profile, settings)
+    return ours and drafter.artefact is None
+
+
+def describe(
+    located: LocatedModel, settings: ModelSettings, *, head_rows: int | None = None, narrow: bool = False
+) -> ModelFacts:
+    """The facts the model would have if it were loaded, in our own kernels with a short head of so many rows and
+    ``narrow`` weights.
+    """
     if isinstance(settings, onnx.OnnxSettings):
         assert located.onnx is not None
         return onnx.describe_onnx(located.onnx, settings, name=located.name, sha256=located.identity)
     if isinstance(settings, native.NativeSettings):
         return native.describe_native(
-            located.header, settings, name=located.name, sha256=located.identity, head_rows=head_rows
+            located.header,
+            settings,
+            name=located.name,
+            sha256=located.identity,
+            head_rows=head_rows,
+            narrow=narrow,
         )
     return llama.describe_model(located.header, settings, name=located.name, sha256=located.identity)
 
@@ -295,7 +328,8 @@ def drafter_memory(
     profile: Profile, drafter: LocatedModel, context_length: int, settings: ModelSettings
 ) -> MemoryEstimate:
     """What the drafter takes, in this process or in one of its own."""
-    estimate = memory_needed(drafter.header, drafter.weight_bytes, context_length, settings)
+    kept = drafter.weight_bytes - drafter_bytes_spared(profile, drafter, settings)
+    estimate = memory_needed(drafter.header, kept, context_length, settings)
     more = PROCESS_BYTES if drafts_in_process(profile, settings) else 0
     return replace(estimate, buffers_bytes=estimate.buffers_bytes + more)
 

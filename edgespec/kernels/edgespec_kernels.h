@@ -16,7 +16,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 2
+#define ES_ABI 3
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 
@@ -113,6 +113,9 @@ ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
 /* Lays rows as in the file out in tiles, whose bytes are zero before: rows that fill the last tile up stay so. Returns
  * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
+/* Rows as in the file, of any type, to rows of Q4_0 as a file would have them, which hold less. Returns the first row
+ * with a value that is not finite, or -1. */
+ES_EXPORT int64_t es_narrow(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to);
 
 /* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS. */
 ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,

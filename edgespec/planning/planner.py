@@ -38,7 +38,8 @@ class Wish:
     """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
 
     ``plain_because``: a reason that was found to decode plainly, whatever could draft. ``drafter_head`` are the rows
-    of the drafter's short head and of its whole one, ``weighs_siblings``: the policy knows what they are worth.
+    of the drafter's short head and of its whole one, ``drafter_bytes`` what its weights take as they are kept and in
+    the file, where these differ, ``weighs_siblings``: the policy knows what they are worth.
     """
 
     depth: int | Literal["auto"]
@@ -50,6 +51,7 @@ class Wish:
     drafter_device: str = "cpu"
     drafter_off: str | None = None
     drafter_head: tuple[int, int] | None = None
+    drafter_bytes: tuple[int, int] | None = None
     weighs_siblings: bool = False
     plain_because: str | None = None
     mode: ModeWish = "auto"
@@ -170,6 +172,9 @@ def make_plan(
 def _drafting_notes(wish: Wish, *, branches: bool) -> list[str]:
     """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
     notes = []
+    if wish.drafter_bytes is not None:
+        kept, filed = (f"{count / 1e6:.0f} MB" for count in wish.drafter_bytes)
+        notes.append(f"the drafter's weights are kept in four bits: {kept} where its file has {filed}")
     if wish.drafter_head is not None:
         rows, whole = wish.drafter_head
         notes.append(

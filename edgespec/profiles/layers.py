@@ -145,6 +145,7 @@ KEYS: Mapping[str, _Key] = {
     "draft_runtime": _choice("auto", "llama", "native"),
     "draft_isolation": _choice("auto", "process", "thread"),
     "draft_head": _choice("auto", "whole"),
+    "draft_weights": _choice("auto", "file"),
     "gpu_layers": _integer(0, 10_000, auto=True),
     "max_memory_fraction": _fraction(),
     "lookup": _boolean(),

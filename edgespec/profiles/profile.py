@@ -49,6 +49,7 @@ class Profile:
     draft_runtime: Literal["auto", "llama", "native"]
     draft_isolation: Literal["auto", "process", "thread"]
     draft_head: Literal["auto", "whole"]
+    draft_weights: Literal["auto", "file"]
     gpu_layers: int | Auto
     max_memory_fraction: float
     lookup: bool

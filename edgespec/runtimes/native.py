@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from edgespec.runtimes.native_layout import unsupported_reason
 from edgespec.runtimes.native_model import KV_BITS, NativeModel, NativeSettings, describe_native, load_native
+from edgespec.runtimes.native_narrow import NARROW_TYPE, bytes_spared
 from edgespec.runtimes.native_sequence import NativeSequence
 
 __all__ = [
     "KV_BITS",
+    "NARROW_TYPE",
     "NativeModel",
     "NativeSequence",
     "NativeSettings",
+    "bytes_spared",
     "describe_native",
     "load_native",
     "unsupported_reason",

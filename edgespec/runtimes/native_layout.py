@@ -9,23 +9,10 @@ from dataclasses import dataclass
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.artefact import EmbeddingTable, TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, TensorInfo
+from edgespec.runtimes.native_tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
 
-__all__ = ["LayerTensors", "ModelLayout", "Rope", "WeightTensor", "read_layout", "unsupported_reason"]
+__all__ = ["read_layout", "unsupported_reason"]
 
-# The types that kernels exist for, by the numbers GGUF and the kernels give them.
-TYPES: Mapping[str, int] = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 6,
-    "Q5_1": 7,
-    "Q8_0": 8,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "BF16": 30,
-}
 SUPER_BLOCK = 256  # columns that share scales of scales in the K types
 BLOCK = 32  # columns that are quantised together, weights and activations alike
 LANES = 16  # elements of a head that attention takes at a time
@@ -69,73 +56,6 @@ _EMBEDDING, _HEAD, _OUTPUT_NORM, _ROPE_FACTORS = (
 
 class _UnsupportedError(Exception):
     """Why the native runtime does not run this model, in a few words."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightTensor:
-    """One matrix, ``rows`` x ``columns``, and its bias."""
-
-    tensor: TensorInfo
-    bias: TensorInfo | None
-    rows: int
-    columns: int
-
-    @property
-    def type_number(self) -> int:
-        return TYPES[self.tensor.type_name]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTensors:
-    attention_norm: TensorInfo
-    feed_forward_norm: TensorInfo
-    attention_post_norm: TensorInfo | None
-    feed_forward_post_norm: TensorInfo | None
-    query_norm: TensorInfo | None
-    key_norm: TensorInfo | None
-    query: WeightTensor
-    key: WeightTensor
-    value: WeightTensor
-    output: WeightTensor
-    gate: WeightTensor
-    up: WeightTensor
-    down: WeightTensor
-    window: int
-    rope_table: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
-    """What rotary frequencies are made of: base ** -(2i / rope_length) / scale / factors[i]."""
-
-    base: float
-    scale: float
-    factors: TensorInfo | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLayout:
-    """A model's numbers and tensors. A layer's ``rope_table`` is one of ``ropes``, its ``window`` the number of
-    positions that a row sees, 0 for all.
-    """
-
-    embedding: int
-    heads: int
-    kv_heads: int
-    head_length: int
-    feed_forward: int
-    vocabulary: int
-    rope_length: int
-    rope_pairs: int
-    ropes: tuple[Rope, ...]
-    norm_epsilon: float
-    embedding_scale: float
-    attention_scale: float
-    activation: int
-    layers: tuple[LayerTensors, ...]
-    output_norm: TensorInfo
-    head: WeightTensor
-    embedding_rows: WeightTensor
 
 
 def unsupported_reason(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> str | None:

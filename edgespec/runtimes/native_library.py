@@ -36,7 +36,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 2
+ABI = 3
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
 PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.
@@ -127,6 +127,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
+    "es_narrow": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
     "es_memory_give": (None, (c_void_p, c_int64)),
     "es_checksum": (c_uint64, (_BYTES, c_int64)),

@@ -16,8 +16,10 @@ from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
 from edgespec.runtimes.native_layout import read_layout
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native_narrow import NARROW_TYPE, bytes_spared, narrowed
 from edgespec.runtimes.native_parts import HeadRows, ModelPart
 from edgespec.runtimes.native_sequence import NativeSequence
+from edgespec.runtimes.native_tensors import ModelLayout
 from edgespec.runtimes.native_threads import check_threads
 from edgespec.runtimes.native_weights import SidecarPlace, load_weights
 
@@ -59,6 +61,7 @@ def load_native(
     sidecar: Path | None = None,
     artefact: TrimmedDrafter | None = None,
     short_head: IdArray | None = None,
+    narrow: bool = False,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
 
@@ -67,24 +70,35 @@ def load_native(
     load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
     tells which model it is of and if there is plenty of room.
 
+    A ``narrow`` model has its larger matrices in four bits, and computes what a file of Q4_0 would: for a drafter.
+
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
+    if narrow and artefact is not None:
+        raise InvalidRequestError("a drafter with a trimmed head stays as it was exported")
     header = read_header(path) if header is None else header
-    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
+    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256, narrow=narrow)
     place = None
     if settings.sidecar and sidecar is not None and sha256 is not None:
         place = SidecarPlace(path=sidecar, sha256=sha256)
     layout = read_layout(header, artefact)
+    layout = narrowed(layout) if narrow else layout
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
-    head = None if short_head is None else HeadRows(weights, layout.head, short_head)
+    head = None if short_head is None else HeadRows(weights, short_head)
     return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)
 
 
 def describe_native(
-    header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None, head_rows: int | None = None
+    header: GgufHeader,
+    settings: NativeSettings,
+    *,
+    name: str,
+    sha256: str | None,
+    head_rows: int | None = None,
+    narrow: bool = False,
 ) -> ModelFacts:
     """The facts of a model as ``load_native`` would report them, from its header alone.
 
@@ -96,6 +110,9 @@ def describe_native(
     facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
     if settings.processors is not None:
         facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
+    spared = bytes_spared(header) if narrow else 0
+    if spared:
+        facts_settings["weights"] = NARROW_TYPE
     whole = ModelFacts(
         name=name,
         sha256=sha256,
@@ -106,15 +123,18 @@ def describe_native(
         threads=settings.threads,
         vocabulary_size=header.vocabulary_size,
         trained_context_length=header.context_length,
-        weight_bytes=header.tensor_bytes,
-        bytes_per_forward=header.bytes_per_forward,
+        weight_bytes=header.tensor_bytes - spared,
+        bytes_per_forward=header.bytes_per_forward - spared,
         kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=True,
         settings=facts_settings,
     )
-    return _facts_of_part(whole, header, (), head_rows)
+    if head_rows is None:
+        return whole
+    layout = read_layout(header)
+    return _facts_of_part(whole, header, narrowed(layout) if narrow else layout, (), head_rows)
 
 
 def _level(library: NativeLibrary, wanted: str) -> str:
@@ -130,18 +150,19 @@ def _level(library: NativeLibrary, wanted: str) -> str:
 
 
 def _facts_of_part(
-    facts: ModelFacts, header: GgufHeader, skipped: abc.Sequence[int], head_rows: int | None
+    facts: ModelFacts, header: GgufHeader, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None
 ) -> ModelFacts:
     read, kv = facts.bytes_per_forward, facts.kv_bytes_per_token
     settings = dict(facts.settings)
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
-        read -= sum(tensor.byte_count for tensor in header.tensors if tensor.name.startswith(blocks))
+        kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
+        left_out = [tensor for tensor in header.tensors if tensor.name.startswith(blocks)]
+        read -= sum(kept.get(tensor.name, tensor.byte_count) for tensor in left_out)
         kv = kv // header.block_count * (header.block_count - len(skipped))  # layers are all alike
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
-        head = read_layout(header).head
-        read -= head.tensor.byte_count // head.rows * (head.rows - head_rows)
+        read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
         settings["head_rows"] = head_rows
     return replace(facts, bytes_per_forward=read, kv_bytes_per_token=kv, settings=settings)
 
@@ -152,7 +173,7 @@ class NativeModel:
     def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
         self.header = header
         self.settings = settings
-        self._facts = _facts_of_part(facts, header, part.skipped, part.head_rows)
+        self._facts = _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows)
         self._part: ModelPart | None = part
         self._lock = threading.Lock()
         self._sequences: weakref.WeakSet[NativeSequence] = weakref.WeakSet()
@@ -164,8 +185,9 @@ class NativeModel:
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
         """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
-            part, whole = self._open_part(), self._whole_facts(self._settings_with(threads))
-            return _facts_of_part(whole, self.header, part.skipped, part.head_rows)
+            part = self._open_part()
+            whole = self._whole_facts(part, self._settings_with(threads))
+            return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
     def with_caches(self, *, threads: int | None = None) -> NativeModel:
         """The same weights, shared, on another number of threads; to be closed like any other model.
@@ -196,14 +218,15 @@ class NativeModel:
             part = self._open_part()
             if part.head_ids is not None:
                 raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
-            head = HeadRows(part.weights, read_layout(self.header).head, ids)
+            head = HeadRows(part.weights, ids)
             return self._with_part(part.scoring(head), self.settings)
 
     def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
-        return NativeModel(part, self.header, settings, self._whole_facts(settings))
+        return NativeModel(part, self.header, settings, self._whole_facts(part, settings))
 
-    def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
-        return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+    def _whole_facts(self, part: ModelPart, settings: NativeSettings) -> ModelFacts:
+        name, sha256 = self._facts.name, self._facts.sha256
+        return describe_native(self.header, settings, name=name, sha256=sha256, narrow=part.weights.layout.is_narrow)
 
     def _settings_with(self, threads: int | None) -> NativeSettings:
         return self.settings if threads is None else replace(self.settings, threads=threads)

@@ -11,7 +11,6 @@ import numpy as np
 
 from edgespec.decoding.contracts import IdArray
 from edgespec.errors import InvalidRequestError, MemoryLimitError
-from edgespec.runtimes.native_layout import WeightTensor
 from edgespec.runtimes.native_library import Layer, Matrix, NativeModelStruct
 from edgespec.runtimes.native_weights import NativeWeights
 
@@ -25,7 +24,8 @@ class HeadRows:
     side. Raises InvalidRequestError, MemoryLimitError.
     """
 
-    def __init__(self, weights: NativeWeights, head: WeightTensor, ids: IdArray) -> None:
+    def __init__(self, weights: NativeWeights, ids: IdArray) -> None:
+        head = weights.layout.head
         wanted = np.asarray(ids)
         if wanted.ndim != 1 or not len(wanted) or wanted.dtype.kind not in "iu":
             raise InvalidRequestError("the rows of a head are a list of token ids, at least one")
@@ -33,7 +33,7 @@ class HeadRows:
         if wanted[0] < 0 or wanted[-1] >= head.rows or (np.diff(wanted) <= 0).any():
             raise InvalidRequestError(f"the rows of a head are ascending token ids in 0..{head.rows - 1}")
         self.ids: IdArray = wanted
-        self._weights, self._head = weights, head
+        self._weights = weights
         self._in_place = int(np.searchsorted(wanted - np.arange(len(wanted)), 0, side="right"))
         whole = weights.struct.head
         columns, number = int(whole.columns), int(whole.type)
@@ -48,7 +48,7 @@ class HeadRows:
         """Where those rows are now, for as long as this lives."""
         if not len(ids):
             return None
-        api, head = self._weights.library.api, self._head
+        api, head = self._weights.library.api, self._weights.layout.head
         size = int(api.es_relaid_bytes(head.type_number, len(ids), head.columns))
         address = api.es_memory_take(size, 1)
         if not address:
@@ -57,9 +57,7 @@ class HeadRows:
             )
         finalizer = weakref.finalize(self, api.es_memory_give, address, size)
         finalizer.atexit = False  # the process is going: its memory goes with it
-        rows = self._weights.rows(head, ids)
-        # Scales that are not finite were refused when the whole head was laid out.
-        api.es_relay(head.type_number, rows.ctypes.data, len(ids), head.columns, address)
+        self._weights.lay_rows_out(head, ids, address)
         return int(address)
 
     @functools.cached_property
@@ -73,7 +71,7 @@ class HeadRows:
         if not len(more):
             return self
         behind = np.sort(np.concatenate((self.ids[self._in_place :], more)))
-        return HeadRows(self._weights, self._head, np.concatenate((self.ids[: self._in_place], behind)))
+        return HeadRows(self._weights, np.concatenate((self.ids[: self._in_place], behind)))
 
 
 class ModelPart:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from edgespec.decoding.contracts import IdArray
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf import GgufHeader, TensorInfo
-from edgespec.runtimes.native_layout import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.native_library import Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native_sidecar import MappedTiles, Sidecar
+from edgespec.runtimes.native_tensors import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.worker_thread import WorkerThread
 
 __all__ = ["NativeWeights", "SidecarPlace", "load_weights"]
@@ -33,7 +33,6 @@ __all__ = ["NativeWeights", "SidecarPlace", "load_weights"]
 _TILE_ROWS = 16
 _LINE_BYTES = 64  # matrices start on cache lines of their own
 
-_MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 _OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm", "key_norm")
 
 # Rows laid out at a time, whole tiles of 16: a few megabytes, so that a large head is shared among the threads, and
@@ -74,6 +73,7 @@ class NativeWeights:
         self, library: NativeLibrary, layout: ModelLayout, files: WeightFiles, tiles: MappedTiles | None = None
     ) -> None:
         self.library = library
+        self.layout = layout
         self._file, self._table = files.weights, files.embedding  # the embedding's rows stay there
         self._base = np.frombuffer(self._file, dtype=np.uint8).ctypes.data
         self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
@@ -102,8 +102,8 @@ class NativeWeights:
         for layer, tensors in zip(layers, layout.layers, strict=True):
             layer.attention_norm = self._floats(tensors.attention_norm)
             layer.feed_forward_norm = self._floats(tensors.feed_forward_norm)
-            for name in _MATRICES:
-                setattr(layer, name, self._matrix(getattr(tensors, name)))
+            for name, weight in tensors.matrices.items():
+                setattr(layer, name, self._matrix(weight))
             for name in _OPTIONAL_NORMS:
                 norm = getattr(tensors, name)
                 setattr(layer, name, None if norm is None else self._floats(norm))
@@ -166,19 +166,19 @@ class NativeWeights:
             raise ValueError(f"a rope base of {rope.base} scaled by {rope.scale} gives no finite frequencies")
         return frequencies
 
-    def rows(self, weight: WeightTensor, ids: IdArray) -> NDArray[np.uint8]:
-        """Some rows of a matrix as the file holds them: uint8 of shape (len(ids), bytes of a row)."""
+    def lay_rows_out(self, weight: WeightTensor, ids: IdArray, tiles: int) -> None:
+        """Lay some rows of a matrix out at ``tiles``, whose scales are finite since those of all are."""
         tensor = weight.tensor
         whole = np.frombuffer(self._file, dtype=np.uint8, count=tensor.byte_count, offset=tensor.offset)
-        return np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
+        rows = np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
+        self._relay(weight, rows.ctypes.data, len(ids), tiles)
 
     def relay(self, strip: _Strip) -> int:
         """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
         weight, tensor = strip.weight, strip.weight.tensor
         start = _relaid_bytes(self.library, weight, strip.first)
         bad = self._relay_to(strip, self._addresses[tensor.name] + start)
-        row_bytes = tensor.byte_count // weight.rows
-        self.let_file_go(tensor.offset + strip.first * row_bytes, strip.rows * row_bytes)
+        self.let_file_go(tensor.offset + strip.first * weight.row_bytes, strip.rows * weight.row_bytes)
         return strip.first + bad if bad >= 0 else -1
 
     def let_file_go(self, offset: int = 0, byte_count: int | None = None) -> None:
@@ -190,9 +190,19 @@ class NativeWeights:
             self._file.madvise(mmap.MADV_DONTNEED, first, length)
 
     def _relay_to(self, strip: _Strip, tiles: int) -> int:
-        weight, tensor = strip.weight, strip.weight.tensor
-        source = self._base + tensor.offset + strip.first * (tensor.byte_count // weight.rows)
-        return int(self.library.api.es_relay(weight.type_number, source, strip.rows, weight.columns, tiles))
+        weight = strip.weight
+        source = self._base + weight.tensor.offset + strip.first * weight.row_bytes
+        return self._relay(weight, source, strip.rows, tiles)
+
+    def _relay(self, weight: WeightTensor, source: int, rows: int, tiles: int) -> int:
+        """Lay ``rows`` out that lie at ``source`` as in the file; the first that is not finite, or -1."""
+        api, columns = self.library.api, weight.columns
+        if weight.kept_as is None:
+            return int(api.es_relay(weight.type_number, source, rows, columns, tiles))
+        kept = np.empty(rows * weight.kept_row_bytes, dtype=np.uint8)
+        bad = int(api.es_narrow(weight.file_type_number, source, rows, columns, kept.ctypes.data))
+        api.es_relay(weight.type_number, kept.ctypes.data, rows, columns, tiles)
+        return bad
 
     def agrees_with_file(self, weight: WeightTensor) -> bool:
         """Whether the first and the last tile of a matrix are what the file's rows give.
@@ -312,7 +322,7 @@ def _map_kept(
     if tiles is None:
         return None
     weights = NativeWeights(library, layout, files, tiles)
-    if not all(weights.agrees_with_file(weight) for weight in _weights(layout)):
+    if not all(weights.agrees_with_file(weight) for weight in layout.matrices):
         return None
     weights.let_file_go()
     if tiles.as_fast_as_memory:
@@ -329,7 +339,7 @@ def tile_bytes(library: NativeLibrary, layout: ModelLayout) -> int:
 
 def _sizes(library: NativeLibrary, layout: ModelLayout) -> dict[str, int]:
     """Bytes of each matrix in tiles, in the order in which they lie in memory."""
-    return {weight.tensor.name: _relaid_bytes(library, weight) for weight in _weights(layout)}
+    return {weight.tensor.name: _relaid_bytes(library, weight) for weight in layout.matrices}
 
 
 def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> bytes:
@@ -337,22 +347,15 @@ def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> by
     sizes = _sizes(library, layout)
     matrices = [
         (weight.tensor.name, weight.type_number, weight.rows, weight.columns, sizes[weight.tensor.name])
-        for weight in _weights(layout)
+        for weight in layout.matrices
     ]
     return hashlib.sha256(json.dumps([sha256, matrices]).encode()).digest()
 
 
 def _strips(layout: ModelLayout) -> Iterator[_Strip]:
-    for weight in _weights(layout):
+    for weight in layout.matrices:
         for first in range(0, weight.rows, _STRIP_ROWS):
             yield _Strip(weight, first, min(_STRIP_ROWS, weight.rows - first))
-
-
-def _weights(layout: ModelLayout) -> Iterator[WeightTensor]:
-    for layer in layout.layers:
-        for name in _MATRICES:
-            yield getattr(layer, name)
-    yield layout.head
 
 
 def _relaid_bytes(library: NativeLibrary, weight: WeightTensor, rows: int | None = None) -> int:

@@ -1,0 +1,105 @@
+"""Drafters whose weights are kept in four bits: who gets them, what is said of them, and the same text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.files.locations import Home
+from edgespec.files.store import Store
+from edgespec.locate import LocatedModel, Locator
+from edgespec.opening import (
+    NARROW_SIDECAR,
+    NATIVE_SIDECAR,
+    describe,
+    describe_drafter,
+    drafter_bytes_spared,
+    drafter_memory,
+    open_drafter,
+    open_model,
+)
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama import LlamaSettings
+from edgespec.runtimes.native import NativeSettings, bytes_spared
+from edgespec.runtimes.restarting import WorkerSettings
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_models import TinyModels, answer
+
+require_native()
+
+PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
+AS_IN_THE_FILE = replace(PROFILE, draft_weights="file")
+
+
+@pytest.fixture
+def located(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
+    return Locator(store=Store(Home(tmp_path))).locate(str(tiny.drafter))
+
+
+def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
+    settings = NativeSettings()
+    said, whole = describe_drafter(PROFILE, located, settings), describe(located, settings)
+    model = open_drafter(PROFILE, located, settings, WorkerSettings())
+    assert model.facts == said
+    model.close()
+    spared = bytes_spared(located.header)
+    assert spared == drafter_bytes_spared(PROFILE, located, settings) > 0
+    assert said.settings == {**whole.settings, "weights": "Q4_0"}
+    assert said.bytes_per_forward == whole.bytes_per_forward - spared
+    needed = [drafter_memory(each, located, 512, settings).weights_bytes for each in (AS_IN_THE_FILE, PROFILE)]
+    assert needed == [located.weight_bytes, located.weight_bytes - spared]
+
+
+def test_only_drafters_in_our_own_kernels_and_process_get_them(located: LocatedModel) -> None:
+    native, llama = NativeSettings(), LlamaSettings()
+    for profile, settings in (
+        (AS_IN_THE_FILE, native),
+        (replace(PROFILE, draft_isolation="process"), native),
+        (PROFILE, llama),
+    ):
+        assert "weights" not in describe_drafter(profile, located, settings).settings
+        assert drafter_bytes_spared(profile, located, settings) == 0
+    trimmed: Any = SimpleNamespace(folder=Path("folder"))
+    assert drafter_bytes_spared(PROFILE, replace(located, artefact=trimmed), native) == 0
+    with open_model(located, native) as target:
+        assert "weights" not in target.facts.settings
+
+
+def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "of the model"
+    folder.mkdir()
+    stored = replace(located, identity="sha256:ab", store_folder=folder)
+    for _ in range(2):
+        open_model(stored, NativeSettings()).close()
+        open_drafter(PROFILE, stored, NativeSettings(), WorkerSettings()).close()
+    sizes = {each.name: each.stat().st_size for each in folder.iterdir()}
+    assert sizes.keys() == {NATIVE_SIDECAR, NARROW_SIDECAR}
+    assert sizes[NARROW_SIDECAR] < sizes[NATIVE_SIDECAR]
+
+
+@pytest.mark.parametrize(
+    "sampling", [None, Sampling(temperature=1.0, seed=3), Sampling(temperature=1.0, seed=3, rule="rejection")]
+)
+def test_an_engine_drafts_with_them_and_writes_the_same(tiny: TinyModels, sampling: Sampling | None) -> None:
+    texts = []
+    for weights in ("auto", "file"):
+        with tiny.load_speculating(
+            runtime="native", draft_runtime="native", lookup=False, draft_weights=weights
+        ) as engine:
+            narrow = weights == "auto"
+            assert engine.drafter_model().facts.settings.get("weights") == ("Q4_0" if narrow else None)
+            assert "weights" not in engine.target_model.facts.settings
+            assert ("kept in four bits" in " ".join(engine.plan.reasons)) is narrow
+            drafted, plain = (
+                answer(engine.session().generate("one two three", max_tokens=60, depth=depth, sampling=sampling))
+                for depth in (4, 0)
+            )
+            assert drafted.stats.accepted > 0
+            assert drafted.token_ids == plain.token_ids or (sampling is not None and sampling.rule == "rejection")
+            texts.append(plain.token_ids)
+    assert texts[0] == texts[1]
