@@ -252,10 +252,13 @@ class Knowledge:
                 self.store.save_acceptance(self.target, self._identity(source), prior)
 
     def _identity(self, source: str) -> str:
-        """A drafting model is known by its file, so that another model of the same kind starts afresh."""
-        if source == "model" and self.drafter is not None:
-            return f"{source}:{self.drafter.sha256 or self.drafter.name}"
-        return source
+        """A drafting model is known by its file and what its weights are kept as: any other one starts afresh."""
+        if source != "model" or self.drafter is None:
+            return source
+        kept_as = self.drafter.settings.get("weights")
+        return ":".join(
+            (source, self.drafter.sha256 or self.drafter.name, *([] if kept_as is None else [str(kept_as)]))
+        )
 
 
 def _drafter_option(

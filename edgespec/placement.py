@@ -335,11 +335,13 @@ def _placement(
     bits = cache_bits(settings)
     layers = layer_bytes(located.header, bits)
     some = settings.gpu_layers if isinstance(settings, LlamaSettings) else None
+    split = layers.split(0 if settings.device == HOST else some, context_length)
+    spared = located.weight_bytes - facts.weight_bytes  # of a drafter in our own kernels, which are on the host
     return Placement(
         settings=settings,
         facts=facts,
         memory=HOST if device is None else device.memory,
-        split=layers.split(0 if settings.device == HOST else some, context_length),
+        split=replace(split, host_weights=split.host_weights - spared),
         buffers_bytes=estimate_memory(located.header, context_length, bits).buffers_bytes,
         layers=None if some is None else (some, layers.layers),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.decoding.contracts import ModelFacts
 from edgespec.knowledge import Knowledge
-from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN
+from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
 from edgespec.planning.cost import FREE
 from edgespec.planning.depth import FixedDepth
 from edgespec.planning.depth_bandit import BanditDepth
@@ -152,3 +152,16 @@ def test_nothing_learned_nothing_written(store: Measurements) -> None:
     known.keep(BanditDepth({"plain": FixedDepth(0)}))
     assert not store.folder.exists()
     assert NO_PRIOR.by_position == (None,) * POSITIONS
+
+
+def test_acceptance_is_that_of_weights_as_they_are_kept(store: Measurements) -> None:
+    kinds = (DRAFTER, replace(DRAFTER, settings={"weights": "Q4_0"}))
+    for drafter, right in zip(kinds, (True, False), strict=True):
+        taught = Acceptance()
+        for _ in range(20):
+            taught.learn((), [right])
+        knowledge(store, *BOTH, drafter=drafter).learn_prior("model", taught)
+    first = [knowledge(store, *BOTH, drafter=drafter).priors["model"].by_position[0] for drafter in kinds]
+    right, wrong = (rate or 0.0 for rate in first)
+    assert right > 0.8
+    assert wrong < 0.2

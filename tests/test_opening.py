@@ -238,7 +238,7 @@ def test_a_drafter_on_a_gpu_or_npu_has_a_process_of_its_own(isolation: Any, devi
 @pytest.mark.parametrize("runtime", processor_runtimes())
 def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, runtime: str) -> None:
     settings = NativeSettings() if runtime == "native" else LlamaSettings()
-    profiles = [replace(PROFILE, draft_isolation=kind, draft_weights="file") for kind in ("thread", "process")]
+    profiles = [replace(PROFILE, draft_isolation=kind) for kind in ("thread", "process")]
     here, apart = (drafter_memory(profile, located, 512, settings) for profile in profiles)
     assert here == memory_needed(located.header, located.weight_bytes, 512, settings)
     assert apart.total_bytes - here.total_bytes == PROCESS_BYTES

@@ -27,9 +27,7 @@ from edgespec.short_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 
-PROFILE = replace(
-    load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True), draft_weights="file"
-)
+PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
 NORMAL, CONTROL, BYTE = 1, 3, 6
 KEPT = np.arange(250, 350)
 

@@ -113,9 +113,10 @@ ES_EXPORT int64_t es_relaid_bytes(int64_t type, int64_t rows, int64_t columns);
 /* Lays rows as in the file out in tiles, whose bytes are zero before: rows that fill the last tile up stay so. Returns
  * the first row with a scale that is not finite, or -1. */
 ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *tiles);
-/* Rows as in the file, of any type, to rows of Q4_0 as a file would have them, which hold less. Returns the first row
- * with a value that is not finite, or -1. */
-ES_EXPORT int64_t es_narrow(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to);
+/* Rows as in the file, of any type, to rows of Q4_0 as a file would have them. Returns the first row with what Q4_0 cannot
+ * hold, because it is not finite or too large, or -1; 0 for a type, a shape or a level that there is not. */
+ES_EXPORT int64_t es_coarsen(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to,
+                             int32_t level);
 
 /* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS. */
 ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,

@@ -72,6 +72,8 @@ struct level {
     /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
     void (*attend)(const struct attention_cache *cache, float scale, size_t count,
                    const struct attention_query *queries);
+    /* Blocks of 32 weights as Q4_0 (row_coarsen.h). Returns whether all can be: those that cannot are zeros. */
+    int (*coarsen)(const float *x, size_t blocks, uint8_t *to);
     /* See es_argmax. */
     int64_t (*argmax)(const float *scores, size_t count);
 };
@@ -95,7 +97,7 @@ struct level {
 /* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .to_halves = to_halves, .attend = attend, .argmax = argmax
+    .to_halves = to_halves, .attend = attend, .coarsen = coarsen, .argmax = argmax
 
 /* Which of them were built, EDGESPEC_HAS_... says. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;

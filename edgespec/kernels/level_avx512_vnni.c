@@ -5,6 +5,7 @@
 #include "multiply_avx512_pairs.h"
 #include "quantise_avx512.h"
 #include "row_attention.h"
+#include "row_coarsen.h"
 #include "row_kernels.h"
 
 const struct level level_avx512_vnni = {

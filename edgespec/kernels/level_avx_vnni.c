@@ -4,6 +4,7 @@
 #include "multiply_floats.h"
 #include "multiply_octets.h"
 #include "row_attention.h"
+#include "row_coarsen.h"
 #include "row_kernels.h"
 #include "row_quantise.h"
 

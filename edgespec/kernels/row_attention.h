@@ -20,16 +20,20 @@ enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4, TILES_TOGETHER = LANES_IN_RE
  * each of a block's values. 32 KB, which most cores' nearest cache has. */
 enum { OPENED = 2 * LANES * ATTENTION_BLOCK, KEY_ELEMENTS = OPENED / (TILES_TOGETHER * LANES) };
 
-/* What is read soon, asked for while scores are computed, a line of each for each element of a head: the next keys, and
- * the values of the positions in hand. Without it attention waited for memory for as long as it computed. */
+/* What is read soon, asked for while scores are computed: the next keys, and the values of the positions in hand. Without
+ * it attention waited for memory for as long as it computed. */
 struct soon {
     const uint8_t *keys, *values;
 };
 
-ALWAYS_INLINE void ask_for(const struct soon *soon, size_t line)
+/* For element d of a head: so many tiles of keys, or as many positions' values, are a line for each element or for two. */
+ALWAYS_INLINE void ask_for(const struct soon *soon, size_t d)
 {
-    __builtin_prefetch(soon->keys + line * LINE_BYTES);
-    __builtin_prefetch(soon->values + line * LINE_BYTES);
+    enum { ELEMENTS = 2 * TILE_ROWS * TILES_TOGETHER == LINE_BYTES ? 1 : 2 };
+    if (d % ELEMENTS)
+        return;
+    __builtin_prefetch(soon->keys + d / ELEMENTS * LINE_BYTES);
+    __builtin_prefetch(soon->values + d / ELEMENTS * LINE_BYTES);
 }
 
 /* Scores of `tiles` tiles: for each query a chain of fma along the head. keys: [elements][tiles][16]. With `from` > 0

@@ -7,14 +7,13 @@ class.
 
 from __future__ import annotations
 
+from edgespec.runtimes.native_coarse import bytes_spared
 from edgespec.runtimes.native_layout import unsupported_reason
 from edgespec.runtimes.native_model import KV_BITS, NativeModel, NativeSettings, describe_native, load_native
-from edgespec.runtimes.native_narrow import NARROW_TYPE, bytes_spared
 from edgespec.runtimes.native_sequence import NativeSequence
 
 __all__ = [
     "KV_BITS",
-    "NARROW_TYPE",
     "NativeModel",
     "NativeSequence",
     "NativeSettings",

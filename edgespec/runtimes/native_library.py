@@ -127,7 +127,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
-    "es_narrow": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
+    "es_coarsen": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES, c_int32)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
     "es_memory_give": (None, (c_void_p, c_int64)),
     "es_checksum": (c_uint64, (_BYTES, c_int64)),

@@ -14,9 +14,9 @@ from edgespec.decoding.contracts import IdArray, ModelFacts
 from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
+from edgespec.runtimes.native_coarse import COARSE_TYPE, bytes_spared, coarsened, spared_by
 from edgespec.runtimes.native_layout import read_layout
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
-from edgespec.runtimes.native_narrow import NARROW_TYPE, bytes_spared, narrowed
 from edgespec.runtimes.native_parts import HeadRows, ModelPart
 from edgespec.runtimes.native_sequence import NativeSequence
 from edgespec.runtimes.native_tensors import ModelLayout
@@ -61,7 +61,7 @@ def load_native(
     sidecar: Path | None = None,
     artefact: TrimmedDrafter | None = None,
     short_head: IdArray | None = None,
-    narrow: bool = False,
+    coarse: bool = False,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
 
@@ -70,20 +70,20 @@ def load_native(
     load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
     tells which model it is of and if there is plenty of room.
 
-    A ``narrow`` model has its larger matrices in four bits, and computes what a file of Q4_0 would: for a drafter.
+    A ``coarse`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would: for a
+    drafter.
 
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
-    if narrow and artefact is not None:
-        raise InvalidRequestError("a drafter with a trimmed head stays as it was exported")
     header = read_header(path) if header is None else header
-    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256, narrow=narrow)
+    whole = _describe_whole(header, settings, name=name or path.stem, sha256=sha256)
     place = None
     if settings.sidecar and sidecar is not None and sha256 is not None:
         place = SidecarPlace(path=sidecar, sha256=sha256)
     layout = read_layout(header, artefact)
-    layout = narrowed(layout) if narrow else layout
+    layout = coarsened(layout) if coarse else layout
+    facts = _spared(whole, spared_by(layout))
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
@@ -98,22 +98,31 @@ def describe_native(
     name: str,
     sha256: str | None,
     head_rows: int | None = None,
-    narrow: bool = False,
+    coarse: bool = False,
+    artefact: TrimmedDrafter | None = None,
 ) -> ModelFacts:
     """The facts of a model as ``load_native`` would report them, from its header alone.
 
-    ``head_rows``: how many rows its head has at first, if not all. Raises RuntimeUnavailableError,
-    InvalidRequestError, ModelFileError.
+    ``head_rows``: how many rows its head has at first, if not all and without an ``artefact``. Raises
+    RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
+    facts = _describe_whole(header, settings, name=name, sha256=sha256)
+    if coarse:
+        facts = _spared(facts, bytes_spared(header, artefact))
+    if head_rows is None:
+        return facts
+    layout = read_layout(header)
+    return _facts_of_part(facts, header, coarsened(layout) if coarse else layout, (), head_rows)
+
+
+def _describe_whole(header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None) -> ModelFacts:
+    """With the weights as in the file, all of them."""
     check_threads(settings.threads, settings.processors)
     library = load()
     facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
     if settings.processors is not None:
         facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
-    spared = bytes_spared(header) if narrow else 0
-    if spared:
-        facts_settings["weights"] = NARROW_TYPE
-    whole = ModelFacts(
+    return ModelFacts(
         name=name,
         sha256=sha256,
         architecture=header.architecture,
@@ -123,18 +132,26 @@ def describe_native(
         threads=settings.threads,
         vocabulary_size=header.vocabulary_size,
         trained_context_length=header.context_length,
-        weight_bytes=header.tensor_bytes - spared,
-        bytes_per_forward=header.bytes_per_forward - spared,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
         kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=True,
         settings=facts_settings,
     )
-    if head_rows is None:
-        return whole
-    layout = read_layout(header)
-    return _facts_of_part(whole, header, narrowed(layout) if narrow else layout, (), head_rows)
+
+
+def _spared(facts: ModelFacts, count: int) -> ModelFacts:
+    """With so many bytes of matrices less, since they are coarse."""
+    if not count:
+        return facts
+    return replace(
+        facts,
+        weight_bytes=facts.weight_bytes - count,
+        bytes_per_forward=facts.bytes_per_forward - count,
+        settings={**facts.settings, "weights": COARSE_TYPE},
+    )
 
 
 def _level(library: NativeLibrary, wanted: str) -> str:
@@ -225,8 +242,8 @@ class NativeModel:
         return NativeModel(part, self.header, settings, self._whole_facts(part, settings))
 
     def _whole_facts(self, part: ModelPart, settings: NativeSettings) -> ModelFacts:
-        name, sha256 = self._facts.name, self._facts.sha256
-        return describe_native(self.header, settings, name=name, sha256=sha256, narrow=part.weights.layout.is_narrow)
+        whole = _describe_whole(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+        return _spared(whole, spared_by(part.weights.layout))
 
     def _settings_with(self, threads: int | None) -> NativeSettings:
         return self.settings if threads is None else replace(self.settings, threads=threads)

@@ -127,7 +127,7 @@ class ModelLayout:
     output_norm: TensorInfo
     head: WeightTensor
     embedding_rows: WeightTensor
-    is_narrow: bool = False  # some matrices are kept in a smaller type than the file's
+    is_coarse: bool = False  # some matrices are kept in a smaller type than the file's
 
     @property
     def matrices(self) -> Iterator[WeightTensor]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.contracts import IdArray
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf import GgufHeader, TensorInfo
-from edgespec.runtimes.native_library import Layer, Matrix, NativeLibrary, NativeModelStruct
+from edgespec.runtimes.native_library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native_sidecar import MappedTiles, Sidecar
 from edgespec.runtimes.native_tensors import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.worker_thread import WorkerThread
@@ -74,6 +74,7 @@ class NativeWeights:
     ) -> None:
         self.library = library
         self.layout = layout
+        self._level = LEVELS[library.levels[-1]]  # any computes the same
         self._file, self._table = files.weights, files.embedding  # the embedding's rows stay there
         self._base = np.frombuffer(self._file, dtype=np.uint8).ctypes.data
         self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
@@ -200,7 +201,7 @@ class NativeWeights:
         if weight.kept_as is None:
             return int(api.es_relay(weight.type_number, source, rows, columns, tiles))
         kept = np.empty(rows * weight.kept_row_bytes, dtype=np.uint8)
-        bad = int(api.es_narrow(weight.file_type_number, source, rows, columns, kept.ctypes.data))
+        bad = int(api.es_coarsen(weight.file_type_number, source, rows, columns, kept.ctypes.data, self._level))
         api.es_relay(weight.type_number, kept.ctypes.data, rows, columns, tiles)
         return bad
 
@@ -301,9 +302,8 @@ def _load(
             raise CancelledError("loading was cancelled")
         bad = weights.relay(strip)
         if bad >= 0:
-            raise ModelFileError(
-                header.path, f"row {bad} of tensor {strip.weight.tensor.name} has a scale that is not finite"
-            )
+            what = "a scale that is not finite" if strip.weight.kept_as is None else "what four bits cannot hold"
+            raise ModelFileError(header.path, f"row {bad} of tensor {strip.weight.tensor.name} has {what}")
 
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
         for _ in pool.map(relay, _strips(layout)):

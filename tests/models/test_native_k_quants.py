@@ -64,7 +64,7 @@ def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> N
 
 def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: NativeModel) -> None:
     exact = run(native, text.tokens, 8)
-    with load_native(text.path, NativeSettings(threads=2), narrow=True) as model:
+    with load_native(text.path, NativeSettings(threads=2), coarse=True) as model:
         # Of the 1.5B most is in four bits in the file, too.
         assert model.facts.bytes_per_forward < 0.9 * native.facts.bytes_per_forward
         found = run(model, text.tokens, 8)

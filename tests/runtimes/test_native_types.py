@@ -15,8 +15,8 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf import read_header
 from edgespec.runtimes.llama import LlamaSettings, load_model
 from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.native_layout import TYPES
 from edgespec.runtimes.native_library import load
+from edgespec.runtimes.native_tensors import TYPES
 from tests.runtimes.contract import equal, logits
 from tests.support.k_quants import quantize
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -1,4 +1,4 @@
-"""Narrow models: larger matrices in four bits, computed as if the file had them so."""
+"""Coarse models: matrices of wider types as Q4_0, computed as if the file had them so."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.contracts import LogitsArray
-from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.files.artefact import TrimmedDrafter
+from edgespec.errors import ModelFileError
+from edgespec.files.artefact import read_artefact
 from edgespec.files.gguf import read_header
 from edgespec.runtimes.native import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
+from edgespec.runtimes.native_coarse import coarsened
 from edgespec.runtimes.native_layout import read_layout
-from edgespec.runtimes.native_narrow import narrowed
+from edgespec.runtimes.native_library import LEVELS
 from edgespec.runtimes.native_tensors import WeightTensor
+from edgespec.runtimes.native_weights import NativeWeights
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import TYPES, Weights, relaid, require_native
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.trimmed_folder import write_tied, write_trimmed_folder
 
 LIBRARY = require_native()
 SHAPE: dict[str, Any] = {"width": 256, "heads": 8, "kv_heads": 2}
 
 # Those of whose bytes Q4_0 needs at most 85 %, and the others.
 WIDE = ("F32", "F16", "BF16", "Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K")
-NARROW = ("Q4_0", "Q4_1", "Q4_K")
+COARSE = ("Q4_0", "Q4_1", "Q4_K")
 
 
 def written(folder: Path, kind: str, **settings: Any) -> Path:
@@ -52,14 +55,22 @@ def kept_tiles(model: NativeModel, weight: WeightTensor) -> NDArray[np.uint8]:
     raw = np.fromfile(model.header.path, np.uint8, tensor.byte_count, offset=tensor.offset)
     kept = np.zeros((weight.rows, weight.columns // 32 * 18), dtype=np.uint8)
     number = weight.file_type_number
-    assert LIBRARY.api.es_narrow(number, raw.ctypes.data, weight.rows, weight.columns, kept.ctypes.data) == -1
+    assert coarsened_rows(number, raw, weight, kept) == -1
     return relaid(LIBRARY, Weights("Q4_0", weight.rows, weight.columns, kept))
+
+
+def coarsened_rows(number: int, raw: NDArray[np.uint8], weight: WeightTensor, kept: NDArray[np.uint8]) -> int:
+    return int(
+        LIBRARY.api.es_coarsen(
+            number, raw.ctypes.data, weight.rows, weight.columns, kept.ctypes.data, LEVELS["portable"]
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
-    with load_native(written(tmp_path, kind), NativeSettings(threads=2), narrow=True) as model:
-        layout, struct = narrowed(read_layout(model.header)), model._open_part().weights.struct
+    with load_native(written(tmp_path, kind), NativeSettings(threads=2), coarse=True) as model:
+        layout, struct = coarsened(read_layout(model.header)), model._open_part().weights.struct
         for weight, matrix in (
             (layout.layers[0].query, struct.layer[0].query),
             (layout.layers[-1].down, struct.layer[len(layout.layers) - 1].down),
@@ -74,41 +85,41 @@ def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:
     path = written(tmp_path, kind, tied=tied)
-    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), narrow=True) as narrow:
+    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), coarse=True) as coarse:
         spared = bytes_spared(wide.header)
         assert spared > 0
-        assert narrow.facts.weight_bytes == wide.facts.weight_bytes - spared
-        assert narrow.facts.bytes_per_forward == wide.facts.bytes_per_forward - spared
-        assert narrow.facts.settings == {**wide.facts.settings, "weights": "Q4_0"}
-        assert narrow.facts == describe_native(wide.header, NativeSettings(), name="tiny", sha256=None, narrow=True)
-        plain = rows_of(narrow, 1)
+        assert coarse.facts.weight_bytes == wide.facts.weight_bytes - spared
+        assert coarse.facts.bytes_per_forward == wide.facts.bytes_per_forward - spared
+        assert coarse.facts.settings == {**wide.facts.settings, "weights": "Q4_0"}
+        assert coarse.facts == describe_native(wide.header, NativeSettings(), name="tiny", sha256=None, coarse=True)
+        plain = rows_of(coarse, 1)
         for width in (2, 5, 8, 13):
-            assert equal(rows_of(narrow, width), plain)
+            assert equal(rows_of(coarse, width), plain)
         for level in LIBRARY.levels:
-            with load_native(path, NativeSettings(level=level, threads=3), narrow=True) as other:
+            with load_native(path, NativeSettings(level=level, threads=3), coarse=True) as other:
                 assert equal(rows_of(other), plain), level
         exact = rows_of(wide)
         assert not equal(plain, exact)
         assert np.corrcoef(np.ravel(plain), np.ravel(exact))[0, 1] > 0.9
 
 
-@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("kind", COARSE)
 def test_what_is_small_enough_stays_as_it_is(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path, kind)
     layout = read_layout(read_header(path))
-    assert narrowed(layout) is layout
-    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), narrow=True) as narrow:
-        assert narrow.facts == wide.facts
-        assert equal(rows_of(narrow), rows_of(wide))
+    assert coarsened(layout) is layout
+    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), coarse=True) as coarse:
+        assert coarse.facts == wide.facts
+        assert equal(rows_of(coarse), rows_of(wide))
 
 
-def test_parts_of_a_narrow_model_are_narrow(tmp_path: Path) -> None:
+def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
     path = written(tmp_path, "Q8_0", layers=3)
     shorter = write_tiny_gguf(tmp_path / "shorter.gguf", quant="Q8_0", layers=3, leave_out=(1,), **SHAPE)
     kept = np.array([0, 1, 2, 7, 90, 311])
     with (
-        load_native(path, NativeSettings(), narrow=True) as model,
-        load_native(shorter, NativeSettings(), narrow=True) as other,
+        load_native(path, NativeSettings(), coarse=True) as model,
+        load_native(shorter, NativeSettings(), coarse=True) as other,
         model.with_layers([1]) as part,
         model.with_head_rows(kept) as rows,
         model.with_caches(threads=2) as again,
@@ -122,25 +133,28 @@ def test_parts_of_a_narrow_model_are_narrow(tmp_path: Path) -> None:
         row = model.header.embedding_length // 32 * 18
         assert model.facts.bytes_per_forward - rows.facts.bytes_per_forward == row * (size - len(kept))
         described = describe_native(
-            model.header, NativeSettings(), name="tiny", sha256=None, head_rows=len(kept), narrow=True
+            model.header, NativeSettings(), name="tiny", sha256=None, head_rows=len(kept), coarse=True
         )
         assert rows.facts == described
         for found, whole in zip(rows_of(rows), rows_of(model), strict=True):
             assert np.array_equal(found[kept], whole[kept])
 
 
-def test_both_kinds_have_a_sidecar_each_and_neither_takes_the_others(tmp_path: Path) -> None:
+def test_a_sidecar_of_either_kind_serves_its_own_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path, "Q8_0")
-    sidecar, expected = tmp_path / "of both.tiles", {}
-    for narrow in (False, True):
-        with load_native(path, NativeSettings(), narrow=narrow) as model:
-            expected[narrow] = rows_of(model)
-    for narrow in (False, True, True, False, False):
-        with load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, narrow=narrow) as model:
-            assert equal(rows_of(model), expected[narrow])
-    size = sidecar.stat().st_size
-    load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, narrow=True).close()
-    assert sidecar.stat().st_size < size
+    sidecar, expected, strips = tmp_path / "of both.tiles", {}, []
+    for coarse in (False, True):
+        with load_native(path, NativeSettings(), coarse=coarse) as model:
+            expected[coarse] = rows_of(model)
+    original = NativeWeights.relay
+    monkeypatch.setattr(NativeWeights, "relay", lambda *call: strips.append(call) or original(*call))
+    for coarse, serves in ((False, False), (False, True), (True, False), (True, True), (True, True), (False, False)):
+        strips.clear()
+        with load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, coarse=coarse) as model:
+            assert equal(rows_of(model), expected[coarse])
+        assert (not strips) is serves
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -150,10 +164,30 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         file.seek(tensor.offset + 5 * tensor.byte_count // tensor.shape[1])
         file.write(np.float32(np.inf).tobytes())
     with pytest.raises(ModelFileError, match=r"row 5 of tensor blk\.1\.ffn_up\.weight"):
-        load_native(path, NativeSettings(), narrow=True)
+        load_native(path, NativeSettings(), coarse=True)
 
 
-def test_an_exported_drafter_stays_as_it_is(tmp_path: Path) -> None:
-    trimmed: Any = TrimmedDrafter.__new__(TrimmedDrafter)
-    with pytest.raises(InvalidRequestError, match="as it was exported"):
-        load_native(written(tmp_path, "Q8_0"), NativeSettings(), artefact=trimmed, narrow=True)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_trimmed_drafter_can_be_coarse(tmp_path: Path, tied: bool) -> None:
+    kept = [0, 3, *range(20, 70)]
+    file = written(tmp_path, "Q8_0")
+    artefact = read_artefact(
+        write_trimmed_folder(write_tied(file, tmp_path / "tied.gguf") if tied else file, tmp_path / "trimmed", kept)
+    )
+    header = artefact.model_header
+    with (
+        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact, coarse=True) as model,
+        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact) as exact,
+        model.with_layers([0]) as part,
+    ):
+        spared = bytes_spared(header, artefact)
+        assert model.facts.bytes_per_forward == exact.facts.bytes_per_forward - spared < exact.facts.bytes_per_forward
+        name = model.facts.name
+        assert model.facts == describe_native(
+            header, NativeSettings(), name=name, sha256=None, coarse=True, artefact=artefact
+        )
+        assert part.facts.settings["weights"] == "Q4_0"
+        found, wide = (np.array(rows_of(each))[:, kept] for each in (model, exact))
+        assert np.isneginf(np.delete(rows_of(model)[0], kept)).all()
+        assert not np.array_equal(found, wide)
+        assert np.corrcoef(found.ravel(), wide.ravel())[0, 1] > 0.9
