@@ -255,10 +255,9 @@ class Knowledge:
         """A drafting model is known by its file and what its weights are kept as: any other one starts afresh."""
         if source != "model" or self.drafter is None:
             return source
-        kept_as = self.drafter.settings.get("weights")
-        return ":".join(
-            (source, self.drafter.sha256 or self.drafter.name, *([] if kept_as is None else [str(kept_as)]))
-        )
+        weights = self.drafter.settings.get("weights")
+        kept_as = "" if weights is None else f":{weights}"
+        return f"{source}:{self.drafter.sha256 or self.drafter.name}{kept_as}"
 
 
 def _drafter_option(

@@ -25,8 +25,7 @@ _WORTH_IT = 0.85
 def coarsened(layout: ModelLayout) -> ModelLayout:
     """The same model with its matrices as Q4_0 where that is worth it; the layout itself if it is nowhere."""
     coarse = replace(layout, layers=tuple(map(_coarsen_layer, layout.layers)), head=_coarsen(layout.head))
-    changed = any(weight.kept_as is not None for weight in coarse.matrices)
-    return replace(coarse, is_coarse=True) if changed else layout
+    return coarse if any(weight.kept_as is not None for weight in coarse.matrices) else layout
 
 
 def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> int:

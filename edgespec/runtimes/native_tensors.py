@@ -127,7 +127,6 @@ class ModelLayout:
     output_norm: TensorInfo
     head: WeightTensor
     embedding_rows: WeightTensor
-    is_coarse: bool = False  # some matrices are kept in a smaller type than the file's
 
     @property
     def matrices(self) -> Iterator[WeightTensor]:
