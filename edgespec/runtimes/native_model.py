@@ -14,7 +14,7 @@ from edgespec.decoding.contracts import IdArray, ModelFacts
 from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.artefact import TrimmedDrafter
 from edgespec.files.gguf import GgufHeader, read_header
-from edgespec.runtimes.native_coarse import COARSE_TYPE, bytes_spared, coarsened, spared_by
+from edgespec.runtimes.native_coarse import COARSE_TYPE, coarsened, spared_by
 from edgespec.runtimes.native_layout import read_layout
 from edgespec.runtimes.native_library import LEVELS, NativeLibrary, load
 from edgespec.runtimes.native_parts import HeadRows, ModelPart
@@ -77,13 +77,11 @@ def load_native(
     MemoryLimitError, CancelledError.
     """
     header = read_header(path) if header is None else header
-    whole = _describe_whole(header, settings, name=name or path.stem, sha256=sha256)
+    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
     place = None
     if settings.sidecar and sidecar is not None and sha256 is not None:
         place = SidecarPlace(path=sidecar, sha256=sha256)
-    layout = read_layout(header, artefact)
-    layout = coarsened(layout) if coarse else layout
-    facts = _spared(whole, spared_by(layout))
+    layout = _read_layout(header, artefact, coarse=coarse)
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
@@ -106,23 +104,12 @@ def describe_native(
     ``head_rows``: how many rows its head has at first, if not all and without an ``artefact``. Raises
     RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
-    facts = _describe_whole(header, settings, name=name, sha256=sha256)
-    if coarse:
-        facts = _spared(facts, bytes_spared(header, artefact))
-    if head_rows is None:
-        return facts
-    layout = read_layout(header)
-    return _facts_of_part(facts, header, coarsened(layout) if coarse else layout, (), head_rows)
-
-
-def _describe_whole(header: GgufHeader, settings: NativeSettings, *, name: str, sha256: str | None) -> ModelFacts:
-    """With the weights as in the file, all of them."""
     check_threads(settings.threads, settings.processors)
     library = load()
     facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
     if settings.processors is not None:
         facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
-    return ModelFacts(
+    whole = ModelFacts(
         name=name,
         sha256=sha256,
         architecture=header.architecture,
@@ -140,18 +127,14 @@ def _describe_whole(header: GgufHeader, settings: NativeSettings, *, name: str, 
         can_branch=True,
         settings=facts_settings,
     )
+    if not coarse and head_rows is None:
+        return whole
+    return _facts_of_part(whole, header, _read_layout(header, artefact, coarse=coarse), (), head_rows)
 
 
-def _spared(facts: ModelFacts, count: int) -> ModelFacts:
-    """With so many bytes of matrices less, since they are coarse."""
-    if not count:
-        return facts
-    return replace(
-        facts,
-        weight_bytes=facts.weight_bytes - count,
-        bytes_per_forward=facts.bytes_per_forward - count,
-        settings={**facts.settings, "weights": COARSE_TYPE},
-    )
+def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, coarse: bool) -> ModelLayout:
+    layout = read_layout(header, artefact)
+    return coarsened(layout) if coarse else layout
 
 
 def _level(library: NativeLibrary, wanted: str) -> str:
@@ -169,8 +152,12 @@ def _level(library: NativeLibrary, wanted: str) -> str:
 def _facts_of_part(
     facts: ModelFacts, header: GgufHeader, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None
 ) -> ModelFacts:
-    read, kv = facts.bytes_per_forward, facts.kv_bytes_per_token
+    """``facts`` are those of the whole file, its weights as they are there."""
+    spared = spared_by(layout)
+    read, kv = facts.bytes_per_forward - spared, facts.kv_bytes_per_token
     settings = dict(facts.settings)
+    if spared:
+        settings["weights"] = COARSE_TYPE
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
         kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
@@ -181,7 +168,13 @@ def _facts_of_part(
     if head_rows is not None:
         read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
         settings["head_rows"] = head_rows
-    return replace(facts, bytes_per_forward=read, kv_bytes_per_token=kv, settings=settings)
+    return replace(
+        facts,
+        weight_bytes=facts.weight_bytes - spared,
+        bytes_per_forward=read,
+        kv_bytes_per_token=kv,
+        settings=settings,
+    )
 
 
 class NativeModel:
@@ -203,7 +196,7 @@ class NativeModel:
         """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             part = self._open_part()
-            whole = self._whole_facts(part, self._settings_with(threads))
+            whole = self._whole_facts(self._settings_with(threads))
             return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
     def with_caches(self, *, threads: int | None = None) -> NativeModel:
@@ -239,11 +232,10 @@ class NativeModel:
             return self._with_part(part.scoring(head), self.settings)
 
     def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
-        return NativeModel(part, self.header, settings, self._whole_facts(part, settings))
+        return NativeModel(part, self.header, settings, self._whole_facts(settings))
 
-    def _whole_facts(self, part: ModelPart, settings: NativeSettings) -> ModelFacts:
-        whole = _describe_whole(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
-        return _spared(whole, spared_by(part.weights.layout))
+    def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
+        return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
 
     def _settings_with(self, threads: int | None) -> NativeSettings:
         return self.settings if threads is None else replace(self.settings, threads=threads)
