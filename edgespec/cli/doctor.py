@@ -111,11 +111,19 @@ def _native() -> dict[str, Any]:
     try:
         library = native_library.load()
     except RuntimeUnavailableError as error:
-        return {"available": False, "build": None, "levels": [], "reason": error.message, "hint": error.hint}
+        return {
+            "available": False,
+            "build": None,
+            "levels": [],
+            "left_out": {},
+            "reason": error.message,
+            "hint": error.hint,
+        }
     return {
         "available": True,
         "build": library.build,
         "levels": list(library.levels),
+        "left_out": dict(library.left_out),
         "reason": None,
         "hint": None,
     }
@@ -197,6 +205,8 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
     native = runtimes["native"]
     if native["available"]:
         print(f"native     works: build {native['build']} ({native['levels'][-1]})")
+        for level, reason in native["left_out"].items():
+            print(f"  level    {level} is left out: {reason}")
     else:
         print(f"native     missing: {native['reason']}")
         print(f"           {native['hint']}")

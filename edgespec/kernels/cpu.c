@@ -44,7 +44,7 @@ static int has_avx2(const struct features *here)
            has_all(here->leaf_7_ebx, bit_AVX2);
 }
 
-static int runs(int64_t level)
+static bool runs(int64_t level)
 {
     const struct features here = features_here();
     const unsigned avx_vnni = 1u << 4; /* which older headers do not name */
@@ -61,7 +61,7 @@ static int runs(int64_t level)
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 
-static int runs(int64_t level)
+static bool runs(int64_t level)
 {
     int found = 0;
     size_t bytes = sizeof found;
@@ -70,13 +70,13 @@ static int runs(int64_t level)
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 
-static int runs(int64_t level)
+static bool runs(int64_t level)
 {
     const unsigned long dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
     return level == ES_NEON_DOTPROD && (getauxval(AT_HWCAP) & dotprod);
 }
 #else
-static int runs(int64_t level)
+static bool runs(int64_t level)
 {
     (void)level;
     return 0;
@@ -103,18 +103,15 @@ static const struct level *level_built(int64_t number)
     }
 }
 
+bool es_level_runs(int32_t number)
+{
+    return number == ES_PORTABLE || runs(number);
+}
+
 const struct level *level_of(int64_t number)
 {
     const struct level *level = level_built(number);
-    return level && (number == ES_PORTABLE || runs(number)) ? level : NULL;
-}
-
-int32_t es_best_level(void)
-{
-    int32_t number = ES_LEVELS - 1;
-    while (!level_of(number))
-        number--;
-    return number;
+    return level && es_level_runs((int32_t)number) ? level : NULL;
 }
 
 const char *es_level_name(int32_t number)

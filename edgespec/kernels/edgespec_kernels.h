@@ -16,7 +16,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 3
+#define ES_ABI 4
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 
@@ -99,8 +99,8 @@ struct es_threads {
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
-ES_EXPORT int32_t es_best_level(void);
 ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or this processor has none such */
+ES_EXPORT bool es_level_runs(int32_t level); /* whether this processor could run it, built or not */
 
 /* Zeroed pages of this process's own; null if there are none. `huge` asks for large ones. */
 ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "float_mode.h"
+#include "unrolled.h"
 
 static const uint8_t *tile_of(const struct es_matrix *matrix, size_t tile)
 {
@@ -36,16 +37,23 @@ void multiply_pair(const struct level *level, const struct es_matrix *const matr
             add_bias(matrices[t], tiles[t], out[r][t]);
 }
 
-static void put(const struct product *product, size_t tile, size_t row, const float *from)
+ALWAYS_INLINE void put_lanes(const struct product *product, float *to, const float *from, size_t lanes)
 {
-    size_t start = tile * TILE_ROWS, left = (size_t)product->matrix->rows - start;
-    size_t lanes = left < TILE_ROWS ? left : TILE_ROWS;
-    float *to = product->to + row * product->stride + start;
     if (product->adds)
         for (size_t lane = 0; lane < lanes; lane++)
             to[lane] += from[lane];
     else
         memcpy(to, from, lanes * sizeof *to);
+}
+
+static void put(const struct product *product, size_t tile, size_t row, const float *from)
+{
+    size_t start = tile * TILE_ROWS, left = (size_t)product->matrix->rows - start;
+    float *to = product->to + row * product->stride + start;
+    if (left >= TILE_ROWS)
+        put_lanes(product, to, from, TILE_ROWS); /* a constant: no loop and no call is left of it */
+    else
+        put_lanes(product, to, from, left);
 }
 
 static void multiply_one(const struct level *level, const struct product *product, size_t tile,

@@ -36,7 +36,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 3
+ABI = 4
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
 PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.
@@ -140,8 +140,8 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
 # Calls of microseconds. They keep the lock: beside a busy Python thread, getting it back takes milliseconds.
 _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_abi": (c_int32, ()),
-    "es_best_level": (c_int32, ()),
     "es_level_name": (c_char_p, (c_int32,)),
+    "es_level_runs": (c_bool, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
     "es_cancel": (None, (c_void_p, c_int32)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
@@ -173,11 +173,14 @@ class _Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
-    """The loaded library. ``levels`` are the instruction sets that run here, the fastest last."""
+    """The loaded library. ``levels`` are the instruction sets that run here, the fastest last; ``left_out`` are those
+    that this processor has as well and that cannot be used, with the reason.
+    """
 
     api: Any
     build: str
     levels: tuple[str, ...]
+    left_out: Mapping[str, str]
 
 
 def load() -> NativeLibrary:
@@ -215,10 +218,16 @@ def load_from(path: Path) -> NativeLibrary:
         raise RuntimeUnavailableError(
             f"the native runtime's library has interface {abi} and edgespec needs {ABI}", hint=INSTALL_HINT
         )
-    levels = _sound_levels(calls, [name for name, number in LEVELS.items() if calls.es_level_name(number)])
+    wanted = [name for name, number in LEVELS.items() if calls.es_level_runs(number)]
+    built = [name for name in wanted if calls.es_level_name(LEVELS[name])]
+    levels = _sound_levels(calls, built)
+    left_out = {name: _UNSOUND if name in built else _NOT_BUILT for name in wanted if name not in levels}
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels)
+    return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels, left_out=left_out)
 
+
+_NOT_BUILT = "the C compiler could not build it; with a newer one, install edgespec again"
+_UNSOUND = "it does not compute here what portable C does"
 
 # Number in GGUF, columns of a block, its bytes, and where halves stand that may not be just anything: scales, what
 # goes with minimums, exponents.

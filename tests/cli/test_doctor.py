@@ -160,16 +160,18 @@ def test_onnx_missing_is_no_problem(here: InProcess) -> None:
 
 
 def test_the_native_runtime_is_there_or_says_why_not(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = SimpleNamespace(build="1+ab", levels=("portable", "avx512-vnni"))
+    library = SimpleNamespace(build="1+ab", levels=("portable", "avx512-vnni"), left_out={"avx2": "it is broken"})
     monkeypatch.setattr(module.native_library, "load", lambda: library)
     assert here("doctor", "--json").json["runtimes"]["native"] == {
         "available": True,
         "build": "1+ab",
         "levels": ["portable", "avx512-vnni"],
+        "left_out": {"avx2": "it is broken"},
         "reason": None,
         "hint": None,
     }
-    assert "native     works: build 1+ab (avx512-vnni)\n" in here("doctor").out
+    works = "native     works: build 1+ab (avx512-vnni)\n  level    avx2 is left out: it is broken\n"
+    assert works in here("doctor").out
 
     def missing() -> None:
         raise RuntimeUnavailableError("it did not compile", hint="install a compiler")
@@ -181,6 +183,7 @@ def test_the_native_runtime_is_there_or_says_why_not(here: InProcess, monkeypatc
         "available": False,
         "build": None,
         "levels": [],
+        "left_out": {},
         "reason": "it did not compile",
         "hint": "install a compiler",
     }

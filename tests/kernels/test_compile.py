@@ -131,8 +131,11 @@ def test_a_level_that_the_compiler_is_too_old_for_is_left_out(
     sources_in(folder)
     old = too_old_for("-mavxvnni", compiler, tmp_path_factory.mktemp("bin"))
     assert build(folder, QUICKLY, CC=old) == ""
-    here = native_library.load_from(real_library()).levels
-    assert native_library.load().levels == tuple(name for name in here if name != "avx-vnni")
+    here, found = native_library.load_from(real_library()), native_library.load()
+    assert found.levels == tuple(name for name in here.levels if name != "avx-vnni")
+    assert here.left_out == {}
+    assert list(found.left_out) == [name for name in here.levels if name == "avx-vnni"]
+    assert all("newer" in reason for reason in found.left_out.values())
 
 
 def real_library() -> Path:
@@ -183,8 +186,10 @@ def test_a_level_that_computes_other_bits_is_not_offered(monkeypatch: pytest.Mon
     for broken in levels[1:]:
         number = native_library.LEVELS[broken]
         monkeypatch.setattr(native_library, "_Calls", lambda path, number=number: Broken(real(path), number, name))
-        found = native_library.load_from(real_library()).levels
-        assert found == tuple(level for level in levels if level != broken)
+        found = native_library.load_from(real_library())
+        assert found.levels == tuple(level for level in levels if level != broken)
+        assert list(found.left_out) == [broken]
+        assert "portable C" in found.left_out[broken]
 
 
 def test_the_library_takes_what_runtimes_hand_over() -> None:

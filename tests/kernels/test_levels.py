@@ -44,6 +44,7 @@ def test_every_level_has_its_file_and_its_processors() -> None:
 def test_numbers_beyond_the_last_are_no_levels(library: NativeLibrary) -> None:
     for number in (-1, len(LEVELS), 99):
         assert library.api.es_level_name(number) is None
+        assert not library.api.es_level_runs(number)
 
 
 def test_levels_of_another_family_are_not_here(library: NativeLibrary) -> None:
@@ -59,11 +60,8 @@ def test_what_runs_is_what_the_system_says_the_processor_has(library: NativeLibr
     expected = {name for name in FAST if FLAGS[name] in here}
     found = set(library.levels) - {"portable"}
     assert found <= expected
+    assert found | set(library.left_out) == expected
     assert expected - found <= {"avx-vnni"}, "which compilers before 2021 do not know"
-
-
-def test_the_last_of_them_is_the_best(library: NativeLibrary) -> None:
-    assert library.api.es_best_level() == LEVELS[library.levels[-1]]
 
 
 @pytest.fixture(scope="module")
