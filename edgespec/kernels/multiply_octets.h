@@ -1,9 +1,11 @@
-/* Products of quantised weights for instruction sets whose registers hold 8 rows or fewer: half a tile, an octet, at a
- * time.
+/* Products of quantised weights for instruction sets whose registers hold 8 rows or fewer: a tile is two octets.
  *
  * octet_avx2.h and octet_neon.h say what an octet is and how a dot product is made; what is computed stands here once.
- * A block's codes are unpacked once and serve up to 4 inputs. Tiles are walked a group at a time, both octets and all
- * inputs, so that only the first comes from memory; sums wait in `out` meanwhile, which rounds nothing. */
+ * A block's codes are unpacked dword by dword, and each dword serves up to 4 inputs before the next: that makes 8 chains
+ * of dot products, which take turns while each waits for its last link. They are of 4 inputs with both octets of AVX2,
+ * which fetch activations once for both; one of NEON's is two registers, and two would be more than there are. Tiles are
+ * walked a group at a time with all inputs, so that only the first comes from memory; sums wait in `out` meanwhile, which
+ * rounds nothing. */
 #ifndef EDGESPEC_MULTIPLY_OCTETS_H
 #define EDGESPEC_MULTIPLY_OCTETS_H
 
@@ -24,11 +26,11 @@ enum { OCTET = TILE_ROWS / 2 };
 /* How far ahead of a group memory is asked for its like, in bytes; found as for AVX-512. */
 enum { AHEAD_OF_GROUP = 8192 };
 
-/* Blocks that lie together, one octet of them, and the inputs that meet it. */
+/* Blocks that lie together, OCTETS_AT_ONCE octets of them, and the inputs that meet these. */
 struct group {
     const uint8_t *tile; /* where the group begins */
     size_t blocks;
-    size_t half;                      /* 0 or 1: which octet */
+    size_t octet;                     /* the first of the tile's two */
     const struct activation_block *x; /* of the first input */
     size_t stride;                    /* blocks from one input to the next */
 };
@@ -45,22 +47,23 @@ struct six_bits {
     octet_codes scales, minimums;
 };
 
-/* A block's codes without their offset; see layout.h. */
-ALWAYS_INLINE void unpack_codes(const int64_t type, const uint8_t *lines, octet_codes codes[8])
+/* Bits of a code. */
+ALWAYS_INLINE int code_bits(const int64_t type)
 {
-    UNROLLED
-    for (int j = 0; j < 8; j++) {
-        if (type == ES_Q8_0) {
-            codes[j] = codes_load(lines + j * LINE_BYTES);
-            continue;
-        }
-        codes[j] = codes_field(codes_load(lines + j % 4 * LINE_BYTES), j < 4 ? 0 : -4, 0x0f);
-        if (code_lines(type) == 5)
-            codes[j] = codes_or(codes[j], codes_field(codes_load(lines + 4 * LINE_BYTES), 4 - j, 0x10));
-        if (type == ES_Q6_K)
-            codes[j] = codes_or(codes[j],
-                                codes_field(codes_load(lines + (4 + j / 4) * LINE_BYTES), 4 - j % 4 * 2, 0x30));
-    }
+    return type == ES_Q8_0 ? 8 : type == ES_Q6_K ? 6 : code_lines(type) == 5 ? 5 : 4;
+}
+
+/* Dword j of a block's codes without their offset; see layout.h. */
+ALWAYS_INLINE octet_codes unpack_dword(const int64_t type, const uint8_t *lines, const int j)
+{
+    if (type == ES_Q8_0)
+        return codes_ready(8, codes_load(lines + j * LINE_BYTES));
+    octet_codes codes = codes_field(codes_load(lines + j % 4 * LINE_BYTES), j < 4 ? 0 : -4, 0x0f);
+    if (code_lines(type) == 5)
+        codes = codes_or(codes, codes_field(codes_load(lines + 4 * LINE_BYTES), 4 - j, 0x10));
+    if (type == ES_Q6_K)
+        codes = codes_or(codes, codes_field(codes_load(lines + (4 + j / 4) * LINE_BYTES), 4 - j % 4 * 2, 0x30));
+    return codes;
 }
 
 ALWAYS_INLINE struct six_bits load_six_bits(const uint8_t *behind, int upper_four)
@@ -75,17 +78,19 @@ ALWAYS_INLINE struct six_bits load_six_bits(const uint8_t *behind, int upper_fou
     };
 }
 
-/* Scales of block b of a group. Half lines and lines behind the codes are halved in turn: the octet is 8 rows of each. */
-ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *group, size_t b, struct six_bits *bits)
+/* An octet's scales of block b of a group. Half lines and lines behind the codes are halved in turn: the octet is 8 rows
+ * of each. */
+ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *group, size_t octet_number, size_t b,
+                                        struct six_bits *bits)
 {
     const uint8_t *behind = group->tile + group->blocks * code_lines(type) * LINE_BYTES;
-    const uint8_t *halves = behind + group->half * (HALF_LINE_BYTES / 2);
+    const uint8_t *halves = behind + octet_number * (HALF_LINE_BYTES / 2);
     struct scales found;
     switch (type) {
     case ES_Q4_K:
     case ES_Q5_K:
         if (b % 4 == 0)
-            *bits = load_six_bits(behind + group->half * (LINE_BYTES / 2), b != 0);
+            *bits = load_six_bits(behind + octet_number * (LINE_BYTES / 2), b != 0);
         found.scale = octet_mul(octet_halves(halves + K_D_AT), octet_next_byte(&bits->scales));
         found.minimum = octet_mul(octet_halves(halves + K_DMIN_AT), octet_next_byte(&bits->minimums));
         return found;
@@ -103,62 +108,112 @@ ALWAYS_INLINE struct scales load_scales(const int64_t type, const struct group *
     return found;
 }
 
-ALWAYS_INLINE octet_ints dot_block(const int64_t type, const octet_codes codes[8], const struct activation_block *x)
+/* What a block's dot product starts from: the codes' offset. Of Q6_K's halves, the one that dword j begins. */
+ALWAYS_INLINE int32_t offset_of(const int64_t type, const struct activation_block *x, const int j)
 {
     switch (type) {
-    case ES_Q4_0: return dot_4_bits(codes, x->q, x->minus8);
-    case ES_Q5_0: return dot_5_bits(codes, x->q, 2 * x->minus8);
-    case ES_Q5_1:
-    case ES_Q5_K: return dot_5_bits(codes, x->q, 0);
-    case ES_Q8_0: return dot_signed(codes, x->q, x->minus8);
-    default: return dot_4_bits(codes, x->q, 0);
+    case ES_Q4_0: return x->minus8;
+    case ES_Q5_0: return 2 * x->minus8;
+    case ES_Q8_0: return SIGNED_OFFSET * x->minus8;
+    case ES_Q6_K: return j ? x->minus32_high : x->minus32_low;
+    default: return 0;
     }
 }
 
-/* One step of a row's chain, as level.h defines it. */
-ALWAYS_INLINE octet add_block(const int64_t type, const octet_codes codes[8], const struct scales *own,
-                              const struct activation_block *x, octet sum)
+/* Dot products of dwords first .. first + count - 1 of a block with `rows` inputs. */
+ALWAYS_INLINE void dot_dwords(const int64_t type, const int rows, const int first, const int count,
+                              const uint8_t *lines, const struct activation_block *x, size_t stride,
+                              octet dots[FEW_ROWS][OCTETS_AT_ONCE])
 {
-    if (type == ES_Q6_K) { /* the codes' offset is 32 */
-        octet_ints low = dot_6_bits(codes, x->q, x->minus32_low);
-        octet_ints high = dot_6_bits(codes + 4, x->q + 16, x->minus32_high);
-        octet part = octet_fma(octet_from_ints(high), own->high, octet_mul(octet_from_ints(low), own->scale));
-        return octet_fma_times(part, x->scale, sum);
+    struct octet_dot dot[FEW_ROWS][OCTETS_AT_ONCE];
+    UNROLLED
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            dot[r][o] = dot_from(offset_of(type, x + r * stride, first));
+    UNROLLED
+    for (int j = first; j < first + count; j++) {
+        octet_codes codes[OCTETS_AT_ONCE];
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            codes[o] = unpack_dword(type, lines + o * (LINE_BYTES / 2), j);
+        UNROLLED
+        for (int r = 0; r < rows; r++) {
+            const octet_inputs four = inputs_load(x[r * stride].q, j);
+            UNROLLED
+            for (int o = 0; o < OCTETS_AT_ONCE; o++)
+                dot_add(code_bits(type), j, codes[o], four, &dot[r][o]);
+        }
     }
-    sum = octet_fma(octet_from_ints(dot_block(type, codes, x)), octet_times(own->scale, x->scale), sum);
-    if (type == ES_Q4_1 || type == ES_Q5_1)
-        return octet_fma_times(own->minimum, x->scaled_sum, sum);
-    if (type == ES_Q4_K || type == ES_Q5_K)
-        return octet_fnma_times(own->minimum, x->scaled_sum, sum);
-    return sum;
+    UNROLLED
+    for (int r = 0; r < rows; r++)
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            dots[r][o] = octet_from_ints(dot[r][o].sum);
+}
+
+/* One step of the chains of `rows` inputs, as level.h defines it. */
+ALWAYS_INLINE void add_block(const int64_t type, const int rows, const uint8_t *lines,
+                             const struct scales own[OCTETS_AT_ONCE], const struct activation_block *x, size_t stride,
+                             octet sum[FEW_ROWS][OCTETS_AT_ONCE])
+{
+    octet dots[FEW_ROWS][OCTETS_AT_ONCE], part[FEW_ROWS][OCTETS_AT_ONCE];
+    dot_dwords(type, rows, 0, type == ES_Q6_K ? 4 : 8, lines, x, stride, dots);
+    if (type == ES_Q6_K) {
+        UNROLLED
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+            for (int o = 0; o < OCTETS_AT_ONCE; o++)
+                part[r][o] = octet_mul(dots[r][o], own[o].scale);
+        dot_dwords(type, rows, 4, 4, lines, x, stride, dots);
+    }
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        const struct activation_block *const input = x + r * stride;
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++) {
+            if (type == ES_Q6_K) {
+                part[r][o] = octet_fma(dots[r][o], own[o].high, part[r][o]);
+                sum[r][o] = octet_fma_times(part[r][o], input->scale, sum[r][o]);
+                continue;
+            }
+            sum[r][o] = octet_fma(dots[r][o], octet_times(own[o].scale, input->scale), sum[r][o]);
+            if (type == ES_Q4_1 || type == ES_Q5_1)
+                sum[r][o] = octet_fma_times(own[o].minimum, input->scaled_sum, sum[r][o]);
+            if (type == ES_Q4_K || type == ES_Q5_K)
+                sum[r][o] = octet_fnma_times(own[o].minimum, input->scaled_sum, sum[r][o]);
+        }
+    }
 }
 
 /* A group's share of the sums of `rows` inputs, to out[r]. Constant arguments make each call a loop of its own. */
 ALWAYS_INLINE void add_group(const int64_t type, const int rows, const struct group *group, float (*out)[TILE_ROWS])
 {
     const size_t code_bytes = code_lines(type) * LINE_BYTES;
-    const uint8_t *codes_at = group->tile + group->half * (LINE_BYTES / 2);
-    /* Each octet asks for half of a group, spread over its blocks. */
-    const size_t share = block_bytes(type) / 2;
-    const uint8_t *ahead = group->tile + AHEAD_OF_GROUP + group->half * group->blocks * share;
-    struct six_bits bits = {0}; /* those of blocks 0 and 4 come with these */
-    octet sum[FEW_ROWS];
+    const uint8_t *codes_at = group->tile + group->octet * (LINE_BYTES / 2);
+    /* Each call asks for its octets' part of a group, spread over the blocks. */
+    const size_t share = block_bytes(type) * OCTETS_AT_ONCE / 2;
+    const uint8_t *ahead = group->tile + AHEAD_OF_GROUP + group->octet * group->blocks * share;
+    struct six_bits bits[OCTETS_AT_ONCE] = {0}; /* those of blocks 0 and 4 come with these */
+    octet sum[FEW_ROWS][OCTETS_AT_ONCE];
     UNROLLED
     for (int r = 0; r < rows; r++)
-        sum[r] = octet_load(out[r] + group->half * OCTET);
-    for (size_t b = 0; b < group->blocks; b++) {
-        octet_codes codes[8];
-        unpack_codes(type, codes_at + b * code_bytes, codes);
-        prefetch(ahead + b * share, share);
-        struct scales own = load_scales(type, group, b, &bits);
-        const struct activation_block *x = group->x + b;
         UNROLLED
-        for (int r = 0; r < rows; r++, x += group->stride)
-            sum[r] = add_block(type, codes, &own, x, sum[r]);
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            sum[r][o] = octet_load(out[r] + (group->octet + o) * OCTET);
+    for (size_t b = 0; b < group->blocks; b++) {
+        struct scales own[OCTETS_AT_ONCE];
+        prefetch(ahead + b * share, share);
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            own[o] = load_scales(type, group, group->octet + o, b, &bits[o]);
+        add_block(type, rows, codes_at + b * code_bytes, own, group->x + b, group->stride, sum);
     }
     UNROLLED
     for (int r = 0; r < rows; r++)
-        octet_store(out[r] + group->half * OCTET, sum[r]);
+        UNROLLED
+        for (int o = 0; o < OCTETS_AT_ONCE; o++)
+            octet_store(out[r] + (group->octet + o) * OCTET, sum[r][o]);
 }
 
 typedef void add_group_function(size_t rows, const struct group *group, float (*out)[TILE_ROWS]);
@@ -171,9 +226,9 @@ ALWAYS_INLINE void multiply_groups(const int64_t type, add_group_function *add, 
     memset(out, 0, rows * sizeof out[0]);
     for (size_t start = 0; start < blocks; start += GROUP_BLOCKS) {
         size_t here = blocks - start < GROUP_BLOCKS ? blocks - start : GROUP_BLOCKS;
-        for (size_t half = 0; half < 2; half++)
+        for (size_t first_octet = 0; first_octet < 2; first_octet += OCTETS_AT_ONCE)
             for (size_t r = 0; r < rows; r += pass) {
-                const struct group group = {tile, here, half, input + r * blocks + start, blocks};
+                const struct group group = {tile, here, first_octet, input + r * blocks + start, blocks};
                 add(rows - r < pass ? rows - r : pass, &group, out + r);
             }
         tile += here * block_bytes(type);

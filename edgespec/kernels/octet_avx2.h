@@ -13,6 +13,8 @@
 #include "layout.h"
 #include "unrolled.h"
 
+enum { OCTETS_AT_ONCE = 2 }; /* 4 inputs with both: 8 chains in 16 registers, beside codes and activations */
+
 typedef __m256 octet;        /* a float of each row */
 typedef __m256i octet_ints;  /* an int32 of each row */
 typedef __m256i octet_codes; /* 4 consecutive codes of each row */
@@ -60,95 +62,72 @@ ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
     return first;
 }
 
-ALWAYS_INLINE __m256i four_of(const int8_t *q)
+typedef __m256i octet_inputs; /* 4 consecutive activations, the same for every row */
+
+/* Those of dword j of a block. */
+ALWAYS_INLINE octet_inputs inputs_load(const int8_t *q, const int j)
 {
     int32_t dword;
-    __builtin_memcpy(&dword, q, sizeof dword);
+    __builtin_memcpy(&dword, q + 4 * j, sizeof dword);
     return _mm256_set1_epi32(dword);
+}
+
+/* A dot product on its way. */
+struct octet_dot {
+    octet_ints sum;
+#if !defined(__AVXVNNI__)
+    __m256i pairs; /* sums of products of two columns each, in 16 bits, not in `sum` yet */
+#endif
+};
+
+ALWAYS_INLINE struct octet_dot dot_from(int32_t start)
+{
+    return (struct octet_dot){.sum = _mm256_set1_epi32(start)};
 }
 
 #if defined(__AVXVNNI__)
 
-/* start + the dot product of `count` times 4 codes of each row with as many activations. */
-ALWAYS_INLINE octet_ints dot_unsigned(const int count, const octet_codes *codes, const int8_t *q, octet_ints sum)
+/* Signed codes with their signs turned are what they were plus 128, which this times minus8 takes away again. */
+enum { SIGNED_OFFSET = 16 };
+
+ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
 {
-    UNROLLED
-    for (int j = 0; j < count; j++)
-        sum = _mm256_dpbusd_avx_epi32(sum, codes[j], four_of(q + 4 * j));
-    return sum;
+    return bits == 8 ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes;
 }
 
-ALWAYS_INLINE octet_ints dot_4_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
+/* Dword j's products, of codes of so many bits. */
+ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet_inputs x, struct octet_dot *dot)
 {
-    return dot_unsigned(8, codes, q, _mm256_set1_epi32(start));
-}
-ALWAYS_INLINE octet_ints dot_5_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
-{
-    return dot_unsigned(8, codes, q, _mm256_set1_epi32(start));
-}
-/* Of 16 columns. */
-ALWAYS_INLINE octet_ints dot_6_bits(const octet_codes codes[4], const int8_t *q, int32_t start)
-{
-    return dot_unsigned(4, codes, q, _mm256_set1_epi32(start));
-}
-
-/* Two's complement with its sign turned is the value plus 128, which 16 * minus8 takes away again. */
-ALWAYS_INLINE octet_ints dot_signed(const octet_codes codes[8], const int8_t *q, int32_t minus8)
-{
-    octet_codes biased[8];
-    UNROLLED
-    for (int j = 0; j < 8; j++)
-        biased[j] = _mm256_xor_si256(codes[j], _mm256_set1_epi8(-128));
-    return dot_unsigned(8, biased, q, _mm256_slli_epi32(_mm256_set1_epi32(minus8), 4));
+    (void)bits, (void)j;
+    dot->sum = _mm256_dpbusd_avx_epi32(dot->sum, codes, x);
 }
 
 #else
 
-/* Sums of 2, 4, 8 and 16 products in 16 bits, added in a tree: a chain's latency would show. */
-ALWAYS_INLINE __m256i pairs_of_1(const octet_codes *codes, const int8_t *q)
-{
-    return _mm256_maddubs_epi16(codes[0], four_of(q));
-}
-ALWAYS_INLINE __m256i pairs_of_2(const octet_codes *codes, const int8_t *q)
-{
-    return _mm256_add_epi16(pairs_of_1(codes, q), pairs_of_1(codes + 1, q + 4));
-}
-ALWAYS_INLINE __m256i pairs_of_4(const octet_codes *codes, const int8_t *q)
-{
-    return _mm256_add_epi16(pairs_of_2(codes, q), pairs_of_2(codes + 2, q + 8));
-}
-ALWAYS_INLINE __m256i pairs_of_8(const octet_codes *codes, const int8_t *q)
-{
-    return _mm256_add_epi16(pairs_of_4(codes, q), pairs_of_4(codes + 4, q + 16));
-}
-ALWAYS_INLINE octet_ints widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+/* Left alone, GCC 12 makes a tree of a chain of sums, and holds all products of a block for it: three times the registers
+ * that there are. */
+#define IN_ORDER(sum) __asm__("" : "+x"(sum))
 
-ALWAYS_INLINE octet_ints dot_4_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
+enum { SIGNED_OFFSET = 0 };
+
+ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
 {
-    return _mm256_add_epi32(widened(pairs_of_8(codes, q)), _mm256_set1_epi32(start));
-}
-ALWAYS_INLINE octet_ints dot_5_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
-{
-    __m256i sum = _mm256_add_epi32(widened(pairs_of_4(codes, q)), widened(pairs_of_4(codes + 4, q + 16)));
-    return _mm256_add_epi32(sum, _mm256_set1_epi32(start));
-}
-/* Of 16 columns. */
-ALWAYS_INLINE octet_ints dot_6_bits(const octet_codes codes[4], const int8_t *q, int32_t start)
-{
-    __m256i sum = _mm256_add_epi32(widened(pairs_of_2(codes, q)), widened(pairs_of_2(codes + 2, q + 8)));
-    return _mm256_add_epi32(sum, _mm256_set1_epi32(start));
+    (void)bits;
+    return codes;
 }
 
-ALWAYS_INLINE octet_ints dot_signed(const octet_codes codes[8], const int8_t *q, int32_t minus8)
+/* Dword j's products, of codes of so many bits; what 16 bits hold of them is added up there. */
+ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet_inputs x, struct octet_dot *dot)
 {
-    (void)minus8;
-    octet_ints sum = _mm256_setzero_si256();
-    UNROLLED
-    for (int j = 0; j < 8; j++) {
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[j]), _mm256_sign_epi8(four_of(q + 4 * j), codes[j]));
-        sum = _mm256_add_epi32(sum, widened(pairs));
+    const int held = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+    __m256i pairs = bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+                              : _mm256_maddubs_epi16(codes, x);
+    dot->pairs = j % held ? _mm256_add_epi16(dot->pairs, pairs) : pairs;
+    IN_ORDER(dot->pairs);
+    if (j % held == held - 1) {
+        dot->sum = _mm256_add_epi32(dot->sum, _mm256_madd_epi16(dot->pairs, _mm256_set1_epi16(1)));
+        IN_ORDER(dot->sum);
     }
-    return sum;
 }
 
 #endif

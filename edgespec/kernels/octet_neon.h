@@ -9,6 +9,8 @@
 #include "layout.h"
 #include "unrolled.h"
 
+enum { OCTETS_AT_ONCE = 1 }; /* 4 inputs: 8 chains, and their sums, in 32 registers */
+
 typedef struct { float32x4_t low, high; } octet;      /* a float of each row */
 typedef struct { int32x4_t low, high; } octet_ints;   /* an int32 of each row */
 typedef struct { uint8x16_t low, high; } octet_codes; /* 4 consecutive codes of each row */
@@ -102,43 +104,44 @@ ALWAYS_INLINE octet octet_next_byte(octet_codes *bytes)
     return first;
 }
 
+typedef int8x16_t octet_inputs; /* 16 activations, 4 of which a dot product names by their number */
+
+/* Those that dword j of a block is among. */
+ALWAYS_INLINE octet_inputs inputs_load(const int8_t *q, const int j) { return vld1q_s8(q + j / 4 * 16); }
+
+/* A dot product on its way. */
+struct octet_dot {
+    octet_ints sum;
+};
+
+ALWAYS_INLINE struct octet_dot dot_from(int32_t start)
+{
+    return (struct octet_dot){{vdupq_n_s32(start), vdupq_n_s32(start)}};
+}
+
+enum { SIGNED_OFFSET = 0 };
+
+ALWAYS_INLINE octet_codes codes_ready(const int bits, octet_codes codes)
+{
+    (void)bits;
+    return codes;
+}
+
 /* Four products more for each row. `lane` says which of x, as a constant. */
 #define DOT_LANE(sum, codes, x, lane)                                                        \
     (octet_ints){vdotq_laneq_s32((sum).low, vreinterpretq_s8_u8((codes).low), x, lane),      \
                  vdotq_laneq_s32((sum).high, vreinterpretq_s8_u8((codes).high), x, lane)}
 
-ALWAYS_INLINE octet_ints dot_16(const octet_codes codes[4], const int8_t *q, octet_ints sum)
+/* Dword j's products. The instruction takes the lane as a constant, which a loop's counter is not. */
+ALWAYS_INLINE void dot_add(const int bits, const int j, octet_codes codes, octet_inputs x, struct octet_dot *dot)
 {
-    int8x16_t x = vld1q_s8(q);
-    sum = DOT_LANE(sum, codes[0], x, 0);
-    sum = DOT_LANE(sum, codes[1], x, 1);
-    sum = DOT_LANE(sum, codes[2], x, 2);
-    return DOT_LANE(sum, codes[3], x, 3);
-}
-
-ALWAYS_INLINE octet_ints dot_32(const octet_codes codes[8], const int8_t *q, int32_t start)
-{
-    octet_ints sum = {vdupq_n_s32(start), vdupq_n_s32(start)};
-    return dot_16(codes + 4, q + 16, dot_16(codes, q, sum));
-}
-
-ALWAYS_INLINE octet_ints dot_4_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
-{
-    return dot_32(codes, q, start);
-}
-ALWAYS_INLINE octet_ints dot_5_bits(const octet_codes codes[8], const int8_t *q, int32_t start)
-{
-    return dot_32(codes, q, start);
-}
-/* Of 16 columns. */
-ALWAYS_INLINE octet_ints dot_6_bits(const octet_codes codes[4], const int8_t *q, int32_t start)
-{
-    return dot_16(codes, q, (octet_ints){vdupq_n_s32(start), vdupq_n_s32(start)});
-}
-ALWAYS_INLINE octet_ints dot_signed(const octet_codes codes[8], const int8_t *q, int32_t minus8)
-{
-    (void)minus8;
-    return dot_32(codes, q, 0);
+    (void)bits;
+    switch (j % 4) {
+    case 0: dot->sum = DOT_LANE(dot->sum, codes, x, 0); break;
+    case 1: dot->sum = DOT_LANE(dot->sum, codes, x, 1); break;
+    case 2: dot->sum = DOT_LANE(dot->sum, codes, x, 2); break;
+    default: dot->sum = DOT_LANE(dot->sum, codes, x, 3); break;
+    }
 }
 
 ALWAYS_INLINE void prefetch(const uint8_t *from, size_t bytes)
