@@ -28,23 +28,23 @@ ALWAYS_INLINE void multiply_blocks(const int64_t type, const int rows, const uin
             __m512 scale = load_halves(scales_at), minimum = _mm512_setzero_ps();
             if (has_minimum)
                 minimum = load_halves(scales_at + here * HALF_LINE_BYTES);
-            const struct activation_block *input = x + start + b;
+            const struct activation_block *const input = x + start + b;
+            __m512i dot[PASS_ROWS];
             UNROLLED
-            for (int r = 0; r < rows; r++, input += blocks) {
-                __m512i dot = _mm512_setzero_si512();
-                if (!has_minimum)
-                    dot = _mm512_set1_epi32(input->minus8);
+            for (int r = 0; r < rows; r++) {
+                dot[r] = has_minimum ? _mm512_setzero_si512() : _mm512_set1_epi32(input[r * blocks].minus8);
                 if (type == ES_Q5_0)
-                    dot = _mm512_slli_epi32(dot, 1);
+                    dot[r] = _mm512_slli_epi32(dot[r], 1);
                 if (type == ES_Q8_0)
-                    dot = _mm512_slli_epi32(dot, 4);
-                UNROLLED
-                for (int j = 0; j < 8; j++)
-                    dot = dot4(dot, codes[j], input->q + 4 * j);
-                __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(input->scale));
-                sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, sum[r]);
+                    dot[r] = _mm512_slli_epi32(dot[r], 4);
+            }
+            dot_dwords(rows, 0, 8, codes, input, blocks, dot);
+            UNROLLED
+            for (int r = 0; r < rows; r++) {
+                __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(input[r * blocks].scale));
+                sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), both, sum[r]);
                 if (has_minimum)
-                    sum[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(input->scaled_sum), sum[r]);
+                    sum[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(input[r * blocks].scaled_sum), sum[r]);
             }
             codes_at += code_bytes;
             scales_at += HALF_LINE_BYTES;

@@ -50,16 +50,17 @@ ALWAYS_INLINE void multiply_six_bits(const int64_t type, const int rows, const u
             prefetch(tile + b * block_bytes(type), block_bytes(type));
             __m512 scale = next_scale(&bits.scales, load_halves(behind + K_D_AT));
             __m512 minimum = next_scale(&bits.minimums, load_halves(behind + K_DMIN_AT));
-            const struct activation_block *input = x + start + b;
+            const struct activation_block *const input = x + start + b;
+            __m512i dot[PASS_ROWS];
             UNROLLED
-            for (int r = 0; r < rows; r++, input += blocks) {
-                __m512i dot = _mm512_setzero_si512();
-                UNROLLED
-                for (int j = 0; j < 8; j++)
-                    dot = dot4(dot, codes[j], input->q + 4 * j);
-                __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(input->scale));
-                sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, sum[r]);
-                sum[r] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(input->scaled_sum), sum[r]);
+            for (int r = 0; r < rows; r++)
+                dot[r] = _mm512_setzero_si512();
+            dot_dwords(rows, 0, 8, codes, input, blocks, dot);
+            UNROLLED
+            for (int r = 0; r < rows; r++) {
+                __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(input[r * blocks].scale));
+                sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), both, sum[r]);
+                sum[r] = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(input[r * blocks].scaled_sum), sum[r]);
             }
         }
         tile += GROUP_BLOCKS * block_bytes(type);
@@ -101,18 +102,23 @@ ALWAYS_INLINE void multiply_byte_scales(const int64_t type, const int rows, cons
             unpack_codes(type, tile + b * code_bytes, codes);
             prefetch(tile + b * block_bytes(type), block_bytes(type));
             const struct byte_scales d = load_byte_scales(behind, b);
-            const struct activation_block *input = x + start + b;
+            const struct activation_block *const input = x + start + b;
+            __m512i dot[PASS_ROWS];
+            __m512 part[PASS_ROWS];
             UNROLLED
-            for (int r = 0; r < rows; r++, input += blocks) {
-                __m512i low = _mm512_set1_epi32(input->minus32_low), high = _mm512_set1_epi32(input->minus32_high);
-                UNROLLED
-                for (int j = 0; j < 4; j++) {
-                    low = dot4(low, codes[j], input->q + 4 * j);
-                    high = dot4(high, codes[j + 4], input->q + 16 + 4 * j);
-                }
-                __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(low), d.low);
-                part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), d.high, part);
-                sum[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(input->scale), sum[r]);
+            for (int r = 0; r < rows; r++)
+                dot[r] = _mm512_set1_epi32(input[r * blocks].minus32_low);
+            dot_dwords(rows, 0, 4, codes, input, blocks, dot);
+            UNROLLED
+            for (int r = 0; r < rows; r++) {
+                part[r] = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), d.low);
+                dot[r] = _mm512_set1_epi32(input[r * blocks].minus32_high);
+            }
+            dot_dwords(rows, 4, 4, codes, input, blocks, dot);
+            UNROLLED
+            for (int r = 0; r < rows; r++) {
+                part[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), d.high, part[r]);
+                sum[r] = _mm512_fmadd_ps(part[r], _mm512_set1_ps(input[r * blocks].scale), sum[r]);
             }
         }
         tile += GROUP_BLOCKS * block_bytes(type);
