@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding import contracts
+from edgespec.decoding.contracts import Sequence as TokenSequence
 
 __all__ = [
     "ROWS_AT_ONCE",
@@ -112,7 +112,7 @@ def windows(tokens: Sequence[int], length: int) -> Iterator[Sequence[int]]:
 
 
 def teacher_forced_rows(
-    sequence: contracts.Sequence, tokens: Sequence[int], *, rows_at_once: int = ROWS_AT_ONCE
+    sequence: TokenSequence, tokens: Sequence[int], *, rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[Logits]:
     """The scores after each of ``tokens`` in turn: float32 (rows, vocabulary), at most ``rows_at_once`` rows each.
 
