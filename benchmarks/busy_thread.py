@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec import Done, Engine, Session
-from edgespec.planning.machine import describe_machine
+from edgespec.hardware.machine import describe_machine
 
 PROMPT = "Explain how a hash table resolves collisions."
 TOKENS = 64

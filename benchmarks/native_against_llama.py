@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.runtimes import REST_S, NamedModel, RuntimeTimes, measure_runtimes
-from edgespec.decoding.contracts import Model, Sequence
-from edgespec.planning.bandwidth import measure_read_bandwidth
-from edgespec.planning.widths import probe_tokens
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.native import NativeSettings, load_native
+from edgespec.calibration.width_probe import probe_tokens
+from edgespec.hardware.bandwidth import measure_read_bandwidth
+from edgespec.interfaces.model import Model, Sequence
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.native.native import NativeSettings, load_native
 
 NATIVE = "native"
 

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.files.gguf import GgufHeader, read_header
-from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.native_layout import read_layout
+from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.native import NativeSettings, load_native
 
 CONTEXT = 2048
 TOKENS = 512

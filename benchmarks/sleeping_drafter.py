@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from edgespec import Done, Engine, Session
 from edgespec.bench.controls import Script, SleepingDrafter
 from edgespec.bench.suite import builtin_suite
-from edgespec.planning.cost import Curve, DraftCost, choose_depth, choose_window
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.machine import describe_machine
-from edgespec.planning.pipeline_budget import MeasuredBudget
-from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined, expected_serial
-from edgespec.planning.widths import probe_tokens
-from edgespec.session import Speculation
+from edgespec.calibration.width_probe import probe_tokens
+from edgespec.engine.session import Speculation
+from edgespec.hardware.machine import describe_machine
+from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, expected_serial
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
 TOKENS = 96
 PROMPTS = 3

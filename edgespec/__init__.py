@@ -14,7 +14,16 @@ from edgespec import errors as _errors
 if TYPE_CHECKING:
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.decoding.stats import DecodeStats as DecodeStats
-    from edgespec.engine import Engine as Engine
+    from edgespec.engine.assembly import Limits as Limits
+    from edgespec.engine.engine import Engine as Engine
+    from edgespec.engine.events import Done as Done
+    from edgespec.engine.events import Event as Event
+    from edgespec.engine.events import Loading as Loading
+    from edgespec.engine.events import Notice as Notice
+    from edgespec.engine.events import Round as Round
+    from edgespec.engine.events import Text as Text
+    from edgespec.engine.generation import Generation as Generation
+    from edgespec.engine.session import Session as Session
     from edgespec.errors import CancelledError as CancelledError
     from edgespec.errors import ClosedError as ClosedError
     from edgespec.errors import ContextFullError as ContextFullError
@@ -36,35 +45,26 @@ if TYPE_CHECKING:
     from edgespec.errors import StoreLockedError as StoreLockedError
     from edgespec.errors import TemplateError as TemplateError
     from edgespec.errors import WorkerLostError as WorkerLostError
-    from edgespec.events import Done as Done
-    from edgespec.events import Event as Event
-    from edgespec.events import Loading as Loading
-    from edgespec.events import Notice as Notice
-    from edgespec.events import Round as Round
-    from edgespec.events import Text as Text
-    from edgespec.generation import Generation as Generation
-    from edgespec.loading import Limits as Limits
-    from edgespec.planning.plan import Plan as Plan
-    from edgespec.runtimes.restarting import WorkerSettings as WorkerSettings
-    from edgespec.session import Session as Session
+    from edgespec.planning.choice.plan import Plan as Plan
+    from edgespec.runtimes.process.restarting import WorkerSettings as WorkerSettings
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DecodeStats": "decoding.stats",
-    "Done": "events",
-    "Engine": "engine",
-    "Event": "events",
-    "Generation": "generation",
-    "Limits": "loading",
-    "Loading": "events",
-    "Notice": "events",
-    "Plan": "planning.plan",
-    "Round": "events",
+    "Done": "engine.events",
+    "Engine": "engine.engine",
+    "Event": "engine.events",
+    "Generation": "engine.generation",
+    "Limits": "engine.assembly",
+    "Loading": "engine.events",
+    "Notice": "engine.events",
+    "Plan": "planning.choice.plan",
+    "Round": "engine.events",
     "Sampling": "decoding.sampling",
-    "Session": "session",
-    "Text": "events",
-    "WorkerSettings": "runtimes.restarting",
+    "Session": "engine.session",
+    "Text": "engine.events",
+    "WorkerSettings": "runtimes.process.restarting",
 }
 
 __all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]

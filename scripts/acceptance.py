@@ -92,7 +92,7 @@ def run(*command: str, cwd: Path = ROOT, **more: Any) -> subprocess.CompletedPro
 def equality(results: Results, name: str) -> bool:
     """`edgespec verify` on the default pair: 40 prompts, every stable depth, greedy and sampled, under load."""
     from edgespec.bench.equality import PromptResult, check_equality
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
 
     prompts = verification_prompts()
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))

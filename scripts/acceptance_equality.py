@@ -14,9 +14,9 @@ PROMPTS = 40
 def verification_prompts() -> list[Prompt]:
     """HumanEval's first twenty and our own twenty."""
     from edgespec.bench.suite import builtin_suite, load_humaneval
-    from edgespec.files.locations import home
-    from edgespec.files.store import Store
-    from edgespec.profiles.catalogue import lookup
+    from edgespec.files.home import home
+    from edgespec.store.catalogue import lookup
+    from edgespec.store.store import Store
 
     humaneval = Store(home()).fetch(lookup("humaneval"))
     prompts = [*load_humaneval(humaneval.path, n=20), *builtin_suite("verify")]

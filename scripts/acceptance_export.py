@@ -27,15 +27,15 @@ sys.path.insert(0, str(ROOT))  # for the tests' tokenizer
 
 from transformers_reference import KINDS, POSITIONS, REAL  # noqa: E402
 
-from edgespec.export.hf_gguf import export_from_folder  # noqa: E402
-from edgespec.export.onnx_export import export_onnx  # noqa: E402
-from edgespec.files.locations import home  # noqa: E402
-from edgespec.files.onnx_folder import read_onnx_folder  # noqa: E402
-from edgespec.files.store import Store  # noqa: E402
-from edgespec.profiles.catalogue import lookup  # noqa: E402
+from edgespec.export.huggingface.gguf import export_from_folder  # noqa: E402
+from edgespec.export.onnx.export import export_onnx  # noqa: E402
+from edgespec.files.home import home  # noqa: E402
+from edgespec.files.onnx.folder import read_onnx_folder  # noqa: E402
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS  # noqa: E402
-from edgespec.runtimes.llama_library import load  # noqa: E402
-from edgespec.runtimes.onnx import OnnxSettings, load_onnx  # noqa: E402
+from edgespec.runtimes.llama.library import load  # noqa: E402
+from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx  # noqa: E402
+from edgespec.store.catalogue import lookup  # noqa: E402
+from edgespec.store.store import Store  # noqa: E402
 from tests.support.hf_folder import write_byte_level_tokenizer, write_hf_folder  # noqa: E402
 
 INTERPRETER = "EDGESPEC_TRANSFORMERS_PYTHON"

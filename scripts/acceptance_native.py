@@ -31,13 +31,13 @@ from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, toke
 
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
-from edgespec.files.locations import home
-from edgespec.files.store import Store
-from edgespec.locate import Locator
-from edgespec.opening import LoadedModel, open_model
-from edgespec.planning.machine import describe_machine
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.native import NativeModel, NativeSettings
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.settings import LoadedModel, open_model
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native.native import NativeModel, NativeSettings
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
 
 # What the issue asks for.
 TOKENS, KL_TOKENS = 4096, 512
@@ -229,7 +229,7 @@ def equality(results: Results, name: str) -> bool:
     """Greedy and seeded speculation eight deep is plain decoding, on every prompt of every suite."""
     from edgespec.bench.equality import PromptResult, check_equality
     from edgespec.bench.suite import BUILTIN_SUITES
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
 
     prompts = {prompt.id: prompt for suite in BUILTIN_SUITES for prompt in builtin_suite(suite)}
     prompts |= {prompt.id: prompt for prompt in verification_prompts()}
@@ -283,7 +283,7 @@ def levels(results: Results, name: str) -> bool:
 
     Portable C, a test's reference and no fast path, would take a quarter of an hour.
     """
-    from edgespec.runtimes.native_library import PORTABLE, load
+    from edgespec.runtimes.native.library import PORTABLE, load
 
     located = Locator(store=Store(home()), download=True).locate(TARGET)
     for level in [level for level in reversed(load().levels) if level != PORTABLE]:

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the tests' folder writer
 
-from edgespec.files.locations import home  # noqa: E402
-from edgespec.files.store import Store  # noqa: E402
-from edgespec.profiles.catalogue import lookup  # noqa: E402
+from edgespec.files.home import home  # noqa: E402
+from edgespec.store.catalogue import lookup  # noqa: E402
+from edgespec.store.store import Store  # noqa: E402
 from tests.support.hf_folder import write_hf_folder  # noqa: E402
 
 INTERPRETER = "EDGESPEC_TRANSFORMERS_PYTHON"

@@ -23,7 +23,7 @@ GAIN_WITHIN = 0.10
 def equality(results: Results, name: str) -> bool:
     """At once, the default pair writes plain decoding's text: 40 prompts, greedy and sampled."""
     from edgespec.bench.equality import PromptResult, check_equality
-    from edgespec.engine import Engine
+    from edgespec.engine.engine import Engine
 
     rows: dict[str, Any] = {}
     with Engine.load(profile="laptop", mode="pipelined", download=True, calibrate=True, keep_class=True) as engine:

@@ -29,14 +29,14 @@ import numpy.typing as npt
 
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import home
-from edgespec.files.store import Store
-from edgespec.locate import Locator
-from edgespec.opening import LoadedModel, ModelSettings, open_model
-from edgespec.planning.machine import describe_machine
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.onnx import OnnxSettings
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.settings import LoadedModel, ModelSettings, open_model
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
 
 # What the issue asks for.

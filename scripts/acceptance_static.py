@@ -28,10 +28,10 @@ from acceptance_bench import edgespec
 from acceptance_quality import bytes_of, tokens_to_predict
 
 from edgespec.bench import quality
-from edgespec.files.onnx_folder import TOKENIZER_NAME, read_onnx_folder
-from edgespec.planning.machine import describe_machine
-from edgespec.runtimes import onnx_providers
-from edgespec.runtimes.onnx import OnnxSettings, load_onnx
+from edgespec.files.onnx.folder import TOKENIZER_NAME, read_onnx_folder
+from edgespec.hardware.machine import describe_machine
+from edgespec.runtimes.onnx import providers as onnx_providers
+from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 
 TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 STATIC_CACHE = 1024

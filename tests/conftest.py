@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.locations import Home
+from edgespec.files.home import Home
 from tests.support.tiny_models import TinyModels
 
 

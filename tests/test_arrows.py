@@ -16,8 +16,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "edgespec"
 MAX_LINES = 500
 
-CONTRACTS = "edgespec.decoding.contracts"
-LLAMA_LIBRARY = "edgespec.runtimes.llama_library"
+CONTRACTS = "edgespec.interfaces.drafting"
+LLAMA_LIBRARY = "edgespec.runtimes.llama.library"
 BELOW_CLI = "everything except cli and bench"
 
 # Each part of the house and the modules it may import, an entry standing for all that lies in it; the longest
@@ -37,14 +37,14 @@ ARROWS: dict[str, tuple[str, ...] | str] = {
     "edgespec.bench": (
         "edgespec.bench",
         "edgespec.decoding",
-        "edgespec.engine",
+        "edgespec.engine.engine",
         "edgespec.errors",
-        "edgespec.events",
+        "edgespec.engine.events",
         "edgespec.files",
-        "edgespec.generation",
+        "edgespec.engine.generation",
         "edgespec.planning",
         "edgespec.profiles",
-        "edgespec.session",
+        "edgespec.engine.session",
         "edgespec.text",
     ),
     "edgespec.cli": ("edgespec",),
@@ -249,27 +249,27 @@ def put(house: Path, name: str, code: str) -> None:
     [
         ("errors.py", "import numpy", "numpy"),
         ("errors.py", "from edgespec.files import x", "edgespec.files"),
-        ("files/__init__.py", "import edgespec.decoding.contracts", "edgespec.decoding.contracts"),
-        ("decoding/verify.py", "from edgespec.decoding.contracts import Rows", "edgespec.decoding.contracts"),
-        ("decoding/verify.py", "from .contracts import Rows", "edgespec.decoding.contracts"),
-        ("decoding/verify.py", "from . import contracts", "edgespec.decoding.contracts"),
-        ("decoding/loop.py", "from edgespec.runtimes import llama", "edgespec.runtimes.llama"),
+        ("files/__init__.py", "import edgespec.interfaces.drafting", "edgespec.interfaces.drafting"),
+        ("decoding/verify.py", "from edgespec.interfaces.drafting import Rows", "edgespec.interfaces.drafting"),
+        ("decoding/verify.py", "from .contracts import Rows", "edgespec.interfaces.drafting"),
+        ("decoding/verify.py", "from . import contracts", "edgespec.interfaces.drafting"),
+        ("decoding/serial.py", "from edgespec.runtimes import llama", "edgespec.runtimes.llama.model"),
         ("decoding/__init__.py", "from ..files import x", "edgespec.files"),
-        ("drafters/model.py", "from edgespec.runtimes.llama import Model", "edgespec.runtimes.llama"),
-        ("drafters/model.py", "from edgespec.decoding import loop", "edgespec.decoding.loop"),
+        ("drafters/model.py", "from edgespec.runtimes.llama.model import Model", "edgespec.runtimes.llama.model"),
+        ("drafters/model.py", "from edgespec.decoding import loop", "edgespec.decoding.serial"),
         ("drafters/model.py", "from edgespec.decoding import decode", "edgespec.decoding"),
-        ("runtimes/llama.py", "from edgespec.planning import x", "edgespec.planning"),
+        ("runtimes/llama/model.py", "from edgespec.planning import x", "edgespec.planning"),
         ("planning/__init__.py", "from edgespec.drafters import model", "edgespec.drafters.model"),
-        ("text/tokenizer.py", "from edgespec.runtimes import llama", "edgespec.runtimes.llama"),
+        ("text/tokenizer.py", "from edgespec.runtimes import llama", "edgespec.runtimes.llama.model"),
         ("text/tokenizer.py", "from edgespec.runtimes.llama_library_2 import x", "edgespec.runtimes.llama_library_2"),
         ("profiles/__init__.py", "from edgespec.text import x", "edgespec.text"),
         ("bench/__init__.py", "import edgespec.drafters", "edgespec.drafters"),
         ("engine.py", "from edgespec.bench import x", "edgespec.bench"),
         ("session.py", "from edgespec.cli import x", "edgespec.cli"),
         ("__init__.py", "from edgespec import cli", "edgespec.cli"),
-        ("decoding/loop.py", "def f():\n    from edgespec import engine", "edgespec.engine"),
-        ("decoding/loop.py", "import importlib\nimportlib.import_module('edgespec.cli')", "edgespec.cli"),
-        ("decoding/loop.py", "import typing\nif typing.TYPE_CHECKING:\n    import edgespec", "edgespec"),
+        ("decoding/serial.py", "def f():\n    from edgespec import engine", "edgespec.engine.engine"),
+        ("decoding/serial.py", "import importlib\nimportlib.import_module('edgespec.cli')", "edgespec.cli"),
+        ("decoding/serial.py", "import typing\nif typing.TYPE_CHECKING:\n    import edgespec", "edgespec"),
     ],
 )
 def test_a_forbidden_import_is_caught_and_named(house: Path, name: str, code: str, target: str) -> None:
@@ -281,14 +281,18 @@ def test_a_forbidden_import_is_caught_and_named(house: Path, name: str, code: st
 
 
 def test_the_arrows_that_are_meant_to_be_are_allowed(house: Path) -> None:
-    put(house, "__init__.py", "from edgespec.engine import Engine")
+    put(house, "__init__.py", "from edgespec.engine.engine import Engine")
     put(house, "__main__.py", "from edgespec.cli import main")
-    put(house, "engine.py", "from edgespec import drafters, planning, session, text\nimport edgespec.runtimes.llama")
-    put(house, "decoding/loop.py", "from edgespec.decoding import contracts, verify\nfrom ..errors import x")
+    put(
+        house,
+        "engine.py",
+        "from edgespec import drafters, planning, session, text\nimport edgespec.runtimes.llama.model",
+    )
+    put(house, "decoding/serial.py", "from edgespec.decoding import contracts, verify\nfrom ..errors import x")
     put(
         house,
         "drafters/model.py",
-        "from edgespec.decoding import contracts\nfrom edgespec.decoding.contracts import x",
+        "from edgespec.decoding import contracts\nfrom edgespec.interfaces.drafting import x",
     )
     put(house, "planning/__init__.py", "from edgespec.runtimes import llama")
     put(house, "text/tokenizer.py", "from edgespec.runtimes import llama_library\nfrom edgespec.files import x")

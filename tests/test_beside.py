@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import edgespec.engine as engine_module
-from edgespec.beside import find_beside
-from edgespec.engine import Engine
+import edgespec.engine.engine as engine_module
+from edgespec.bench.comparable import find_beside
+from edgespec.engine.assembly import Limits
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
-from edgespec.files.store import Store
-from edgespec.loading import Limits
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import memory_needed, open_model
-from edgespec.session import Speculation
+from edgespec.placement.settings import memory_needed, open_model
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.trimmed_folder import write_trimmed_folder

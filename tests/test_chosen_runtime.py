@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import edgespec.opening as opening
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.placement import Placement
-from edgespec.planning.widths import probe_widths
+import edgespec.placement.settings as opening
+from edgespec.calibration.width_probe import probe_widths
+from edgespec.engine.engine import Engine
+from edgespec.files.home import Home
+from edgespec.placement.candidates import Placement
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import (
     DRAFT_S,

@@ -9,12 +9,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from edgespec import opening
 from edgespec.decoding.sampling import Sampling
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import (
+from edgespec.files.home import Home
+from edgespec.placement import settings as opening
+from edgespec.placement.settings import (
     COARSE_SIDECAR,
     NATIVE_SIDECAR,
     describe,
@@ -25,9 +23,11 @@ from edgespec.opening import (
     open_model,
 )
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.native import NativeModel, NativeSettings, bytes_spared
-from edgespec.runtimes.restarting import WorkerSettings
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared
+from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.planning.acceptance import Acceptance
-from edgespec.planning.planner import CLASS_TOO_DEAR
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.selection import class_too_dear, fastest_plain
+from edgespec.engine.assembly import class_too_dear, fastest_plain
+from edgespec.engine.engine import Engine
+from edgespec.files.home import Home
+from edgespec.planning.choice.planner import CLASS_TOO_DEAR
+from edgespec.planning.cost.acceptance import Acceptance
+from edgespec.runtimes.llama.model import LlamaSettings
 from tests.support.calibrating import find_other_faster, time_other
 from tests.support.tiny_models import FORWARD_S, TinyModels, answer, invent_measurements, require_speculation
 

@@ -11,19 +11,25 @@ import psutil
 import pytest
 
 from edgespec.bench.arms import open_arm
-from edgespec.decoding.contracts import Restarting
-from edgespec.engine import Engine
-from edgespec.export.onnx_export import export_onnx
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.knowledge import Knowledge
-from edgespec.loading import Limits
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import PROCESS_BYTES, choose_threads, drafter_settings, memory_needed, target_settings
-from edgespec.planning.machine import describe_machine
+from edgespec.engine.assembly import Limits
+from edgespec.engine.engine import Engine
+from edgespec.engine.pair_measurements import Knowledge
+from edgespec.export.onnx.export import export_onnx
+from edgespec.files.home import Home
+from edgespec.hardware.machine import describe_machine
+from edgespec.interfaces.model import Restarting
+from edgespec.placement.settings import (
+    PROCESS_BYTES,
+    choose_threads,
+    drafter_settings,
+    memory_needed,
+    target_settings,
+)
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.restarting import RestartingModel, WorkerSettings
-from edgespec.runtimes.worker_deadlines import Deadlines
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.restarting import RestartingModel, WorkerSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.calibrating import shorten_contention
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, require_speculation
@@ -193,7 +199,7 @@ def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypat
             sequence.close()
             yield 0.0
 
-    monkeypatch.setattr("edgespec.learning.measure_drafter", lose)
+    monkeypatch.setattr("edgespec.engine.background_calibration.measure_drafter", lose)
     with load() as engine:
         engine.calibrate()
         assert "is lost: it was ended by SIGKILL" in str(engine.knowledge.drafter_failure)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import edgespec.loading as loading_module
-from edgespec.engine import Engine
+import edgespec.engine.assembly as loading_module
+from edgespec.engine.assembly import Limits
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Loading
 from edgespec.errors import (
     ClosedError,
     InvalidRequestError,
@@ -22,15 +24,13 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     TemplateError,
 )
-from edgespec.events import Done, Loading
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
-from edgespec.loading import Limits
-from edgespec.planning.machine import describe_machine
-from edgespec.planning.memory import estimate_memory
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
-from edgespec.runtimes.native import KV_BITS
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.runtimes.native.native import KV_BITS
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes

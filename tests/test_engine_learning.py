@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.knowledge import Knowledge
-from edgespec.planning.acceptance import NO_PRIOR
-from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
-from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth
-from edgespec.planning.planner import NOT_CALIBRATED
+from edgespec.engine.engine import Engine
+from edgespec.engine.pair_measurements import Knowledge
+from edgespec.files.home import Home
+from edgespec.planning.choice.planner import NOT_CALIBRATED
+from edgespec.planning.cost.acceptance import NO_PRIOR
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth.cost_model import CostDepth
 from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import environment
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
@@ -204,7 +204,7 @@ def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_
 HOLD = """
 import sys
 from pathlib import Path
-from edgespec.planning.measurements import Measurements
+from edgespec.calibration.measurement_store import Measurements
 with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=False) as alone:
     print(alone, flush=True)
     sys.stdin.readline()

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-import edgespec.engine as module
-from edgespec.engine import Engine
-from edgespec.events import Notice
-from edgespec.files.locations import Home
-from edgespec.learning import Learning
-from edgespec.planning.calibration import QUICK
-from edgespec.planning.planner import NOT_CALIBRATED
+import edgespec.engine.engine as module
+from edgespec.calibration.timing import QUICK
+from edgespec.engine.background_calibration import Learning
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Notice
+from edgespec.files.home import Home
+from edgespec.planning.choice.planner import NOT_CALIBRATED
 from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation
 
 

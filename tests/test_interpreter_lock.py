@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgespec.interpreter_lock import SHORT_INTERVAL_S, LockTurns
+from edgespec.engine.switch_interval import SHORT_INTERVAL_S, LockTurns
 
 
 @pytest.fixture(autouse=True)

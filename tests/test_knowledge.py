@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.decoding.contracts import ModelFacts
-from edgespec.knowledge import Knowledge
-from edgespec.planning.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
-from edgespec.planning.cost import FREE
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth
-from edgespec.planning.measurements import Measurements
-from edgespec.planning.widths import BORDERS, ContextProbe, WidthProbe
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.pair_measurements import Knowledge
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
+from edgespec.planning.cost.curve import FREE
+from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.cost_model import CostDepth
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import invented_times
 

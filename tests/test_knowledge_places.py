@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import ModelFacts
-from edgespec.knowledge import Knowledge
-from edgespec.placement import NOT_MEASURED, Placement, Placements
-from edgespec.planning.measurements import Measurements
-from edgespec.planning.offload import Split
-from edgespec.planning.options import Contention, Ranking
-from edgespec.planning.ranking import explain, reasons
-from edgespec.planning.widths import BORDERS, ContextProbe, WidthProbe
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.assembly import choose_places
+from edgespec.engine.pair_measurements import Knowledge
+from edgespec.interfaces.model import ModelFacts
+from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
+from edgespec.placement.layer_split import Split
+from edgespec.planning.choice.options import Ranking
+from edgespec.planning.choice.ranking import explain, reasons
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.selection import choose_places
+from edgespec.runtimes.llama.model import LlamaSettings
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import invented_times
 
@@ -224,7 +225,9 @@ def test_processors_that_both_share_do_no_more_work_than_there_are(
     known = Knowledge(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     elsewhere = Knowledge(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
-        monkeypatch.setattr("edgespec.knowledge.usable_processors", lambda processors=processors: processors)
+        monkeypatch.setattr(
+            "edgespec.engine.pair_measurements.usable_processors", lambda processors=processors: processors
+        )
         found = known.costs().contention
         assert found is not None
         assert found.target_factor == pytest.approx(factor)
@@ -274,7 +277,7 @@ class Located:
 def choose(
     store: Measurements, monkeypatch: pytest.MonkeyPatch, places: Placements, **values: Any
 ) -> tuple[Any, Any]:
-    import edgespec.selection as module
+    import edgespec.engine.selection as module
 
     def settings(profile: Any, threads: int, _drafter: Any) -> LlamaSettings:
         device = "Vulkan0" if profile.draft_device == "auto" else profile.draft_device

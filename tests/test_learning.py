@@ -8,14 +8,14 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-import edgespec.learning as module
-from edgespec.engine import Engine
+import edgespec.engine.background_calibration as module
+from edgespec.calibration.timing import FULL, QUICK
+from edgespec.engine.background_calibration import LEARNING_BUDGET_S, Learning
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Loading
+from edgespec.engine.pair_measurements import Knowledge
 from edgespec.errors import ForwardError
-from edgespec.events import Loading
-from edgespec.files.locations import Home
-from edgespec.knowledge import Knowledge
-from edgespec.learning import LEARNING_BUDGET_S, Learning
-from edgespec.planning.calibration import FULL, QUICK
+from edgespec.files.home import Home
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-import edgespec.elsewhere as elsewhere_module
-from edgespec.engine import Engine
+import edgespec.placement.model_pool as elsewhere_module
+from edgespec.engine.assembly import Limits
+from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
-from edgespec.loading import Limits
-from edgespec.opening import open_model
-from edgespec.planning.offload import layer_bytes
-from edgespec.planning.options import Ranking
-from edgespec.planning.ranking import HEADROOM_BYTES
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama_library import LlamaLibrary
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
+from edgespec.placement.layer_split import layer_bytes
+from edgespec.placement.settings import open_model
+from edgespec.planning.choice.options import Ranking
+from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.runtimes.llama.library import LlamaLibrary
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels

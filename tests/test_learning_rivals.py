@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-import edgespec.elsewhere as elsewhere_module
-import edgespec.opening as opening
-from edgespec.engine import Engine
+import edgespec.placement.model_pool as elsewhere_module
+import edgespec.placement.settings as opening
+from edgespec.calibration.timing import QUICK
+from edgespec.engine.background_calibration import Learning, _opened
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Loading
+from edgespec.engine.pair_measurements import Knowledge
 from edgespec.errors import ClosedError, ModelFileError
-from edgespec.events import Loading
-from edgespec.files.locations import Home
-from edgespec.knowledge import Knowledge
-from edgespec.learning import Learning, _opened
-from edgespec.opening import LoadedModel, open_model
-from edgespec.placement import Placement
-from edgespec.planning.calibration import QUICK
+from edgespec.files.home import Home
+from edgespec.placement.candidates import Placement
+from edgespec.placement.settings import LoadedModel, open_model
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels
@@ -132,7 +132,7 @@ def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: 
         yield 1.0
         return 0.25
 
-    monkeypatch.setattr("edgespec.learning.measure_plain_ratio", measure)
+    monkeypatch.setattr("edgespec.engine.background_calibration.measure_plain_ratio", measure)
     Learning(engine, QUICK).run()
     assert seen == [(engine.plan.target.runtime, OTHER[engine.plan.target.runtime], 200)]
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round
+from edgespec.engine.session import Session, Speculation
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
-from edgespec.events import Done, Round
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.widths import WIDEST
-from edgespec.runtimes.native import NativeModel
-from edgespec.session import Session, Speculation
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.widths import WIDEST
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.runtimes.native.native import NativeModel
 from tests.decoding.test_sibling_rounds import Beside
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf

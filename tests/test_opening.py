@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgespec import opening
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import (
+from edgespec.files.home import Home
+from edgespec.placement import settings as opening
+from edgespec.placement.memory import MemoryEstimate, estimate_memory
+from edgespec.placement.settings import (
     NATIVE_SIDECAR,
     PROCESS_BYTES,
     choose_device,
@@ -32,14 +31,15 @@ from edgespec.opening import (
     stable_settings,
     target_settings,
 )
-from edgespec.planning.memory import MemoryEstimate, estimate_memory
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes import llama_library
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.native import NativeSettings
-from edgespec.runtimes.onnx import OnnxSettings
-from edgespec.runtimes.restarting import WorkerSettings
-from edgespec.runtimes.worker_frames import LoadRequest
+from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu
 from tests.support.processor import processor_runtimes

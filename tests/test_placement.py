@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import MemoryLimitError
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.placement import (
+from edgespec.files.home import Home
+from edgespec.placement.candidates import (
     Placement,
     Placements,
     default_settings,
@@ -23,14 +21,16 @@ from edgespec.placement import (
     room_for_drafter,
     same_place,
 )
-from edgespec.planning.cost import Curve, DraftCost
-from edgespec.planning.offload import layer_bytes
-from edgespec.planning.ranking import HEADROOM_BYTES
+from edgespec.placement.layer_split import layer_bytes
+from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama_devices import Device
-from edgespec.runtimes.llama_library import LlamaLibrary
-from edgespec.runtimes.onnx import OnnxSettings
+from edgespec.runtimes.llama.devices import Device
+from edgespec.runtimes.llama.library import LlamaLibrary
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels
 

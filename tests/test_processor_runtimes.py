@@ -10,19 +10,26 @@ from typing import Any
 
 import pytest
 
-import edgespec.opening as opening
+import edgespec.placement.settings as opening
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import describe, drafter_settings, open_model, processor_runtimes, runtime_of, target_settings
-from edgespec.placement import Placement, Placements, default_settings, find_placements
+from edgespec.files.home import Home
+from edgespec.placement.candidates import Placement, Placements, default_settings, find_placements
+from edgespec.placement.settings import (
+    describe,
+    drafter_settings,
+    open_model,
+    processor_runtimes,
+    runtime_of,
+    target_settings,
+)
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.llama_devices import Device
-from edgespec.runtimes.llama_library import LlamaLibrary
-from edgespec.runtimes.native import NativeSettings
-from edgespec.runtimes.onnx import OnnxSettings
+from edgespec.runtimes.llama.devices import Device
+from edgespec.runtimes.llama.library import LlamaLibrary
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec import opening
-from edgespec.decoding.contracts import IdArray
 from edgespec.decoding.sampling import Sampling
-from edgespec.files.gguf_types import GgufHeader
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import describe, describe_drafter, open_drafter
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.home import Home
+from edgespec.interfaces.rows import IdArray
+from edgespec.placement import settings as opening
+from edgespec.placement.settings import describe, describe_drafter, open_drafter
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.native import NativeSettings
-from edgespec.runtimes.restarting import WorkerSettings
-from edgespec.short_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
+from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 

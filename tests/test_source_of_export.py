@@ -6,9 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
+from edgespec.files.home import Home
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, put_into_store
 from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder
 

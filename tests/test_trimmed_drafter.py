@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
+from edgespec.engine.assembly import Limits
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError
-from edgespec.events import Done
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
-from edgespec.files.store import Store
-from edgespec.loading import Limits
-from edgespec.locate import LocatedModel, Locator
-from edgespec.planning.memory import estimate_memory
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
+from edgespec.placement.memory import estimate_memory
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder
 

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
-from edgespec.decoding.contracts import Drafter, Model, Restarting
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session, Speculation
 from edgespec.errors import InvalidRequestError
-from edgespec.planning.cost import FREE
-from edgespec.planning.depth import POLICY_NAMES, FixedDepth
-from edgespec.planning.depth_cost import CostDepth, Costs
-from edgespec.planning.pipeline_budget import MeasuredBudget
-from edgespec.planning.policies import make_policy
-from edgespec.session import Session, Speculation
+from edgespec.interfaces.drafting import Drafter
+from edgespec.interfaces.model import Model, Restarting
+from edgespec.planning.cost.curve import FREE
+from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
+from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.factory import make_policy
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
 PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)

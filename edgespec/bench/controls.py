@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from edgespec.decoding.contracts import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 from edgespec.errors import CancelledError
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 
 
 class Script:

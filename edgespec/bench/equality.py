@@ -11,14 +11,14 @@ import numpy as np
 
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
-from edgespec.engine import Engine
-from edgespec.events import Done, Round
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.plan import Exactness, Plan
-from edgespec.planning.policies import make_budget
-from edgespec.planning.siblings import FullTrees
-from edgespec.planning.widths import WidthProbe, width_classes
-from edgespec.session import Session, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round
+from edgespec.engine.session import Session, Speculation
+from edgespec.planning.choice.plan import Exactness, Plan
+from edgespec.planning.cost.tree_width import FullTrees
+from edgespec.planning.cost.widths import WidthProbe, width_classes
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.factory import make_budget
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)

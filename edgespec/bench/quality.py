@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.decoding.contracts import Sequence as TokenSequence
+from edgespec.interfaces.model import Sequence as TokenSequence
 
 __all__ = [
     "ROWS_AT_ONCE",

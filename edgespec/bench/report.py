@@ -11,8 +11,9 @@ from edgespec.bench import predictions
 from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
 from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
-from edgespec.decoding.contracts import ModelFacts, RoundRecord
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.policy import RoundRecord
 
 
 def arm_report(

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from edgespec.bench.arms import PLAIN, Arm
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.contracts import RoundRecord
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.stats import DecodeStats
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round
 from edgespec.errors import CancelledError, PromptTooLongError
-from edgespec.events import Done, Round
+from edgespec.interfaces.policy import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

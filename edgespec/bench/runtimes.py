@@ -9,11 +9,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.decoding.contracts import Model, ModelFacts
-from edgespec.decoding.contracts import Sequence as TokenSequence
+from edgespec.calibration.timing import WIDTHS, Clock
+from edgespec.calibration.width_probe import probe_tokens
 from edgespec.errors import InvalidRequestError
-from edgespec.planning.calibration import WIDTHS, Clock
-from edgespec.planning.widths import probe_starts, probe_tokens
+from edgespec.interfaces.model import Model, ModelFacts
+from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.planning.cost.widths import probe_starts
 
 __all__ = ["REST_S", "NamedModel", "RuntimeTimes", "arm_names", "measure_runtimes", "runtime_lines", "runtimes_json"]
 

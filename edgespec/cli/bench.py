@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite, missing_prompts, suite_sha256
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DepthOption,
     DraftOption,
@@ -24,14 +24,14 @@ from edgespec.cli.opening import (
 )
 from edgespec.cli.output import ProgressPrinter, State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.files.locations import home
+from edgespec.files.home import home
 
 if TYPE_CHECKING:
     from edgespec.bench.run import Answer
     from edgespec.bench.runtimes import NamedModel, RuntimeTimes
-    from edgespec.engine import Engine
-    from edgespec.locate import LocatedModel
+    from edgespec.engine.engine import Engine
     from edgespec.profiles.profile import Profile
+    from edgespec.store.locate import LocatedModel
 
 
 def bench(
@@ -76,8 +76,8 @@ def bench(
     from edgespec.bench.report import bench_report, is_noisy
     from edgespec.bench.run import RunSettings, run_passes
     from edgespec.bench.runtimes import REST_S, runtimes_json
-    from edgespec.calibration_report import calibration_report
-    from edgespec.planning.machine_store import load_bandwidth
+    from edgespec.calibration.machine_store import load_bandwidth
+    from edgespec.engine.calibration_report import calibration_report
 
     state = state_of(context)
     names = parse_arms(arms)
@@ -175,9 +175,9 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
 
 def _find_beside(profile: Profile, others: list[str], state: State) -> tuple[LocatedModel, ...]:
     """Before anything is loaded or calibrated for it."""
-    from edgespec.beside import find_beside
-    from edgespec.files.store import Store
-    from edgespec.locate import Locator
+    from edgespec.bench.comparable import find_beside
+    from edgespec.store.locate import Locator
+    from edgespec.store.store import Store
 
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         locator = Locator(store=Store(home()), download=not state.offline, progress=progress)
@@ -204,7 +204,7 @@ def _load_beside(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[Nam
 
 def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: State) -> tuple[RuntimeTimes, ...]:
     from edgespec.bench.runtimes import measure_runtimes
-    from edgespec.events import Loading
+    from edgespec.engine.events import Loading
 
     if not models:
         return ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DraftOption,
     JsonOption,
@@ -19,10 +19,10 @@ from edgespec.cli.opening import (
 )
 from edgespec.cli.output import ProgressPrinter, note, print_json
 from edgespec.errors import MemoryLimitError
-from edgespec.files.locations import home
+from edgespec.files.home import home
 
 if TYPE_CHECKING:
-    from edgespec.calibration_report import CalibrationReport
+    from edgespec.engine.calibration_report import CalibrationReport
 
 
 def calibrate(
@@ -37,10 +37,10 @@ def calibrate(
     json: JsonOption = False,
 ) -> None:
     """Measure this machine with these models: forwards by width, drafting, contention, width classes; stored."""
-    from edgespec.calibration_report import calibration_report
-    from edgespec.planning.bandwidth import measure_read_bandwidth
-    from edgespec.planning.calibration import FULL, QUICK
-    from edgespec.planning.machine_store import save_bandwidth
+    from edgespec.calibration.machine_store import save_bandwidth
+    from edgespec.calibration.timing import FULL, QUICK
+    from edgespec.engine.calibration_report import calibration_report
+    from edgespec.hardware.bandwidth import measure_read_bandwidth
 
     state = state_of(context)
     chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)

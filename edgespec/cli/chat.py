@@ -11,7 +11,7 @@ import typer
 
 from edgespec.cli.idle_learning import IdleLearning
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DepthOption,
     DraftOption,
@@ -26,11 +26,11 @@ from edgespec.cli.opening import (
 from edgespec.cli.output import decode_input, note, print_error, print_json, stderr_columns
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Notice, Text
+from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
-from edgespec.events import Done, Notice, Text
-from edgespec.files.locations import Home, home
-from edgespec.session import Session
+from edgespec.files.home import Home, home
 
 HELP = """/help   this list
 /clear  forget the conversation

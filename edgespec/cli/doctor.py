@@ -12,21 +12,22 @@ from typing import Any
 import typer
 
 from edgespec import __version__
-from edgespec.cli.opening import JsonOption
+from edgespec.calibration.machine_store import load_bandwidth
+from edgespec.cli.options import JsonOption
 from edgespec.cli.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
-from edgespec.files.locations import Home, home
-from edgespec.files.store import Store
-from edgespec.planning.devices import DeviceReport, list_devices
-from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine
-from edgespec.planning.machine_store import load_bandwidth
-from edgespec.runtimes import native_library, onnx_providers
-from edgespec.runtimes.llama_library import INSTALL_HINT, load
+from edgespec.files.home import Home, home
+from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
+from edgespec.runtimes.devices import DeviceReport, list_devices
+from edgespec.runtimes.llama.library import INSTALL_HINT, load
+from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.onnx import providers as onnx_providers
+from edgespec.store.store import Store
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.
 _PROBES = {
-    "llama": "from edgespec.runtimes.llama_library import load; load().devices()",
-    "onnx": "from edgespec.runtimes.onnx_providers import list_devices; list_devices()",
+    "llama": "from edgespec.runtimes.llama.library import load; load().devices()",
+    "onnx": "from edgespec.runtimes.onnx.providers import list_devices; list_devices()",
 }
 _PROBE_TIMEOUT_S = 60.0
 _GIB = 2**30

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli.export_folder import FolderRequest, export_if_folder
-from edgespec.cli.opening import JsonOption, TargetOption, resolve_profile, state_of
+from edgespec.cli.export_report import Written
+from edgespec.cli.options import JsonOption, TargetOption, resolve_profile, state_of
 from edgespec.cli.output import ProgressPrinter, State, print_json
-from edgespec.cli.written import Written
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
-from edgespec.files.locations import home
+from edgespec.files.home import home
 from edgespec.files.progress import ProgressCallback
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 
 if TYPE_CHECKING:
     from edgespec.cli.trimming import Trimming, TrimRequest
@@ -83,7 +83,7 @@ def export(
         return
     source = _located(model, output, state)
     if wish.static_cache is not None:
-        from edgespec.export.onnx_export import check_static_cache
+        from edgespec.export.onnx.export import check_static_cache
 
         check_static_cache(wish.static_cache, source.header.context_length)  # before rows are counted for an hour
     trimming: Trimming | None = None
@@ -154,7 +154,7 @@ def _checked(
             hint=f"with --to onnx, --quant takes {' or '.join(ONNX_QUANTS)}",
         )
     if to == "gguf" and quant != "keep":
-        from edgespec.export.quantize import find_quant
+        from edgespec.export.gguf.quantize import find_quant
 
         find_quant(quant)
     if trim_vocab is None:
@@ -185,7 +185,7 @@ def _rows(text: str) -> int | None:
 
 def _located(model: str, output: Path, state: State) -> LocatedModel:
     """The model to export, fetched if need be, where it can be exported to ``output`` at all."""
-    from edgespec.export.gguf_files import check_destination
+    from edgespec.export.gguf.files import check_destination
     from edgespec.export.staging import check_replaceable
 
     check_replaceable(Path(os.path.realpath(output)))  # before anything is fetched for it
@@ -245,7 +245,7 @@ def _write_gguf(
     provenance: Mapping[str, Any],
     progress: ProgressCallback,
 ) -> Mapping[str, Any]:
-    from edgespec.export.gguf_files import KEEP, export_trimmed, export_whole
+    from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
 
     more: dict[str, Any] = {
         **provenance,
@@ -260,8 +260,8 @@ def _write_gguf(
 
 
 def _threads() -> int:
-    from edgespec.opening import choose_threads
-    from edgespec.planning.machine import describe_machine
+    from edgespec.hardware.machine import describe_machine
+    from edgespec.placement.settings import choose_threads
 
     return choose_threads(resolve_profile(None), describe_machine(), None)
 
@@ -276,6 +276,6 @@ def _write_onnx(
 ) -> Mapping[str, Any]:
     kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
     more: dict[str, Any] = {"quant": wish.quant, "static_cache": wish.static_cache, "kept": kept, "notes": notes}
-    from edgespec.export.onnx_export import export_onnx
+    from edgespec.export.onnx.export import export_onnx
 
     return export_onnx(source.path, folder, **more, progress=progress, **provenance)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.opening import resolve_profile
+from edgespec.cli.export_report import Written
+from edgespec.cli.options import resolve_profile
 from edgespec.cli.output import ProgressPrinter, State, print_json
-from edgespec.cli.written import Written
 from edgespec.errors import InvalidRequestError
-from edgespec.files.locations import home
+from edgespec.files.home import home
 from edgespec.files.progress import ProgressCallback
-from edgespec.files.specs import HubReference, LocalPath, parse_reference, spec_of_hub_reference
-from edgespec.files.store import Store
-from edgespec.profiles.catalogue import catalogue
+from edgespec.store.catalogue import catalogue
+from edgespec.store.references import HubReference, LocalPath, parse_reference, spec_of_hub_reference
+from edgespec.store.store import Store
 
 __all__ = ["FolderRequest", "export_if_folder"]
 
@@ -75,7 +75,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
 
 def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     """The folder, after a look at the rest of the request: nothing is fetched for one that cannot be met."""
-    from edgespec.export.hf_gguf import is_model_folder
+    from edgespec.export.huggingface.gguf import is_model_folder
 
     reference = parse_reference(model, catalogue().keys())
     if isinstance(reference, LocalPath):
@@ -89,7 +89,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         return None
     if Store(home()).find(spec_of_hub_reference(reference).name) is not None:  # a GGUF that is here already
         return None
-    from edgespec.files.sources_hub_folder import fetch_hub_folder, list_hub_folder
+    from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         folder = list_hub_folder(reference, offline=state.offline, progress=progress)
@@ -122,10 +122,10 @@ def _check(model: str, request: FolderRequest) -> None:
 
 
 def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
-    from edgespec.export.gguf_files import KEEP
-    from edgespec.export.hf_gguf import export_from_folder
-    from edgespec.opening import choose_threads
-    from edgespec.planning.machine import describe_machine
+    from edgespec.export.gguf.files import KEEP
+    from edgespec.export.huggingface.gguf import export_from_folder
+    from edgespec.hardware.machine import describe_machine
+    from edgespec.placement.settings import choose_threads
 
     threads = 1 if request.quant == KEEP else choose_threads(resolve_profile(None), describe_machine(), None)
     return export_from_folder(
@@ -139,7 +139,7 @@ def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallb
 
 
 def _write_onnx(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
-    from edgespec.export.onnx_from_folder import export_folder_to_onnx
+    from edgespec.export.onnx.from_folder import export_folder_to_onnx
 
     return export_folder_to_onnx(
         source.path,

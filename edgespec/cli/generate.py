@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DepthOption,
     DraftOption,
@@ -23,7 +23,7 @@ from edgespec.cli.opening import (
 from edgespec.cli.output import decode_input, note, print_json, stderr_columns
 from edgespec.cli.status import generate_json, status_line
 from edgespec.decoding.sampling import Sampling
-from edgespec.events import Done, Notice, Text
+from edgespec.engine.events import Done, Notice, Text
 
 
 def generate(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from edgespec.session import Session
+from edgespec.engine.session import Session
 
 _TWICE_WITHIN_S = 2.0
 

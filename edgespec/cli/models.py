@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.opening import JsonOption, state_of
+from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.output import ProgressPrinter, note, print_json
 from edgespec.errors import InvalidRequestError, ModelNotFoundError
-from edgespec.files.locations import home
-from edgespec.files.specs import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
-from edgespec.files.store import Store, StoredModel
-from edgespec.profiles.catalogue import catalogue, lookup
+from edgespec.files.home import home
+from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
+from edgespec.store.store import Store, StoredModel
 
 app = typer.Typer(
     help="List the models known and on disk; remove or verify one.",

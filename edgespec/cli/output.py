@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.events import Loading
 from edgespec.files.progress import ProgressEvent
 
 SCHEMA_VERSION = 1

@@ -12,20 +12,27 @@ import numpy as np
 
 from edgespec.bench import quality
 from edgespec.bench.suite import calibration_prompts
-from edgespec.cli.opening import resolve_profile
+from edgespec.cli.options import resolve_profile
 from edgespec.cli.output import ProgressPrinter, State
+from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError, NonFiniteLogitsError
-from edgespec.events import Loading
-from edgespec.export.gguf_files import DRAFTER, MODEL
-from edgespec.files.gguf import read_header
-from edgespec.files.gguf_types import GgufHeader
-from edgespec.files.locations import home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import ModelSettings, choose_threads, describe, memory_needed, open_model, target_settings
-from edgespec.planning.machine import describe_machine
-from edgespec.planning.memory import require_memory
-from edgespec.runtimes.llama import LlamaSettings
+from edgespec.export.gguf.files import DRAFTER, MODEL
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.memory import require_memory
+from edgespec.placement.settings import (
+    ModelSettings,
+    choose_threads,
+    describe,
+    memory_needed,
+    open_model,
+    target_settings,
+)
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
 
 __all__ = ["TOKENS", "Cost", "PerplexityCost", "cost_of_rounding", "measure", "rounded_types"]

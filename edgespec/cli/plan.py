@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DepthOption,
     DraftOption,
@@ -25,11 +25,11 @@ from edgespec.cli.opening import (
 )
 from edgespec.cli.output import print_json
 from edgespec.errors import InvalidRequestError
-from edgespec.planning.ranking import explain as explained
+from edgespec.planning.choice.ranking import explain as explained
 
 if TYPE_CHECKING:
-    from edgespec.planning.options import Ranking
-    from edgespec.planning.plan import Plan
+    from edgespec.planning.choice.options import Ranking
+    from edgespec.planning.choice.plan import Plan
 
 _EXACTNESS = {
     "W": "W: bit-equal to plain decoding",
@@ -90,9 +90,9 @@ def plan(
 
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:
-    from edgespec.planning.described import machine_from_table
-    from edgespec.planning.simulate import plan_of
-    from edgespec.planning.simulate import simulate as rank_described
+    from edgespec.planning.simulated.machine_file import machine_from_table
+    from edgespec.planning.simulated.simulate import plan_of
+    from edgespec.planning.simulated.simulate import simulate as rank_described
     from edgespec.profiles.machines import read_machine
 
     origin, short_name, table = read_machine(name, cwd=Path.cwd())

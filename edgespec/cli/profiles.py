@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.opening import JsonOption, resolve_profile, state_of
+from edgespec.cli.options import JsonOption, resolve_profile, state_of
 from edgespec.cli.output import print_json
-from edgespec.files.locations import home
+from edgespec.files.home import home
 from edgespec.profiles.profile import list_profiles
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from edgespec.events import Done
+from edgespec.engine.events import Done
 
 _SEPARATOR = " · "
 

@@ -16,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.bench.suite import Prompt, calibration_prompts, suite_sha256
-from edgespec.cli.opening import open_engine, resolve_profile
+from edgespec.calibration.head_times import CONTEXT_TOKENS, measure_heads, right_of_lost
+from edgespec.cli.options import open_engine, resolve_profile
 from edgespec.cli.output import ProgressPrinter, State, note
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Loading
+from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
-from edgespec.events import Done, Loading
-from edgespec.export import vocabtrim
-from edgespec.export.emissions import (
+from edgespec.export.gguf.files import KEEP, export_trimmed, export_whole
+from edgespec.export.gguf.parts import embedding_table
+from edgespec.export.trim import vocabtrim
+from edgespec.export.trim.token_counts import (
     TOKENS_PER_PROMPT,
     Emission,
     EmissionKey,
@@ -33,19 +37,15 @@ from edgespec.export.emissions import (
     save_emissions,
     split,
 )
-from edgespec.export.gguf_files import KEEP, export_trimmed, export_whole
-from edgespec.export.gguf_parts import embedding_table
 from edgespec.files.atomic import temporary_name
-from edgespec.files.gguf import compare_vocabularies
-from edgespec.files.locations import home
-from edgespec.files.store import Store
-from edgespec.locate import LocatedModel, Locator
-from edgespec.opening import choose_threads, drafter_settings, memory_needed, open_model
-from edgespec.planning.head_times import CONTEXT_TOKENS, measure_heads, right_of_lost
-from edgespec.planning.machine import describe_machine
-from edgespec.planning.memory import require_memory
-from edgespec.session import Session
-from edgespec.text.templates import ChatTemplate
+from edgespec.files.gguf.header import compare_vocabularies
+from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.memory import require_memory
+from edgespec.placement.settings import choose_threads, drafter_settings, memory_needed, open_model
+from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.store import Store
+from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizer import LlamaVocabulary
 
 TokenIds = npt.NDArray[np.int32]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite
-from edgespec.cli.opening import (
+from edgespec.cli.options import (
     ContextOption,
     DepthOption,
     DraftOption,
@@ -22,9 +22,9 @@ from edgespec.cli.opening import (
 )
 from edgespec.cli.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.files.locations import home
-from edgespec.files.store import Store
-from edgespec.profiles.catalogue import lookup
+from edgespec.files.home import home
+from edgespec.store.catalogue import lookup
+from edgespec.store.store import Store
 
 # A fifth of the built-in forty: a few minutes on a laptop. --prompts 40 runs all.
 _DEFAULT_PROMPTS = 8

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.contracts import ChainGate, Distribution, Draft, FloatArray, IdArray, LogitsArray, Rows
 from edgespec.errors import InvalidRequestError, NonFiniteLogitsError
+from edgespec.interfaces.drafting import ChainGate, Draft
+from edgespec.interfaces.rows import Distribution, FloatArray, IdArray, LogitsArray, Rows
 
 Rule = Literal["keyed", "rejection"]
 

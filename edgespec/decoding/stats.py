@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.decoding.contracts import RoundRecord
+from edgespec.interfaces.policy import RoundRecord
 
 
 @dataclass(slots=True, kw_only=True)

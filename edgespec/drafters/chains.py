@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.decoding.contracts import Context, Draft, DraftRequest, Proposal, Rows, TreeSequence
-from edgespec.decoding.contracts import Sequence as TokenSequence
+from edgespec.interfaces.drafting import Context, Draft, DraftRequest, Proposal
+from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.interfaces.model import TreeSequence
+from edgespec.interfaces.rows import Rows
 
 __all__ = ["ChainWriter", "Chains", "as_tree", "tree_proposal", "undrawn"]
 

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.decoding.contracts import (
+from edgespec.drafters.alternatives import seen_alternatives
+from edgespec.drafters.gates import admitted, both
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
     Context,
-    DepthPolicy,
     Drafter,
     DraftRequest,
     DraftsBranches,
@@ -22,9 +24,7 @@ from edgespec.decoding.contracts import (
     Outcome,
     Proposal,
 )
-from edgespec.drafters.gates import admitted, both
-from edgespec.drafters.siblings import seen_alternatives
-from edgespec.errors import CancelledError, EdgespecError
+from edgespec.interfaces.policy import DepthPolicy
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
 _WATCHED = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.decoding.contracts import ChainGate
+from edgespec.interfaces.drafting import ChainGate
 
 
 def admitted(gate: ChainGate, confidences: Sequence[float]) -> int:

@@ -5,8 +5,8 @@ Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025
 
 from __future__ import annotations
 
-from edgespec.decoding.contracts import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 from edgespec.drafters.gates import admitted
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 
 KIND = "lookup"
 
@@ -26,7 +26,7 @@ def match_confidence(matched_tokens: int) -> float:
     """A number from 0 to 1 that grows with the length of the match.
 
     Only its order matters: what share of such copies is right is counted as the text goes on
-    (planning/acceptance.py). 1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
+    (planning/cost/acceptance.py). 1 - 2/(n + 1) spreads matches of 3 to 32 tokens evenly over the bins counted there.
     """
     return 1.0 - 2.0 / (matched_tokens + 1)
 

@@ -7,26 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.decoding.contracts import (
-    NOTHING,
-    ChainGate,
-    Context,
-    Distribution,
-    DraftRequest,
-    Model,
-    Outcome,
-    Proposal,
-    Restarting,
-    Rows,
-    Sequence,
-    ShortHeadSequence,
-    SiblingGate,
-    TreeSequence,
-)
+from edgespec.drafters.alternatives import MOST_ALTERNATIVES, with_siblings
 from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
-from edgespec.drafters.head_watch import HeadWatch, short_head_watch
-from edgespec.drafters.siblings import MOST_ALTERNATIVES, with_siblings
+from edgespec.drafters.head_coverage import HeadWatch, short_head_watch
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal, SiblingGate
+from edgespec.interfaces.model import Model, Restarting, Sequence, ShortHeadSequence, TreeSequence
+from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name
 from edgespec.files.disk import disk_errors, require_space
-from edgespec.files.manifest import MANIFEST_NAME
+from edgespec.store.manifest import MANIFEST_NAME
 
 __all__ = ["KINDS", "check_replaceable", "staged_folder", "trim_notes"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from ..errors import ModelFileError
+from edgespec.errors import ModelFileError
 
 __all__ = ["DOWNLOAD_AGAIN", "Fields", "is_text", "parse_object", "read_fields", "read_regular_file"]
 

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ModelFileError
-from .json_object import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
+from edgespec.errors import ModelFileError
+from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
 
 __all__ = ["INDEX", "SINGLE", "SafeTensor", "read_safetensors", "read_safetensors_folder", "to_float32"]
 

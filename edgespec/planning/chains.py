@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.planning.cost import Curve, expected_tokens
+from edgespec.planning.cost.curve import Curve, expected_tokens
 
 __all__ = ["ChainChoice", "choose_chains"]
 

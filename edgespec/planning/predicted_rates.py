@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.planning.cost import Curve, DraftCost
-from edgespec.planning.options import Contention
-from edgespec.planning.round_simulation import (
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import Curve, DraftCost
+from edgespec.planning.cost.round_simulation import (
     SimulatedPair,
     SimulatedRounds,
     WindowRule,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edgespec.decoding.contracts import IdArray
 from edgespec.errors import ContextFullError, InvalidRequestError
+from edgespec.interfaces.rows import IdArray
 
 __all__ = ["MAX_SCORED_ROWS", "PREFILL_CHUNK_TOKENS", "checked_ids", "chunk_sizes"]
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from edgespec.decoding.contracts import IdArray, LogitsArray, Rows
+from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 
 __all__ = ["TrimmedRows"]
 

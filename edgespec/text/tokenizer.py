@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgespec.errors import ClosedError, ModelFileError
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.llama_library import load
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.llama.library import load
 
 
 class Tokenizer(Protocol):

@@ -9,13 +9,13 @@ import pytest
 from edgespec.bench import arms as module
 from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms, with_fastest
 from edgespec.bench.controls import Script
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session, Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
-from edgespec.files.locations import Home
-from edgespec.planning.depth import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
-from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth
-from edgespec.session import Session, Speculation
+from edgespec.files.home import Home
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth.cost_model import CostDepth
 from tests.support.bench_answers import require_depth
 from tests.support.calibrating import time_other
 from tests.support.tiny_models import TinyModels, answer

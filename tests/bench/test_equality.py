@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-import edgespec.decoding.loop as loop_module
-import edgespec.decoding.rounds as rounds_module
+import edgespec.decoding.round_base as rounds_module
+import edgespec.decoding.serial as loop_module
 from edgespec.bench.equality import SAMPLED, check_equality, checks_trees, depths_to_check, spread
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.pipeline import PipelinedLoop
+from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import TreeVerdict, Verdict
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
+from edgespec.engine.engine import Engine
+from edgespec.files.home import Home
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation

@@ -16,7 +16,7 @@ from edgespec.bench.run import Answer, RunSettings, run_passes
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.stats import DecodeStats
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
 from tests.session.answers import plain_text
 from tests.support.bench_answers import require_depth

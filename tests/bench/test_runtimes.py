@@ -22,8 +22,8 @@ from edgespec.bench.runtimes import (
     runtime_lines,
     runtimes_json,
 )
+from edgespec.calibration.timing import WIDTHS
 from edgespec.errors import ForwardError, InvalidRequestError
-from edgespec.planning.calibration import WIDTHS
 from tests.support.fake_runtime import Faults
 from tests.support.timed_model import Price, TimedModel, by_width
 

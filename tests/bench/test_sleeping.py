@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from edgespec.bench.controls import Script, SleepingDrafter, SleepingState
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError
+from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome
 
 VOCABULARY = 20
 TEXT = [place * 7 % VOCABULARY for place in range(400)]

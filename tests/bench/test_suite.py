@@ -200,7 +200,7 @@ def test_calibration_prompts_are_many_short_and_of_every_kind_in_both_parts() ->
     assert len(prompts) >= 48
     assert all(40 <= len(prompt.prompt) <= 700 for prompt in prompts)
     kinds = {"code", "code-other", "extract-json", "chat", "math", "translate", "summarise", "shell-sql"}
-    held_out = prompts[2::3]  # as edgespec.export.emissions splits them
+    held_out = prompts[2::3]  # as edgespec.export.trim.token_counts splits them
     for part in (held_out, [prompt for prompt in prompts if prompt not in held_out]):
         assert {prompt.category for prompt in part} == kinds
 

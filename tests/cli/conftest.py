@@ -36,7 +36,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
     """Sizes that a tiny vocabulary can be trimmed to."""
-    from edgespec.export import vocabtrim
+    from edgespec.export.trim import vocabtrim
 
     found = (300, 400, 500)
     monkeypatch.setattr(vocabtrim, "CANDIDATE_SIZES", found)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.locations import Home
+from edgespec.files.home import Home
 from tests.support.command_line import InProcess, run_cli, run_python, status_lines
 from tests.support.tiny_models import TinyModels, put_into_store
 
@@ -101,7 +101,7 @@ def test_native_code_never_sees_a_damaged_file(
     path.write_bytes(damage(tiny.target.read_bytes()) or b"")
     code = (
         "import sys, edgespec\n"
-        "from edgespec.runtimes.llama_library import load\n"
+        "from edgespec.runtimes.llama.library import load\n"
         "api = load().api\n"
         "def never(*_): raise SystemExit('native code was asked')\n"
         "api.llama_model_load_from_file = api.llama_model_init_from_user = never\n"

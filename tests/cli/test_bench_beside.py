@@ -11,11 +11,11 @@ import pytest
 
 import edgespec.bench.run as run_module
 import edgespec.bench.runtimes as runtimes_module
-import edgespec.loading as loading_module
+import edgespec.engine.assembly as loading_module
 from edgespec.bench.runtimes import NamedModel, RuntimeTimes
 from edgespec.cli import bench as module
-from edgespec.export.onnx_export import export_onnx
-from edgespec.planning.machine import describe_machine
+from edgespec.export.onnx.export import export_onnx
+from edgespec.hardware.machine import describe_machine
 from tests.support.bench_answers import FakeRun
 from tests.support.command_line import InProcess
 from tests.support.kernel_calls import require_native

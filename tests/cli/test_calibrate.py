@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-import edgespec.learning as learning_module
-import edgespec.planning.bandwidth as bandwidth_module
+import edgespec.engine.background_calibration as learning_module
+import edgespec.hardware.bandwidth as bandwidth_module
 from edgespec.errors import MemoryLimitError
-from edgespec.files.locations import Home
-from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from edgespec.files.home import Home
+from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec import __version__
-from edgespec.files.locations import Home
+from edgespec.files.home import Home
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.tiny_models import TinyModels, put_into_store
 

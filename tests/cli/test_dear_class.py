@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.planning.planner import CLASS_TOO_DEAR
-from edgespec.runtimes.llama import LlamaSettings
+from edgespec.engine.engine import Engine
+from edgespec.files.home import Home
+from edgespec.planning.choice.planner import CLASS_TOO_DEAR
+from edgespec.runtimes.llama.model import LlamaSettings
 from tests.support.calibrating import find_other_faster, fix_plain_ratio, shorten_contention
 from tests.support.command_line import InProcess
 from tests.support.tiny_models import TinyModels

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgespec.calibration.machine_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
-from edgespec.planning.devices import Device, DeviceKind, DeviceReport
-from edgespec.planning.machine import Conditions, Machine
-from edgespec.planning.machine_store import save_bandwidth
+from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from edgespec.hardware.machine import Conditions, Machine
+from edgespec.runtimes.devices import Device, DeviceKind, DeviceReport
 from tests.support.command_line import InProcess
 
 GIB = 2**30

@@ -20,8 +20,8 @@ import pytest
 from edgespec.cli import trimming
 from edgespec.errors import EdgespecError
 from edgespec.files import disk
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli
 from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, succeeded
 from tests.support.tiny_models import TinyModels, put_into_store
@@ -109,9 +109,9 @@ def onnx_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             "files": {"model.onnx": {"bytes": 5}},
         }
 
-    module = ModuleType("edgespec.export.onnx_export")
+    module = ModuleType("edgespec.export.onnx.export")
     module.export_onnx = export_onnx  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "edgespec.export.onnx_export", module)
+    monkeypatch.setitem(sys.modules, "edgespec.export.onnx.export", module)
     return calls
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.export import optimum_process
-from edgespec.files.gguf import read_header
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.export.optimum import process as optimum_process
+from edgespec.files.gguf.header import read_header
+from edgespec.files.onnx.folder import read_onnx_folder
 from tests.support.command_line import InProcess, Result, run_cli
 from tests.support.exporting import GGUF, is_whole, left_behind, succeeded
 from tests.support.hub_server import HubServer, running

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE
-from edgespec.files.gguf import read_header
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE
+from edgespec.files.gguf.header import read_header
+from edgespec.files.onnx.folder import read_onnx_folder
 from tests.support.command_line import InProcess
 from tests.support.exporting import succeeded
 from tests.support.tiny_models import TinyModels

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.cli import trimming
-from edgespec.export.vocabtrim import always_kept, coverage, kept_ids
-from edgespec.files.artefact import read_artefact
-from edgespec.files.gguf import read_header
+from edgespec.export.trim.vocabtrim import coverage
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.token_rows import always_kept, kept_ids
+from edgespec.files.trimmed_drafter import read_artefact
 from tests.support.command_line import InProcess
 from tests.support.exporting import (
     ANSWER_TOKENS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.locations import Home
+from edgespec.files.home import Home
 from tests.support.command_line import command, environment
 from tests.support.hub_server import HubServer, running
 from tests.support.terminal import WAIT_S, Terminal

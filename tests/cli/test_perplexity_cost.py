@@ -17,9 +17,9 @@ from edgespec.bench.suite import calibration_prompts
 from edgespec.cli import perplexity_cost
 from edgespec.cli.perplexity_cost import Cost, PerplexityCost, rounded_types
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.export.onnx_export import export_onnx
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.export.onnx.export import export_onnx
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.command_line import InProcess
 from tests.support.exporting import GGUF, succeeded

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.contracts import ChainGate, Context, Distribution, FloatArray, Outcome, Proposal, Rows
-from edgespec.decoding.pipeline import FixedBudget, PipelinedLoop
-from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.pipelined.loop import FixedBudget, PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.rows import Distribution, FloatArray, Rows
+from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.law import Conditional, Law, as_array
 from tests.decoding.test_pipeline import Late
 from tests.support.fake_runtime import FakeModel

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding import branches
-from edgespec.decoding.contracts import NOTHING, ChainGate, Context, Proposal
-from edgespec.decoding.pipeline import PipelinedLoop
+from edgespec.decoding.pipelined import correction_branches as branches
+from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Proposal
 from tests.decoding import exact_runs
 from tests.decoding.exact_runs import PROMPT, SIZE, Decisions, Drawing, positive
 from tests.decoding.law import Conditional, Law, plain_law, random_conditional

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.branches import Place, likeliest_corrections
-from edgespec.decoding.budgets import FixedBudget
-from edgespec.decoding.contracts import ChainGate, Context, DraftRequest, Proposal
-from edgespec.decoding.pipeline import PipelinedLoop
-from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.pipelined.budget import FixedBudget
+from edgespec.decoding.pipelined.correction_branches import Place, likeliest_corrections
+from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ForwardError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, Proposal
+from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, VOCABULARY_SIZE, Answer, start
 from tests.decoding.test_pipeline import Submit, at_once, check, intact, pipelined
 from tests.support import scripted_drafters as scripted

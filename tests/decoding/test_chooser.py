@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding import sampling as module
-from edgespec.decoding.contracts import Distribution, Rows
 from edgespec.decoding.sampling import (
     Chooser,
     Purpose,
@@ -21,6 +20,7 @@ from edgespec.decoding.sampling import (
     uniforms,
 )
 from edgespec.errors import NonFiniteLogitsError
+from edgespec.interfaces.rows import Distribution, Rows
 from edgespec.runtimes.trimmed_rows import TrimmedRows
 from tests.support.gates import Gate, at_least
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import DraftRequest, DraftState, RoundRecord
-from edgespec.decoding.loop import DecodeLoop, LoopLimits, Step
 from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.decoding.serial import DecodeLoop, LoopLimits, Step
 from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import (
@@ -23,7 +22,9 @@ from edgespec.errors import (
     PromptTooLongError,
     RewindError,
 )
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import DraftRequest, DraftState
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.depth.base import FixedDepth
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 

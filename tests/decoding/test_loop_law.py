@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.decoding.contracts import ChainGate, Context, DepthPolicy, DraftRequest, DraftState, Proposal
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling, distribution
+from edgespec.decoding.serial import DecodeLoop, LoopLimits
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
-from edgespec.planning.depth import ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, DraftState, Proposal
+from edgespec.interfaces.policy import DepthPolicy
+from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
 from tests.decoding.chi_square import chi_square, threshold
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel

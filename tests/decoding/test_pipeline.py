@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import ChainGate, Context, DraftState, Proposal
-from edgespec.decoding.pipeline import Drafted, FixedBudget, PipelinedLoop
-from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.pipelined.loop import Drafted, FixedBudget, PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError, RewindError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import ChainGate, Context, DraftState, Proposal
+from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import (
     DRAFTERS,
     GREEDY,

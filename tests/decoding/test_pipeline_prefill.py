@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.decoding.contracts import Context, Proposal
-from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.errors import ForwardError
+from edgespec.interfaces.drafting import Context, Proposal
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, start
 from tests.decoding.test_pipeline import Late, at_once, check, pipelined
 from tests.support import scripted_drafters as scripted

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import Distribution, Proposal
-from edgespec.decoding.proposals import runner_up, valid_length
+from edgespec.decoding.validation import runner_up, valid_length
+from edgespec.interfaces.drafting import Proposal
+from edgespec.interfaces.rows import Distribution
 from tests.support.scripted_drafters import INVALID_PROBS, INVALID_TOKENS, certain, over
 
 VOCABULARY_SIZE = 12

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import Rows, common_prefix
 from edgespec.errors import NonFiniteLogitsError, StaleRowsError
+from edgespec.interfaces.drafting import common_prefix
+from edgespec.interfaces.rows import Rows
 from tests.support.fake_runtime import FakeModel, FakeSequence
 
 

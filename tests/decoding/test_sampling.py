@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.decoding import sampling as module
-from edgespec.decoding.contracts import Distribution, Rows
 from edgespec.decoding.sampling import (
     Chooser,
     Purpose,
@@ -24,6 +23,7 @@ from edgespec.decoding.sampling import (
     uniforms,
 )
 from edgespec.errors import InvalidRequestError, NonFiniteLogitsError
+from edgespec.interfaces.rows import Distribution, Rows
 from tests.support.gates import at_least
 
 INFINITY = float("inf")

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import Allowance, DraftRequest, Proposal, RoundRecord
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
-from edgespec.decoding.proposals import height
 from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.serial import DecodeLoop, LoopLimits
 from edgespec.decoding.stats import DecodeStats
+from edgespec.decoding.validation import height
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.drafters.model import ModelDrafter
-from edgespec.planning.depth import TimedPolicy
+from edgespec.interfaces.drafting import DraftRequest, Proposal
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.planning.depth.base import TimedPolicy
 from tests.decoding.test_loop import (
     PLAIN,
     PROMPT,

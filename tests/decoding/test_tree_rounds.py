@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding import loop as module
-from edgespec.decoding.contracts import ChainGate, Context, Proposal, TreeSequence
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
-from edgespec.decoding.proposals import first_chain, valid_length
+from edgespec.decoding import serial as module
 from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.serial import DecodeLoop, LoopLimits
+from edgespec.decoding.validation import first_chain, valid_length
 from edgespec.decoding.verify import TreeVerdict
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import ChainGate, Context, Proposal
+from edgespec.interfaces.model import TreeSequence
+from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.exact_runs import PROMPT as ONE
 from tests.decoding.exact_runs import SIZE, Decisions, Drawing, ExactChooser, positive
 from tests.decoding.law import Conditional, Law, plain_law, random_conditional

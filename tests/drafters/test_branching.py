@@ -8,22 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import (
-    NOTHING,
-    Allowance,
-    Context,
-    DraftRequest,
-    DraftsBranches,
-    DraftState,
-    Proposal,
-)
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.drafters.combination import CombinationState
-from edgespec.drafters.escape import EscapeDrafter
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.drafters.trimmed import EscapeDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardError, MemoryLimitError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftsBranches, DraftState, Proposal
+from edgespec.interfaces.policy import Allowance
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted

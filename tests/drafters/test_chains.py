@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftRequest, Proposal
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.decoding.serial import DecodeLoop, LoopLimits
 from edgespec.drafters.chains import as_tree
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import ForwardError
+from edgespec.interfaces.drafting import Context, DraftRequest, Proposal
 from edgespec.planning.chains import choose_chains
-from edgespec.planning.cost import Curve
-from edgespec.planning.depth import FixedDepth
+from edgespec.planning.cost.curve import Curve
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, Faults, noise_words
 from tests.support.gates import at_least
 

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgespec.decoding.contracts import (
-    NOTHING,
-    Allowance,
-    ChainGate,
-    Context,
-    DraftRequest,
-    DraftState,
-    Outcome,
-    Proposal,
-    RoundRecord,
-)
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.errors import CancelledError, ForwardError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, DraftState, Outcome, Proposal
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.scripted_drafters import Raising, Scripted
 
 CONTEXT = Context([1, 2, 3])

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import (
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters.head_coverage import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadWatch
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.trimmed import EscapeDrafter, EscapeState
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
+from edgespec.export.trim.vocabtrim import lost_allowed
+from edgespec.interfaces.drafting import (
     NOTHING,
     Context,
     DraftRequest,
@@ -18,13 +25,6 @@ from edgespec.decoding.contracts import (
     Outcome,
     Proposal,
 )
-from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.escape import EscapeDrafter, EscapeState
-from edgespec.drafters.head_watch import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadWatch
-from edgespec.drafters.lookup import LookupDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
-from edgespec.export.vocabtrim import lost_allowed
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate
 from tests.support.scripted_drafters import Raising, Scripted

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, Outcome, Proposal
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters import lookup
 from edgespec.drafters.lookup import LookupDrafter, LookupDraftState, match_confidence
+from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome, Proposal
 from tests.support.gates import at_least
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.decoding.contracts import NOTHING, Context, DraftRequest, ExplainsSilence, Restarting, Rows
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination
-from edgespec.drafters.escape import EscapeDrafter
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.drafters.trimmed import EscapeDrafter
 from edgespec.errors import CancelledError, WorkerLostError
-from edgespec.planning.depth import FixedDepth
+from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence
+from edgespec.interfaces.model import Restarting
+from edgespec.interfaces.rows import Rows
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftRequest, DraftState
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.head_watch import SHORT_ESCAPE_MISSED as ESCAPE_MISSED
-from edgespec.drafters.head_watch import SHORT_RETURN_MISSED as RETURN_MISSED
-from edgespec.drafters.head_watch import WINDOW_TOKENS
+from edgespec.drafters.head_coverage import SHORT_ESCAPE_MISSED as ESCAPE_MISSED
+from edgespec.drafters.head_coverage import SHORT_RETURN_MISSED as RETURN_MISSED
+from edgespec.drafters.head_coverage import WINDOW_TOKENS
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
-from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native
+from edgespec.interfaces.drafting import Context, DraftRequest, DraftState
+from edgespec.runtimes.native.native import NativeModel, NativeSequence, NativeSettings, load_native
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftRequest, Outcome, Proposal, Rows, SiblingGate
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, draw
+from edgespec.drafters.alternatives import MOST_ALTERNATIVES, seen_alternatives
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
-from edgespec.drafters.siblings import MOST_ALTERNATIVES, seen_alternatives
+from edgespec.interfaces.drafting import Context, DraftRequest, Outcome, Proposal, SiblingGate
+from edgespec.interfaces.rows import Rows
 from tests.drafters.test_combination import Depths
 from tests.support.fake_runtime import FakeModel
 from tests.support.gates import Gate

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
 
 WIDTH, LAYERS, HEADS, FEED_FORWARD = 64, 2, 2, 96
 WORDS = tuple(f"▁w{number}" for number in range(41))

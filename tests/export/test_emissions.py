@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequestError
-from edgespec.export import emissions
-from edgespec.export.emissions import (
+from edgespec.export.trim import token_counts as emissions
+from edgespec.export.trim.token_counts import (
     HELD_OUT_EVERY,
     PIECE_CHARACTERS,
     TOKENS_PER_PROMPT,

@@ -15,13 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
-from edgespec.export import gguf_files, gguf_parts, staging
-from edgespec.export.gguf_files import check_destination, export_trimmed, export_whole
-from edgespec.export.quantize import requantize
-from edgespec.files.gguf import read_header
-from edgespec.files.gguf_types import GgufArray, GgufHeader
+from edgespec.export import staging
+from edgespec.export.gguf import files as gguf_files
+from edgespec.export.gguf import parts as gguf_parts
+from edgespec.export.gguf.files import check_destination, export_trimmed, export_whole
+from edgespec.export.gguf.quantize import requantize
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray, GgufHeader
 from edgespec.files.progress import ProgressEvent
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.export.models import VOCABULARY_SIZE, WIDTH, loads, logits, write_model
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.hf_config import ModelConfig, RopeScaling, read_config, rope_factors
+from edgespec.export.huggingface.config import ModelConfig, RopeScaling, read_config, rope_factors
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

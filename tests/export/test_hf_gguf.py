@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError, ModelFileError
-from edgespec.export import hf_gguf
-from edgespec.export.hf_gguf import export_from_folder, is_model_folder
-from edgespec.export.hf_tensors import interleaved
+from edgespec.export.huggingface import gguf as hf_gguf
+from edgespec.export.huggingface.gguf import export_from_folder, is_model_folder
+from edgespec.export.huggingface.tensors import interleaved
 from edgespec.files import disk
-from edgespec.files.gguf import compare_vocabularies, read_header
-from edgespec.files.gguf_types import GgufArray
+from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.gguf.records import GgufArray
 from edgespec.files.progress import ProgressEvent
 from edgespec.files.safetensors import to_float32
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.export.hf_models import (
     HEAD_WIDTH,
@@ -139,9 +139,9 @@ def test_a_gemma_comes_back(tmp_path: Path, tied: bool) -> None:
 @pytest.mark.models
 @pytest.mark.timeout(900)
 def test_smollm2_comes_back(tmp_path: Path) -> None:
-    from edgespec.files.locations import home
-    from edgespec.files.store import Store
-    from edgespec.profiles.catalogue import lookup
+    from edgespec.files.home import home
+    from edgespec.store.catalogue import lookup
+    from edgespec.store.store import Store
 
     source = Store(home()).fetch(lookup("smollm2-135m")).path
     export(write_hf_folder(source, tmp_path / "folder"), tmp_path / "out")

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError
-from edgespec.export.hf_config import read_config, rope_factors
-from edgespec.export.hf_tokenizer import read_vocabulary
+from edgespec.export.huggingface.config import read_config, rope_factors
+from edgespec.export.huggingface.tokenizer import read_vocabulary
 from tests.export.hf_models import ROWS, random_config
 from tests.support.hf_folder import METASPACE_NORMALIZER, write_byte_level_tokenizer
 

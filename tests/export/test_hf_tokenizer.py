@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.hf_pretokenizers import byte_level_name, sentencepiece_prefix
-from edgespec.export.hf_tokenizer import Vocabulary, read_vocabulary
+from edgespec.export.huggingface.pretokenizers import byte_level_name, sentencepiece_prefix
+from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from tests.support.hf_folder import METASPACE_NORMALIZER, byte_level, write_byte_level_tokenizer
 
 ROWS = 265  # 3 markers, 256 bytes, 6 merged pieces

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.export.gguf_files import export_trimmed, export_whole
-from edgespec.export.vocabtrim import always_kept, kept_ids
-from edgespec.files.artefact import read_artefact
-from edgespec.files.gguf import read_header
+from edgespec.export.gguf.files import export_trimmed, export_whole
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.token_rows import always_kept, kept_ids
+from edgespec.files.trimmed_drafter import read_artefact
 
 ROWS = 280
 # Far above the second that a check may take, so that a busy machine fails nothing.

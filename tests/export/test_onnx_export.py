@@ -19,11 +19,11 @@ from edgespec.errors import (
     ModelFileError,
     RuntimeUnavailableError,
 )
-from edgespec.export import onnx_export
-from edgespec.export.onnx_export import export_onnx
+from edgespec.export.onnx import export as onnx_export
+from edgespec.export.onnx.export import export_onnx
 from edgespec.files import disk
-from edgespec.files.gguf import compare_vocabularies, read_header
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import ProgressEvent
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 
@@ -205,7 +205,7 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 
 
 def test_without_the_package_onnx(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "edgespec.export.onnx_graph", raising=False)
+    monkeypatch.delitem(sys.modules, "edgespec.export.onnx.graph", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="package onnx") as raised:
         export(source, tmp_path / "out")

@@ -19,13 +19,14 @@ from edgespec.errors import (
     ModelFileError,
     RuntimeUnavailableError,
 )
-from edgespec.export import onnx_from_folder, optimum_process
-from edgespec.export.hf_description import describe_folder
-from edgespec.export.onnx_from_folder import export_folder_to_onnx
+from edgespec.export.huggingface.description import describe_folder
+from edgespec.export.onnx import from_folder as onnx_from_folder
+from edgespec.export.onnx.from_folder import export_folder_to_onnx
+from edgespec.export.optimum import process as optimum_process
 from edgespec.files import disk
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
+from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import ProgressEvent
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder

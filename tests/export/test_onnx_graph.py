@@ -13,11 +13,11 @@ import onnx
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.onnx_architectures import ARCHITECTURES as KNOWN
-from edgespec.export.onnx_architectures import Rope, describe_model, rope_tables
-from edgespec.export.onnx_export import export_onnx
-from edgespec.export.onnx_tables import ALIGNMENT, TablePlan, plan_tables
-from edgespec.files.gguf import read_header
+from edgespec.export.onnx.architectures import ARCHITECTURES as KNOWN
+from edgespec.export.onnx.architectures import Rope, describe_model, rope_tables
+from edgespec.export.onnx.export import export_onnx
+from edgespec.export.onnx.tables import ALIGNMENT, TablePlan, plan_tables
+from edgespec.files.gguf.header import read_header
 from tests.export.models import write_model
 from tests.support.tiny_onnx import (
     ARCHITECTURES,

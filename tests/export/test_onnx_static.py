@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 from edgespec.errors import InvalidRequestError
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE, check_static_cache, export_onnx
-from edgespec.files.gguf import read_header
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE, check_static_cache, export_onnx
+from edgespec.files.gguf.header import read_header
+from edgespec.files.onnx.folder import read_onnx_folder
 from tests.support import tiny_onnx
 from tests.support.static_graph import PlainStaticGraph
 from tests.support.tiny_onnx import (

@@ -12,15 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.export.onnx_weights import (
-    BLOCK,
-    PackedRows,
-    can_read,
-    exact_bits,
-    float_rows,
-    pack_rows,
-    unpack_rows,
-)
+from edgespec.export.onnx.weights import BLOCK, PackedRows, can_read, exact_bits, float_rows, pack_rows, unpack_rows
 from tests.support.tiny_onnx import random_blocks
 
 EXACT = [("Q4_0", 4), ("Q5_0", 8), ("Q8_0", 8), ("IQ4_NL", 8)]

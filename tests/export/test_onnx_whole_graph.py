@@ -12,7 +12,7 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from edgespec.errors import InvalidRequestError
-from edgespec.export.onnx_whole_graph import WholeGraph, load_graph, rewrite_graph
+from edgespec.export.onnx.whole_graph import WholeGraph, load_graph, rewrite_graph
 from tests.support.whole_onnx import DecoderGraph, write_folder
 
 DATA = "packed.data"

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, EdgespecError, StoreLockedError
-from edgespec.export import optimum_environment
-from edgespec.export.optimum_environment import (
+from edgespec.export.optimum import environment as optimum_environment
+from edgespec.export.optimum.environment import (
     PINS,
     environment_folder,
     find_environment,
@@ -22,7 +22,7 @@ from edgespec.export.optimum_environment import (
     run_logged,
 )
 from edgespec.files import disk
-from edgespec.files.locations import Home
+from edgespec.files.home import Home
 from edgespec.files.progress import ProgressEvent
 
 Tick = Callable[[], None]

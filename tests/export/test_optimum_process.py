@@ -18,8 +18,8 @@ from edgespec.errors import (
     MemoryLimitError,
     RuntimeUnavailableError,
 )
-from edgespec.export import optimum_process
-from edgespec.export.optimum_process import check_interpreter, last_line, run_worker, versions_in
+from edgespec.export.optimum import process as optimum_process
+from edgespec.export.optimum.process import check_interpreter, last_line, run_worker, versions_in
 from edgespec.files.progress import ProgressEvent
 
 PYTHON = Path(sys.executable)

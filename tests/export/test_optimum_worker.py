@@ -15,8 +15,8 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edgespec.export import optimum_worker
-from edgespec.export.optimum_worker import CHECKED_CHUNKS, PACKED, PACKED_DATA, RAW, Refused
+from edgespec.export.optimum import worker as optimum_worker
+from edgespec.export.optimum.worker import CHECKED_CHUNKS, PACKED, PACKED_DATA, RAW, Refused
 from tests.support.tiny_onnx import llama_logits
 from tests.support.whole_onnx import DecoderGraph, write_folder
 
@@ -165,6 +165,6 @@ def test_a_table_that_is_a_matrix_as_well_stays(work: Path) -> None:
 
 
 def test_the_names_of_files_are_the_ones_that_are_read() -> None:
-    from edgespec.export import onnx_from_folder
+    from edgespec.export.onnx import from_folder as onnx_from_folder
 
     assert (onnx_from_folder._PACKED, onnx_from_folder._PACKED_DATA) == (PACKED, PACKED_DATA)

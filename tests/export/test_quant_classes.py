@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.export.quant_classes import quantisation_by_class
-from edgespec.files.gguf import read_header
-from edgespec.files.gguf_types import TensorInfo
+from edgespec.export.gguf.quant_classes import quantisation_by_class
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import TensorInfo
 
 
 def tensor(name: str, type_name: str, byte_count: int = 1, shape: tuple[int, ...] = (32, 32)) -> TensorInfo:

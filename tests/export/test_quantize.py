@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError, ModelFileError
-from edgespec.export import quantize
-from edgespec.export.quantize import QUANTS, find_quant, most_bytes, requantize
-from edgespec.files.gguf import read_header
+from edgespec.export.gguf import quantize
+from edgespec.export.gguf.quantize import QUANTS, find_quant, most_bytes, requantize
+from edgespec.files.gguf.header import read_header
 from edgespec.files.progress import ProgressEvent
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
 from tests.export.models import WIDTH, loads
 
 

@@ -14,8 +14,9 @@ from typing import BinaryIO
 import pytest
 
 from edgespec.errors import DiskSpaceError, EdgespecError, InvalidRequestError
-from edgespec.export import gguf_files, staging
-from edgespec.export.gguf_files import export_whole
+from edgespec.export import staging
+from edgespec.export.gguf import files as gguf_files
+from edgespec.export.gguf.files import export_whole
 from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files import atomic, disk
 
@@ -228,7 +229,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from edgespec.export import gguf_parts
-from edgespec.export.gguf_files import export_trimmed
+from edgespec.export.gguf.files import export_trimmed
 gguf_parts.CHUNK_BYTES = 4096
 number = 0
 while True:

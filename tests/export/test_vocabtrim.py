@@ -10,19 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.vocabtrim import (
+from edgespec.export.trim.vocabtrim import (
     ACCEPTANCE_LOSS_ALLOWED,
     CANDIDATE_SIZES,
     LEAST_RIGHT_OF_LOST,
     HeadCost,
     SizeDecision,
-    always_kept,
     choose_size,
     coverage,
-    kept_ids,
     lost_allowed,
-    rank_tokens,
 )
+from edgespec.files.gguf.token_rows import always_kept, kept_ids, rank_tokens
 from tests.support import raw_gguf
 
 VOCABULARY = 60

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.artefact import is_trimmed_drafter, read_artefact
-from edgespec.files.gguf import compare_vocabularies, read_header
+from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.trimmed_drafter import is_trimmed_drafter, read_artefact
 from tests.support.raw_gguf import ARCH, U32, build
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.trimmed_folder import FILES, edit_manifest, record_file, write_trimmed_folder

@@ -12,7 +12,7 @@ import gguf
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf import GgufArray, read_header
+from edgespec.files.gguf.header import GgufArray, read_header
 from tests.support.raw_gguf import (
     ARCH,
     ARR,

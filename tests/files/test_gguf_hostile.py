@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf import GgufArray, GgufHeader, compare_vocabularies, read_header
+from edgespec.files.gguf.header import GgufArray, GgufHeader, compare_vocabularies, read_header
 from tests.support.raw_gguf import (
     ARCH,
     ARR,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.gguf import GgufHeader, compare_vocabularies, read_header
+from edgespec.files.gguf.header import GgufHeader, compare_vocabularies, read_header
 from tests.support.raw_gguf import ARCH, Key, build, read, tokens
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 

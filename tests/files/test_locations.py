@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.files.locations import Home, home
+from edgespec.files.home import Home, home
 
 
 def test_the_variable_moves_everything_and_nothing_is_created(tmp_path: Path) -> None:
@@ -57,9 +57,7 @@ def test_a_folder_that_refuses_writing_is_one_sentence(tmp_path: Path, monkeypat
         Home(tmp_path).create(tmp_path / "models")
 
 
-@pytest.mark.parametrize(
-    "modules", ["edgespec.files.store, edgespec.files.sources_hub", "edgespec.profiles.catalogue"]
-)
+@pytest.mark.parametrize("modules", ["edgespec.store.store, edgespec.store.hub.file", "edgespec.store.catalogue"])
 def test_importing_loads_no_hub_library_and_needs_no_home(modules: str) -> None:
     code = f"import sys, {modules}; sys.exit('huggingface_hub' in sys.modules)"
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(Path.cwd())}

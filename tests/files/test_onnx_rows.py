@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE, export_onnx
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.files.onnx.folder import read_onnx_folder
 from tests.files.test_onnx_folder import edit_graph, refusal
 from tests.support.tiny_onnx import WINDOW, write_tiny_model
 from tests.support.trimmed_folder import edit_manifest

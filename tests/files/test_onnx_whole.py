@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.onnx_folder import read_onnx_folder
+from edgespec.files.onnx.folder import read_onnx_folder
 from tests.support.trimmed_folder import edit_manifest, record_file
 from tests.support.whole_onnx import write_folder, write_whole_onnx
 

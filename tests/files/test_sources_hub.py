@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
-from edgespec.files import disk, hub_http
-from edgespec.files.hub_http import transport_failure
+from edgespec.files import disk
 from edgespec.files.progress import ProgressEvent
-from edgespec.files.sources_hub import FetchedHubFile, choose_gguf, fetch_hub_file
-from edgespec.files.specs import HubFile
+from edgespec.store.hub import http as hub_http
+from edgespec.store.hub.file import FetchedHubFile, choose_gguf, fetch_hub_file
+from edgespec.store.hub.http import transport_failure
+from edgespec.store.references import HubFile
 from tests.support.hub_server import COMMIT, HubServer, running
 
 DATA = random.Random(1).randbytes(600_000)
@@ -294,8 +295,8 @@ def test_cancelling_is_prompt_and_keeps_what_came(fetch: Fetch, hub: HubServer, 
 CHILD = """
 import sys
 from pathlib import Path
-from edgespec.files.sources_hub import fetch_hub_file
-from edgespec.files.specs import HubFile
+from edgespec.store.hub.file import fetch_hub_file
+from edgespec.store.references import HubFile
 fetch_hub_file(HubFile("org/repo", "model-q4_k_m.gguf"))
 """
 

@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.errors import CancelledError, DownloadError
 from edgespec.files.progress import ProgressEvent
-from edgespec.files.sources_hub_folder import HubFolder, fetch_hub_folder, list_hub_folder
-from edgespec.files.specs import HubReference
+from edgespec.store.hub.folder import HubFolder, fetch_hub_folder, list_hub_folder
+from edgespec.store.references import HubReference
 from tests.support.hub_server import COMMIT, HubServer, running
 
 WANTED = {

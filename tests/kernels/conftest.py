@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from edgespec.runtimes.native_library import LEVELS, NativeLibrary
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary
 from tests.support.kernel_calls import require_native
 
 # Levels of this processor's family: which of them run is not the same everywhere, which exist is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.runtimes.native_library import NativeLibrary
+from edgespec.runtimes.native.library import NativeLibrary
 from tests.support.kernel_calls import Floats, attend, same_bits
 
 LENGTHS = [16, 32, 64, 80, 128, 272, 528]  # keys are opened 256 or 512 elements at a time

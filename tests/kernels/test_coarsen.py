@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.native_library import LEVELS, NativeLibrary
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary
 from tests.support.kernel_calls import TYPES, Floats, Weights, dequantise, quantised, some_weights
 
 ROWS, COLUMNS = 5, 512

@@ -13,9 +13,9 @@ import pytest
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
-from edgespec.runtimes import native_library
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
-from edgespec.runtimes.native_threads import MOST_THREADS
+from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native.threads import MOST_THREADS
 
 
 @pytest.fixture

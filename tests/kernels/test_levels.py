@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.hardware.machine import describe_machine
 from edgespec.kernels import compile as compiling
-from edgespec.planning.machine import describe_machine
-from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.native_library import LEVELS, NativeLibrary
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary
+from edgespec.runtimes.native.native import NativeSettings, load_native
 from tests.kernels.conftest import FAST
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgespec.runtimes.native_library import NativeLibrary
+from edgespec.runtimes.native.library import NativeLibrary
 from tests.support.kernel_calls import Floats, exponential, geglu, normalise, quantise, same_bits, swiglu
 
 

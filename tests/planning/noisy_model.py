@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.contracts import LogitsArray, ModelFacts, Rows
 from edgespec.errors import ClosedError, RewindError
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import LogitsArray, Rows
 from tests.support.fake_runtime import FakeModel
 
 VOCABULARY = 8

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.planning.acceptance import BINS, NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.cost.acceptance import BINS, NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 
 
 def taught(

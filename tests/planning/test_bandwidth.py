@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequestError, MemoryLimitError
-from edgespec.planning import bandwidth as module
-from edgespec.planning.bandwidth import (
+from edgespec.hardware import bandwidth as module
+from edgespec.hardware.bandwidth import (
     BandwidthMeasurement,
     Chunk,
     ThreadBandwidth,

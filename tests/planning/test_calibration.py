@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-import edgespec.planning.calibration as module
-from edgespec.errors import ForwardError
-from edgespec.planning.calibration import (
+import edgespec.calibration.timing as module
+from edgespec.calibration.timing import (
     CONTENTION_S,
     FULL,
     FULL_REPETITIONS,
@@ -26,7 +25,8 @@ from edgespec.planning.calibration import (
     measure_plain_ratio,
     measure_target,
 )
-from edgespec.planning.widths import WIDEST, WidthProbe, probe_starts
+from edgespec.errors import ForwardError
+from edgespec.planning.cost.widths import WIDEST, WidthProbe, probe_starts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.timed_model import Price, TimedModel, by_width
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.planning.chains import ChainChoice, choose_chains
-from edgespec.planning.cost import Curve, DraftCost, choose_depth
+from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth
 
 
 def linear(first_s: float, row_s: float) -> Curve:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.planning.cost import (
+from edgespec.planning.cost.curve import (
     FREE,
     Curve,
     DraftCost,
@@ -23,7 +23,7 @@ from edgespec.planning.cost import (
     round_seconds,
     tokens_beside,
 )
-from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
 # llama.cpp, Q4_K_M: the price of verification today.

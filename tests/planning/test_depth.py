@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.planning.depth import (
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.depth.base import (
     ConfidenceDepth,
     ConfidenceGate,
     EntropyDepth,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.contracts import Allowance, RoundRecord
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.depth_bandit import ROUNDS_PER_PULL, BanditDepth
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.planning.depth.bandit import ROUNDS_PER_PULL, BanditDepth
+from edgespec.planning.depth.base import FixedDepth
 from tests.planning.test_depth import plain_round
 from tests.support.simulated_decoding import FLAT, STEEP, Machine, Source, always, decode
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.planning.acceptance import Acceptance, AcceptancePrior
-from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.cost_gate import CostGate, LookGate
-from edgespec.planning.depth_cost import (
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.depth.cost_gate import CostGate, LookGate
+from edgespec.planning.depth.cost_model import (
     CHANGED_PACE,
     FIRST_REST_TOKENS,
     LOOK_ROUNDS,
@@ -23,7 +24,6 @@ from edgespec.planning.depth_cost import (
     Costs,
     SourceState,
 )
-from edgespec.planning.pace import ContextCurves
 from tests.support.simulated_decoding import FLAT, MODEL, STEEP, Machine, Source, always, costs_of, decode
 
 NOT_CALIBRATED = "this machine is not calibrated yet"

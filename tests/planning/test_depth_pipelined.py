@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.decoding.pipeline import PipelinedLoop
-from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import CombinationState
-from edgespec.planning.acceptance import AcceptancePrior
-from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.depth_cost import PLAIN_EVERY_ROUNDS, Costs
-from edgespec.planning.depth_pipelined import PipelinedDepth
-from edgespec.planning.options import Contention
-from edgespec.planning.pace import ContextCurves
-from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.depth.cost_model import PLAIN_EVERY_ROUNDS, Costs
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from edgespec.planning.depth.pipelined import PipelinedDepth
 from tests.decoding.test_pipeline import at_once
 from tests.support.simulated_decoding import (
     FLAT,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.planning.acceptance import BINS, POSITIONS, AcceptancePrior
-from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.depth_cost import CostDepth
+from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.cost_model import CostDepth
 from tests.support.simulated_decoding import (
     FLAT,
     MODEL,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ProfileError
-from edgespec.planning.described import machine_from_table
+from edgespec.planning.simulated.machine_file import machine_from_table
 
 TEXT = """
 description = "two devices"

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.planning.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
-from edgespec.runtimes import llama_library, onnx_providers
+from edgespec.runtimes.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
+from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.onnx import providers as onnx_providers
 
 
 def native(name: str, kind: str, free: int | None = 1, total: int | None = 2) -> llama_library.Device:

@@ -3,14 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgespec.calibration.head_times import CONTEXT_TOKENS, ENOUGH_LOST, REPETITIONS, measure_heads, right_of_lost
 from edgespec.errors import ForwardError
-from edgespec.planning.head_times import (
-    CONTEXT_TOKENS,
-    ENOUGH_LOST,
-    REPETITIONS,
-    measure_heads,
-    right_of_lost,
-)
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.timed_model import Price, TimedModel
 

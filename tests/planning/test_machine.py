@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import edgespec
-from edgespec.planning import machine as module
-from edgespec.planning.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
-from edgespec.runtimes import control_groups
+from edgespec.hardware import control_groups
+from edgespec.hardware import machine as module
+from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
 
 GIB = 2**30
 
@@ -55,7 +55,7 @@ def test_the_fingerprint_does_not_follow_memory_in_use() -> None:
 
 
 def test_the_fingerprint_is_the_same_in_another_process() -> None:
-    code = "from edgespec.planning.machine import describe_machine; print(describe_machine().fingerprint)"
+    code = "from edgespec.hardware.machine import describe_machine; print(describe_machine().fingerprint)"
     root = str(Path(edgespec.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": "77"}
     done = subprocess.run(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.planning.bandwidth import BandwidthMeasurement, ThreadBandwidth
-from edgespec.planning.machine import Machine
-from edgespec.planning.machine_store import load_bandwidth, save_bandwidth
+from edgespec.calibration.machine_store import load_bandwidth, save_bandwidth
+from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from edgespec.hardware.machine import Machine
 
 MACHINE = Machine(
     system="Linux x86_64",

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.planning.acceptance import BINS, POSITIONS, AcceptancePrior
-from edgespec.planning.calibration import Contention, ModelTimes
-from edgespec.planning.measurements import SCHEMA_VERSION, Measurements
+from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
+from edgespec.calibration.timing import Contention, ModelTimes
+from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from tests.planning.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
 
 SMALL = replace(FACTS, name="small", sha256="sha256:ef", weight_bytes=10**8)
@@ -206,7 +206,7 @@ def test_times_as_json_and_back() -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from edgespec.planning.measurements import Measurements
+from edgespec.calibration.measurement_store import Measurements
 with Measurements(Path("unused"), "machine").exclusive(Path(sys.argv[1]), wait=False) as alone:
     print(alone, flush=True)
     sys.stdin.readline()

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import ModelFacts
-from edgespec.planning.calibration import ModelTimes
-from edgespec.planning.measurements import SCHEMA_VERSION, Measurements
-from edgespec.planning.widths import ContextProbe, WidthProbe
+from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
+from edgespec.calibration.timing import ModelTimes
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.cost.widths import ContextProbe, WidthProbe
 
 FACTS = ModelFacts(
     name="model",

@@ -11,9 +11,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import MemoryLimitError
-from edgespec.files.gguf import GgufHeader, read_header
-from edgespec.planning.memory import MemoryEstimate, estimate_memory, require_memory
-from edgespec.runtimes.llama import KV_TYPES, LlamaSettings, load_model
+from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.placement.memory import MemoryEstimate, estimate_memory, require_memory
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings, load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
 GIB = 2**30
@@ -59,8 +59,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 import psutil
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.library import load
 load()
 process = psutil.Process()
 before = process.memory_info().rss

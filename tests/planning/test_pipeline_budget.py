@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.planning.cost import Curve
-from edgespec.planning.pipeline_budget import MeasuredBudget, branch_pays
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.curve import Curve
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget, branch_pays
 
 STEEP = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.020, 0.030, 0.040))
 FLAT = Curve(widths=(1, 4), forward_s=(0.010, 0.010))

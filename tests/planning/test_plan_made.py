@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.contracts import ModelFacts
-from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.cost_gate import MARGIN
-from edgespec.planning.depth_cost import Costs
-from edgespec.planning.pace import ContextCurves
-from edgespec.planning.plan import Plan
-from edgespec.planning.planner import (
-    NOT_CALIBRATED,
-    Wish,
-    make_plan,
-)
-from edgespec.planning.widths import WIDEST, ContextProbe, WidthProbe
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.planner import NOT_CALIBRATED, Wish, make_plan
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.widths import WIDEST, ContextProbe, WidthProbe
+from edgespec.planning.depth.cost_gate import MARGIN
+from edgespec.planning.depth.cost_model import Costs
 
 FACTS = ModelFacts(
     name="big",

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.calibration.width_probe import probe_widths
+from edgespec.engine.assembly import find_stable_model
 from edgespec.errors import CancelledError, ModelFileError
-from edgespec.planning.measurements import Measurements
-from edgespec.planning.planner import SLOWER_ALLOWED, find_stable_model
-from edgespec.planning.widths import WIDEST, WidthProbe, probe_widths
-from edgespec.runtimes.llama import LlamaSettings
+from edgespec.planning.choice.planner import SLOWER_ALLOWED
+from edgespec.planning.cost.widths import WIDEST, WidthProbe
+from edgespec.runtimes.llama.model import LlamaSettings
 from tests.planning.noisy_model import NoisyModel, Rule, no_noise
 
 PREFERRED = LlamaSettings(threads=3)

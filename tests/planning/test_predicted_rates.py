@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.planning.cost import Curve, DraftCost, expected_tokens, round_seconds
-from edgespec.planning.options import Contention
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, round_seconds
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.predicted_rates import predicted_rates
-from edgespec.planning.round_simulation import SimulatedPair, expected_pipelined
 from tests.support.simulated_decoding import FLAT as GENTLE
 from tests.support.simulated_decoding import STEEP
 

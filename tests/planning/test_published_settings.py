@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.planning.cost import expected_tokens
+from edgespec.planning.cost.curve import expected_tokens
 from tests.support.published_settings import Comparison, acceptance_for, comparisons, dovetail, duo_decoding
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulation.md"

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
-from edgespec.planning.cost import FREE, Curve, DraftCost, choose_depth
-from edgespec.planning.options import Contention, DrafterOption, Ranking, TargetOption
-from edgespec.planning.ranking import HEADROOM_BYTES, MARGIN, MODES, explain, rank, reasons
-from edgespec.planning.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
-from edgespec.planning.widths import WIDEST
+from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, MARGIN, MODES, explain, rank, reasons
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
+from edgespec.planning.cost.widths import WIDEST
 
 GIB = 2**30
 ROOMY = {"cpu": 32 * GIB, "GPU0": 32 * GIB}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.planning.cost import FREE, DraftCost
-from edgespec.planning.options import Contention
-from edgespec.planning.round_events import Flight, lap
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, DraftCost
+from edgespec.planning.cost.round_events import Flight, lap
 
 ALONE = Contention()
 

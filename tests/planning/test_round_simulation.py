@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.contracts import RoundRecord
-from edgespec.planning.cost import (
-    FREE,
-    Curve,
-    DraftCost,
-    choose_depth,
-    pipelined_tokens_per_round,
-)
-from edgespec.planning.options import Contention
-from edgespec.planning.pipeline_budget import MeasuredBudget
-from edgespec.planning.round_simulation import (
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth, pipelined_tokens_per_round
+from edgespec.planning.cost.round_simulation import (
     SimulatedPair,
     WindowRule,
     expected_pipelined,
@@ -29,6 +22,7 @@ from edgespec.planning.round_simulation import (
     simulate_serial,
     windows_by_rate,
 )
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.support.simulated_decoding import FLAT as GENTLE
 from tests.support.simulated_decoding import STEEP
 

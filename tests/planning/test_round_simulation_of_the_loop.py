@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from edgespec.decoding.contracts import ChainGate, Context, Outcome, Proposal, Rows
-from edgespec.decoding.pipeline import FixedBudget, PipelinedLoop
-from edgespec.decoding.rounds import LoopLimits
+from edgespec.decoding.pipelined.loop import FixedBudget, PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.planning.cost import Curve, DraftCost
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.round_simulation import SimulatedPair, simulate_pipelined
+from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.rows import Rows
+from edgespec.planning.cost.curve import Curve, DraftCost
+from edgespec.planning.cost.round_simulation import SimulatedPair, simulate_pipelined
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.simulated_decoding import FLAT, STEEP, WRONG, Truth
 
 T = TypeVar("T")

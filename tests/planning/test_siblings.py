@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from edgespec.decoding.contracts import SiblingGate
-from edgespec.planning.acceptance import AcceptancePrior
-from edgespec.planning.cost import Curve, DraftCost
-from edgespec.planning.cost_gate import MARGIN, CostGate
-from edgespec.planning.depth_bandit import BanditDepth
-from edgespec.planning.depth_cost import CostDepth, Costs
-from edgespec.planning.pace import ContextCurves
-from edgespec.planning.policies import make_policy
-from edgespec.planning.siblings import FullTrees, SiblingOdds, choose_siblings
+from edgespec.interfaces.drafting import SiblingGate
+from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.curve import Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.tree_width import FullTrees, SiblingOdds, choose_siblings
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.cost_gate import MARGIN, CostGate
+from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.factory import make_policy
 from tests.support.simulated_decoding import FLAT, MODEL
 
 LINE = Curve(widths=(1, 2), forward_s=(1.0, 1.05))

@@ -12,19 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.calibration.width_probe import STEP_TOKENS, probe_tokens, probe_widths
 from edgespec.errors import ForwardError
-from edgespec.planning.widths import (
-    BORDERS,
-    POSITIONS,
-    STEP_TOKENS,
-    WIDEST,
-    ContextProbe,
-    WidthProbe,
-    probe_starts,
-    probe_tokens,
-    probe_widths,
-)
-from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe, probe_starts
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from tests.planning.noisy_model import NoisyModel, Rule
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -5,12 +5,12 @@ from importlib import resources
 import pytest
 
 from edgespec.errors import ModelNotFoundError, ProfileError
-from edgespec.files.specs import HubFile, PackageParts
-from edgespec.profiles.catalogue import catalogue, lookup, parse_catalogue
+from edgespec.store.catalogue import catalogue, lookup, parse_catalogue
+from edgespec.store.references import HubFile, PackageParts
 
 
 def text() -> str:
-    return resources.files("edgespec.profiles").joinpath("catalogue.toml").read_text(encoding="utf-8")
+    return resources.files("edgespec.store").joinpath("catalogue.toml").read_text(encoding="utf-8")
 
 
 def test_the_catalogue_knows_the_four_models_and_the_prompts() -> None:

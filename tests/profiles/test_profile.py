@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import ProfileError
-from edgespec.planning.depth import POLICY_NAMES
+from edgespec.planning.depth.base import POLICY_NAMES
 from edgespec.profiles.layers import KEYS
 from edgespec.profiles.profile import Profile, list_profiles, load_profile
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, Model, Rows, Sequence
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -25,6 +24,8 @@ from edgespec.errors import (
     RewindError,
     StaleRowsError,
 )
+from edgespec.interfaces.model import Model, Sequence
+from edgespec.interfaces.rows import LogitsArray, Rows
 
 CONTEXT = 1100
 

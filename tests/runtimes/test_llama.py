@@ -22,10 +22,10 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
-from edgespec.files.gguf import read_header
+from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
-from edgespec.runtimes.llama import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.llama.model import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from edgespec.errors import CancelledError, RuntimeUnavailableError
-from edgespec.runtimes import llama, llama_context, native_library
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama import context as llama_context
+from edgespec.runtimes.llama import model as llama
+from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.native import library as native_library
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

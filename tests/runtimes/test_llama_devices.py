@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.llama_devices import EVERYTHING, Device, find_device, list_devices, place
+from edgespec.runtimes.llama.devices import EVERYTHING, Device, find_device, list_devices, place
 from tests.support.native_devices import ACCEL, CPU, GPU, IGPU, Native, NativeLibrary, gpu
 
 

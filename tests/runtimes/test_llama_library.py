@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.runtimes import llama_library
-from edgespec.runtimes.llama_library import MINIMUM_VERSION, load
+from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.llama.library import MINIMUM_VERSION, load
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
 
 REPORT = """
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
 for _ in range(2):  # a failure is not remembered as a success
     try:
         load()
@@ -93,7 +93,7 @@ def test_everything_that_is_called_is_checked_for() -> None:
 
 
 def test_importing_the_runtimes_does_not_load_native_code() -> None:
-    done = python("import sys, edgespec.runtimes.llama; print('llama_cpp' in sys.modules)")
+    done = python("import sys, edgespec.runtimes.llama.model; print('llama_cpp' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -109,7 +109,7 @@ def test_the_build_identity_is_the_same_in_every_process() -> None:
     build = load().build
     assert build.startswith(load().version + "+")
     assert len(build.rsplit("+", 1)[1]) == 12
-    done = python("from edgespec.runtimes.llama_library import load; print(load().build)")
+    done = python("from edgespec.runtimes.llama.library import load; print(load().build)")
     assert done.stdout.strip() == build, done.stderr
 
 
@@ -136,7 +136,7 @@ def test_the_build_identity_follows_the_native_code(tmp_path: Path) -> None:
 def test_first_calls_at_once_load_once() -> None:
     code = """
 import threading
-import edgespec.runtimes.llama_library as library
+import edgespec.runtimes.llama.library as library
 import llama_cpp
 count, real = [0], library._install_log_bridge
 def counting(api):

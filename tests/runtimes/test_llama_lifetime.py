@@ -18,8 +18,8 @@ import pytest
 
 import edgespec
 from edgespec.errors import ClosedError
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.llama_library import load
+from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -32,7 +32,7 @@ QUIET = """
 import sys, threading, time
 from pathlib import Path
 from edgespec.errors import CancelledError, EdgespecError
-from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.text.tokenizer import LlamaVocabulary
 
 good, bad = map(Path, sys.argv[1:])

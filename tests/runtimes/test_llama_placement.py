@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.llama import LlamaSettings, describe_model, load_model, usable_settings
-from edgespec.runtimes.llama_context import NativeContext
-from edgespec.runtimes.llama_devices import EVERYTHING
-from edgespec.runtimes.llama_library import LlamaLibrary, load
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.llama.context import NativeContext
+from edgespec.runtimes.llama.devices import EVERYTHING
+from edgespec.runtimes.llama.library import LlamaLibrary, load
+from edgespec.runtimes.llama.model import LlamaSettings, describe_model, load_model, usable_settings
 from tests.runtimes.test_llama_devices import handles
 from tests.support.native_devices import gpu
 

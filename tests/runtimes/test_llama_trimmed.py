@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, Rows
 from edgespec.decoding.sampling import Sampling, confidence_and_entropy, distribution
 from edgespec.errors import (
     CancelledError,
@@ -23,10 +22,11 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     StaleRowsError,
 )
-from edgespec.files.artefact import EmbeddingTable, read_artefact
-from edgespec.runtimes.llama import LlamaModel, LlamaSettings, describe_model, load_model
-from edgespec.runtimes.llama_library import load
-from edgespec.runtimes.llama_trimmed import EmbeddingRows
+from edgespec.files.trimmed_drafter import EmbeddingTable, read_artefact
+from edgespec.interfaces.rows import LogitsArray, Rows
+from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, describe_model, load_model
+from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.trimmed_rows import TrimmedRows
 from tests.runtimes.contract import Runtime, SequenceContract
 from tests.runtimes.thread_contract import ThreadContract

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, ModelFacts
+from edgespec.calibration.width_probe import probe_widths
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -26,12 +26,21 @@ from edgespec.errors import (
     NonFiniteLogitsError,
     RuntimeUnavailableError,
 )
-from edgespec.files.gguf import read_header
-from edgespec.planning.widths import WIDEST, probe_widths
-from edgespec.runtimes import native_sequence, native_weights
-from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native, unsupported_reason
-from edgespec.runtimes.native_cache import NativeCache
-from edgespec.runtimes.native_library import load
+from edgespec.files.gguf.header import read_header
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.planning.cost.widths import WIDEST
+from edgespec.runtimes.native import sequence as native_sequence
+from edgespec.runtimes.native import weights as native_weights
+from edgespec.runtimes.native.cache import NativeCache
+from edgespec.runtimes.native.library import load
+from edgespec.runtimes.native.native import (
+    NativeModel,
+    NativeSequence,
+    NativeSettings,
+    load_native,
+    unsupported_reason,
+)
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.native_models import KINDS, Files, some_tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.native import NativeSettings, load_native
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.native.native import NativeSettings, load_native
 from tests.runtimes.contract import logits
 from tests.support.kernel_calls import require_native
 from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.contracts import LogitsArray
 from edgespec.errors import ModelFileError
-from edgespec.files.artefact import read_artefact
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.native import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
-from edgespec.runtimes.native_coarse import coarsened
-from edgespec.runtimes.native_layout import read_layout
-from edgespec.runtimes.native_library import LEVELS
-from edgespec.runtimes.native_tensors import WeightTensor
-from edgespec.runtimes.native_weights import NativeWeights
+from edgespec.files.gguf.header import read_header
+from edgespec.files.trimmed_drafter import read_artefact
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.library import LEVELS
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
+from edgespec.runtimes.native.requantized import coarsened
+from edgespec.runtimes.native.tensors import WeightTensor
+from edgespec.runtimes.native.weights import NativeWeights
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import TYPES, Weights, relaid, require_native
 from tests.support.tiny_gguf import write_tiny_gguf

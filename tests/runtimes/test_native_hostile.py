@@ -14,13 +14,13 @@ from typing import Any
 import gguf
 import pytest
 
-from edgespec.decoding.contracts import Rows
 from edgespec.errors import EdgespecError, ModelFileError, NonFiniteLogitsError
-from edgespec.files.artefact import read_artefact
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.native import NativeModel, NativeSettings, load_native, unsupported_reason
-from edgespec.runtimes.native_layout import read_layout
-from edgespec.runtimes.native_weights import NativeWeights
+from edgespec.files.gguf.header import read_header
+from edgespec.files.trimmed_drafter import read_artefact
+from edgespec.interfaces.rows import Rows
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native, unsupported_reason
+from edgespec.runtimes.native.weights import NativeWeights
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 from tests.support.trimmed_folder import edit_manifest, record_file, write_trimmed_folder

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
-from edgespec.files.gguf import GgufHeader, TensorInfo, read_header
-from edgespec.runtimes.native_layout import GEGLU, read_layout, unsupported_reason
-from edgespec.runtimes.native_tensors import Rope
+from edgespec.files.gguf.header import GgufHeader, TensorInfo, read_header
+from edgespec.runtimes.native.layout import GEGLU, read_layout, unsupported_reason
+from edgespec.runtimes.native.tensors import Rope
 from tests.support.tiny_gguf import write_tiny_gguf
 
 

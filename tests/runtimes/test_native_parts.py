@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import IdArray, LogitsArray, ShortHeadSequence
 from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from edgespec.files.gguf.header import read_header
+from edgespec.interfaces.model import ShortHeadSequence
+from edgespec.interfaces.rows import IdArray, LogitsArray
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native
 from tests.runtimes.contract import equal, ids, logits
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf

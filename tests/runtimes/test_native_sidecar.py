@@ -16,13 +16,14 @@ import pytest
 
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.files import disk
-from edgespec.files.gguf import read_header
-from edgespec.runtimes import native_sidecar, native_weights
-from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.native_layout import read_layout
-from edgespec.runtimes.native_library import NativeLibrary
-from edgespec.runtimes.native_sidecar import HEADER_BYTES, Sidecar
-from edgespec.runtimes.native_weights import NativeWeights, SidecarPlace, load_weights
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.native import sidecar as native_sidecar
+from edgespec.runtimes.native import weights as native_weights
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.library import NativeLibrary
+from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.sidecar import HEADER_BYTES, Sidecar
+from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace, load_weights
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.runtimes import native_threads
-from edgespec.runtimes.native import NativeModel, NativeSequence, NativeSettings, load_native
-from edgespec.runtimes.native_threads import MOST_THREADS, check_threads, make_threads
+from edgespec.runtimes.native import threads as native_threads
+from edgespec.runtimes.native.native import NativeModel, NativeSequence, NativeSettings, load_native
+from edgespec.runtimes.native.threads import MOST_THREADS, check_threads, make_threads
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

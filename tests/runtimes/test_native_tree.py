@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, Model
 from edgespec.errors import InvalidRequestError
-from edgespec.runtimes.native import NativeModel, NativeSettings, load_native
+from edgespec.interfaces.model import Model
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native
 from tests.runtimes.contract import Runtime, equal, ids, logits
 from tests.runtimes.tree_contract import TreeContract, path_to, random_tree
 from tests.support.kernel_calls import require_native

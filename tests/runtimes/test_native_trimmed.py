@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
-from edgespec.files.artefact import TrimmedDrafter, read_artefact
-from edgespec.runtimes.native import NativeModel, NativeSettings, load_native, unsupported_reason
+from edgespec.files.trimmed_drafter import TrimmedDrafter, read_artefact
+from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native, unsupported_reason
 from tests.runtimes.contract import equal, ids, logits
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf

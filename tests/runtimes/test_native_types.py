@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.llama import LlamaSettings, load_model
-from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.native_library import load
-from edgespec.runtimes.native_tensors import TYPES
+from edgespec.files.gguf.header import read_header
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.native.library import load
+from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.tensors import TYPES
 from tests.runtimes.contract import equal, logits
 from tests.support.k_quants import quantize
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.decoding.contracts import LogitsArray
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -27,12 +26,13 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
-from edgespec.export.onnx_export import export_onnx
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes import onnx_shared
+from edgespec.export.onnx.export import export_onnx
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
-from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
-from edgespec.runtimes.onnx_providers import load
+from edgespec.runtimes.onnx import shared as onnx_shared
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
+from edgespec.runtimes.onnx.providers import load
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
@@ -462,8 +462,8 @@ from pathlib import Path
 import onnxruntime
 print(file=sys.stderr)  # whatever it says when imported is its own
 from edgespec.errors import CancelledError, EdgespecError
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes.onnx import OnnxSettings, load_onnx
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 
 good, bad = map(Path, sys.argv[1:])
 broken = read_onnx_folder(bad)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
 from tests.support.tiny_onnx import ARCHITECTURES, VOCABULARY_SIZE, write_tiny_model
 
 REPOSITORY = Path(edgespec.__file__).parent.parent
@@ -33,8 +33,8 @@ RUN = """
 import json, sys
 import numpy as np
 from pathlib import Path
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes.onnx import OnnxSettings, load_onnx
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 
 asked = json.loads(sys.argv[1])
 settings = OnnxSettings(provider=asked["device"], options=asked["options"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes import onnx_providers
-from edgespec.runtimes.onnx_providers import broken_plugins, find_provider, list_devices, load
+from edgespec.runtimes.onnx import providers as onnx_providers
+from edgespec.runtimes.onnx.providers import broken_plugins, find_provider, list_devices, load
 
 
 def forget() -> None:

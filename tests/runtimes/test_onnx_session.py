@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
-from edgespec.files.onnx_interface import ROWS, SHARED
-from edgespec.runtimes.onnx_providers import OnnxLibrary, Provider
-from edgespec.runtimes.onnx_session import WIDE_TOKENS, OnnxSettings, OnnxWeights, StopFlag, load_weights
+from edgespec.files.onnx.interface import ROWS, SHARED
+from edgespec.runtimes.onnx.providers import OnnxLibrary, Provider
+from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxSettings, OnnxWeights, StopFlag, load_weights
 
 CPU = Provider(name="cpu", provider="CPUExecutionProvider", kind="cpu", description="")
 GPU = Provider(name="DirectML", provider="DmlExecutionProvider", kind="gpu", description="")

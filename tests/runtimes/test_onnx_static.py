@@ -13,17 +13,20 @@ import numpy as np
 import psutil
 import pytest
 
-from edgespec.decoding.contracts import Context, DraftRequest, LogitsArray, Model
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import CancelledError, ClosedError, ForwardError, InvalidRequestError, MemoryLimitError
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE, export_onnx
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes import onnx_session, onnx_static
-from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
-from edgespec.runtimes.onnx_providers import load
-from edgespec.runtimes.onnx_session import WIDE_TOKENS
-from edgespec.runtimes.onnx_static import HIDDEN, new_mask, past_mask
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.interfaces.model import Model
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.onnx import session as onnx_session
+from edgespec.runtimes.onnx import static as onnx_static
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
+from edgespec.runtimes.onnx.providers import load
+from edgespec.runtimes.onnx.session import WIDE_TOKENS
+from edgespec.runtimes.onnx.static import HIDDEN, new_mask, past_mask
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_onnx import ARCHITECTURES, VOCABULARY_SIZE, llama_logits, write_tiny_model

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.files.onnx_interface import WHOLE
-from edgespec.runtimes import onnx_whole
-from edgespec.runtimes.onnx import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
-from edgespec.runtimes.onnx_whole import WholeContext
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.files.onnx.interface import WHOLE
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.runtimes.onnx import whole as onnx_whole
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
+from edgespec.runtimes.onnx.whole import WholeContext
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_onnx import llama_logits

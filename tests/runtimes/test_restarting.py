@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgespec.decoding.contracts import Model, Restarting
 from edgespec.errors import ClosedError, EdgespecError, ModelFileError, RuntimeUnavailableError, WorkerLostError
-from edgespec.runtimes.restarting import RESTART_AFTER_S, RestartingModel, WorkerSettings
-from edgespec.runtimes.worker_deadlines import Deadlines
+from edgespec.interfaces.model import Model, Restarting
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.restarting import RESTART_AFTER_S, RestartingModel, WorkerSettings
 from tests.support.fake_runtime import FakeModel
 
 WAIT_S = 20.0

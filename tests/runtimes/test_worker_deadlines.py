@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.runtimes.worker_deadlines import Deadlines, ForwardTimes
+from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
 
 GIGABYTE = 10**9
 DEADLINES = Deadlines(answer_s=30.0, timed_s=2.0)

@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 import edgespec
-from edgespec.decoding.contracts import Sequence
 from edgespec.errors import CancelledError, ClosedError, WorkerLostError
-from edgespec.runtimes import worker_frames, worker_link
-from edgespec.runtimes.llama import LlamaSettings
-from edgespec.runtimes.restarting import WorkerSettings, run_in_process
-from edgespec.runtimes.worker_process import Deadlines, LoadRequest, WorkerModel, WorkerSequence, start_model
+from edgespec.interfaces.model import Sequence
+from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.process import frames as worker_frames
+from edgespec.runtimes.process import link as worker_link
+from edgespec.runtimes.process.model import Deadlines, LoadRequest, WorkerModel, WorkerSequence, start_model
+from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
 
@@ -317,8 +318,8 @@ def test_a_child_that_talks_nonsense_is_lost(code: str, words: str) -> None:
 
 PARENT = """
 import sys, time
-from edgespec.runtimes.restarting import WorkerSettings, run_in_process
-from edgespec.runtimes.worker_process import start_model, LoadRequest
+from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.process.model import start_model, LoadRequest
 from pathlib import Path
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command

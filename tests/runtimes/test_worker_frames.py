@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from edgespec import errors
-from edgespec.decoding.contracts import ModelFacts
 from edgespec.errors import (
     EdgespecError,
     ForwardError,
@@ -24,7 +23,8 @@ from edgespec.errors import (
     NonFiniteLogitsError,
     WorkerLostError,
 )
-from edgespec.runtimes.worker_frames import (
+from edgespec.interfaces.model import ModelFacts
+from edgespec.runtimes.process.frames import (
     MOST_BODY_BYTES,
     Frame,
     LoadRequest,

@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import pytest
 
-from edgespec.decoding.contracts import Rows
 from edgespec.errors import (
     CancelledError,
     EdgespecError,
@@ -30,11 +29,12 @@ from edgespec.errors import (
     RuntimeUnavailableError,
     StaleRowsError,
 )
-from edgespec.files.onnx_folder import read_onnx_folder
-from edgespec.runtimes.llama import LlamaModel, LlamaSettings, load_model
-from edgespec.runtimes.native import NativeSettings, load_native
-from edgespec.runtimes.onnx import OnnxSettings, load_onnx
-from edgespec.runtimes.worker_process import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
+from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.interfaces.rows import Rows
+from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
+from edgespec.runtimes.process.model import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
@@ -116,7 +116,7 @@ def test_more_of_a_row_than_one_answer_holds_is_found_all_the_same(
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2, 3], 2)
         best_ids, best_scores = rows.top_k(9)
-        monkeypatch.setattr("edgespec.runtimes.worker_process._MOST_TOP_K", 8)
+        monkeypatch.setattr("edgespec.runtimes.process.model._MOST_TOP_K", 8)
         found_ids, found_scores = rows.top_k(9)
         assert np.array_equal(found_ids, best_ids)
         assert np.array_equal(found_scores, best_scores)
@@ -216,7 +216,7 @@ def test_name_and_identity_cross(tiny_gguf: Path) -> None:
 
 
 def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
-    from edgespec.export.onnx_export import export_onnx
+    from edgespec.export.onnx.export import export_onnx
 
     folder = tmp_path / "folder"
     export_onnx(tiny_gguf, folder, name="tiny", sha256=None, kept=None)
@@ -335,7 +335,7 @@ def test_a_command_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_application_may_start_itself_with_a_command_of_its_own(tiny_gguf: Path) -> None:
-    own = [sys.executable, "-c", "from edgespec.runtimes.worker import main; main([])"]
+    own = [sys.executable, "-c", "from edgespec.runtimes.process.worker import main; main([])"]
     with start_model(llama_request(tiny_gguf), command=own) as model, model.open(16) as sequence:
         assert sequence.forward([1], 1).count == 1
 

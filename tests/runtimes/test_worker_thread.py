@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ClosedError
-from edgespec.runtimes.worker_thread import WorkerThread
+from edgespec.runtimes.thread import WorkerThread
 
 WAIT_S = 30
 

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from edgespec.decoding.contracts import Model, Sequence
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
+from edgespec.interfaces.model import Model, Sequence
 from tests.runtimes.contract import CHUNK, CONTEXT, OneModel, Runtime, equal, ids, logits
 
 # Growths in a row that make a leak: the allocator has been seen to take arenas in one window of two hundred forwards.

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.contracts import LogitsArray, Model, Sequence, TreeSequence
 from edgespec.errors import CancelledError, ClosedError, ContextFullError, InvalidRequestError, StaleRowsError
+from edgespec.interfaces.model import Model, Sequence, TreeSequence
+from edgespec.interfaces.rows import LogitsArray
 from tests.runtimes.contract import OneModel, equal, ids, logits
 
 CONTEXT = 200

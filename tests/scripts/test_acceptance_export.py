@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.export.hf_gguf import export_from_folder
+from edgespec.export.huggingface.gguf import export_from_folder
 from tests.export.hf_models import write_random_folder
 from tests.export.models import logits
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from edgespec.bench import quality
-from edgespec.export.gguf_files import export_whole
-from edgespec.export.onnx_export import export_onnx
+from edgespec.export.gguf.files import export_whole
+from edgespec.export.onnx.export import export_onnx
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import TinyModels
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.export.onnx_export import LEAST_STATIC_CACHE, export_onnx
+from edgespec.export.onnx.export import LEAST_STATIC_CACHE, export_onnx
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
-from edgespec.events import Done
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
 from tests.support.tiny_models import answer
 from tests.support.watched_sequences import ProcessorSequence
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.engine import Engine
-from edgespec.session import Session
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
 from tests.session.answers import Forward
 from tests.support.tiny_models import TinyModels
 from tests.support.watched_sequences import watch_forwards

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
-from edgespec.events import Done, Round, Text
-from edgespec.session import Session
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round, Text
+from edgespec.engine.session import Session
 from tests.session.answers import SAMPLED, Forward, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation, shown
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Notice
+from edgespec.engine.session import Session
 from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.events import Notice
-from edgespec.session import Session
 from tests.session.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 

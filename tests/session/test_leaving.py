@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.answer import AnswerTask
-from edgespec.decoding.loop import Step
-from edgespec.engine import Engine
+from edgespec.decoding.serial import Step
+from edgespec.engine.answer import AnswerTask
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Event, Text
+from edgespec.engine.generation import Generation
+from edgespec.engine.session import Session
 from edgespec.errors import (
     ForwardError,
     InvalidRequestError,
     RewindError,
 )
-from edgespec.events import Done, Event, Text
-from edgespec.generation import Generation
-from edgespec.session import Session
 from tests.session.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import answer, read_all, shown
 from tests.support.watched_sequences import KINDS, watch_forwards

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
-from edgespec.events import Done, Round, Text
-from edgespec.planning.depth import FixedDepth
-from edgespec.session import Session, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round, Text
+from edgespec.engine.session import Session, Speculation
+from edgespec.planning.depth.base import FixedDepth
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import answer
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import ProfileError
-from edgespec.files.locations import Home
-from edgespec.planning.depth_cost import CostDepth
-from edgespec.planning.depth_pipelined import PipelinedDepth
-from edgespec.planning.options import Contention
-from edgespec.planning.pipeline_budget import MeasuredBudget
+from edgespec.files.home import Home
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from edgespec.planning.depth.pipelined import PipelinedDepth
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 

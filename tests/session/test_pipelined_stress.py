@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from edgespec.bench.controls import Script, SleepingDrafter
-from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
-from edgespec.events import Done, Text
-from edgespec.planning.depth import FixedDepth
-from edgespec.planning.pipeline_budget import MeasuredBudget
-from edgespec.session import Session, Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Text
+from edgespec.engine.session import Session, Speculation
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import answer
 from tests.support.watched_sequences import watch_forwards

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Text
+from edgespec.engine.session import Session
 from edgespec.errors import (
     ClosedError,
     TemplateError,
 )
-from edgespec.events import Done, Text
-from edgespec.session import Session
 from tests.session.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
 from tests.support.tiny_models import TinyModels, answer

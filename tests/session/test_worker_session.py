@@ -19,17 +19,17 @@ import psutil
 import pytest
 
 from edgespec.cli.status import status_line
-from edgespec.decoding.contracts import Restarting
-from edgespec.decoding.pipeline import FixedBudget
+from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Event, Round, Text
+from edgespec.engine.session import Session, Speculation
 from edgespec.errors import WorkerLostError
-from edgespec.events import Done, Event, Round, Text
-from edgespec.planning.depth import FixedDepth
-from edgespec.runtimes import worker_link
-from edgespec.runtimes.restarting import WorkerSettings
-from edgespec.runtimes.worker_deadlines import Deadlines
-from edgespec.session import Session, Speculation
+from edgespec.interfaces.model import Restarting
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.runtimes.process import link as worker_link
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.restarting import WorkerSettings
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.worker_loaders import command

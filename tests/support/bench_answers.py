@@ -10,9 +10,9 @@ import pytest
 from edgespec.bench.arms import Arm
 from edgespec.bench.run import Answer, RunSettings
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.contracts import RoundRecord
 from edgespec.decoding.stats import DecodeStats
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.interfaces.policy import RoundRecord
 
 # From a prompt, an arm and a turn to what is special about that answer.
 Make = Callable[[Prompt, str, int], dict[str, Any]]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import edgespec.learning as learning_module
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.planning.calibration import measure_contention
+import edgespec.engine.background_calibration as learning_module
+from edgespec.calibration.timing import measure_contention
+from edgespec.engine.engine import Engine
+from edgespec.files.home import Home
 from tests.support.tiny_models import FORWARD_S, invent_measurements, require_speculation
 
 KINDS = ("acceptance", "contention", "plain", "times", "widths")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.suite import Prompt
-from edgespec.files.artefact import read_artefact
-from edgespec.files.gguf import read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.trimmed_drafter import read_artefact
 from tests.support.command_line import InProcess, Result
 
 __all__ = [

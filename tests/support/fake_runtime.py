@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgespec.decoding.contracts import LogitsArray, ModelFacts, Rows
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -26,6 +25,8 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import LogitsArray, Rows
 
 T = TypeVar("T")
 

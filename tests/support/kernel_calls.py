@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.native_library import LEVELS, Matrix, NativeLibrary, load
+from edgespec.runtimes.native.library import LEVELS, Matrix, NativeLibrary, load
 from tests.support.k_quants import quantize
 
 Floats = NDArray[np.float32]

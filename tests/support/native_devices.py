@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.runtimes.llama_devices import Device
+from edgespec.runtimes.llama.devices import Device
 
 CPU, GPU, IGPU, ACCEL = 0, 1, 2, 3
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.files.gguf import read_header
+from edgespec.files.gguf.header import read_header
 from tests.support.tiny_gguf import write_tiny_gguf
 
 __all__ = ["KINDS", "VARIANTS", "Files", "some_tokens"]

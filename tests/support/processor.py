@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.native_library import load
+from edgespec.runtimes.native.library import load
 
 __all__ = ["first_runtime", "processor_runtimes"]
 

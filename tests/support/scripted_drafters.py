@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.decoding.contracts import NOTHING, ChainGate, Context, Distribution, Outcome, Proposal
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, draw
 from edgespec.errors import EdgespecError
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.rows import Distribution
 from tests.support.fake_runtime import FakeModel, noise_words
 
 KIND = "scripted"

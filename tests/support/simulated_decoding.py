@@ -12,22 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.decoding.contracts import (
-    NOTHING,
-    ChainGate,
-    Context,
-    DepthPolicy,
-    Outcome,
-    Proposal,
-    RoundRecord,
-    Rows,
-)
-from edgespec.decoding.loop import DecodeLoop, LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.decoding.serial import DecodeLoop, LoopLimits
 from edgespec.drafters.combination import CombinationState
-from edgespec.planning.cost import FREE, Curve, DraftCost
-from edgespec.planning.depth_cost import Costs
-from edgespec.planning.pace import ContextCurves
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
+from edgespec.interfaces.policy import DepthPolicy, RoundRecord
+from edgespec.interfaces.rows import Rows
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.depth.cost_model import Costs
 
 # Measured on two cores, 1.5B target at four bits: a kernel made for a few rows, and one that is not.
 _MEASURED = (1, 2, 3, 4, 5, 8, 16)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from edgespec.decoding.contracts import ChainGate, Proposal
 from edgespec.errors import CancelledError
+from edgespec.interfaces.drafting import ChainGate, Proposal
 
 
 class Sleepy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.decoding.contracts import Rows
+from edgespec.interfaces.rows import Rows
 from tests.support.fake_runtime import FakeModel, FakeSequence
 
 # Seconds of a forward, given its width, the tokens before it, and how many forwards the model has made so far.

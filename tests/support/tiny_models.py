@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine import Engine
-from edgespec.events import Done, Event, Text
-from edgespec.files.gguf import read_header
-from edgespec.files.locations import Home
-from edgespec.files.manifest import Manifest, write_manifest
-from edgespec.generation import Generation
-from edgespec.planning.calibration import ModelTimes
-from edgespec.planning.widths import probe_widths
+from edgespec.calibration.timing import ModelTimes
+from edgespec.calibration.width_probe import probe_widths
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Event, Text
+from edgespec.engine.generation import Generation
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import Home
+from edgespec.store.manifest import Manifest, write_manifest
 from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
 
 # Narrow heads force an F16 cache, whose attention is not bit-equal across widths; these shapes keep every width.

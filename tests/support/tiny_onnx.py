@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from edgespec.files.gguf_types import GGML_TYPES
-from edgespec.runtimes.llama import LlamaSettings, load_model
+from edgespec.files.gguf.records import GGML_TYPES
+from edgespec.runtimes.llama.model import LlamaSettings, load_model
 
 __all__ = [
     "ARCHITECTURES",

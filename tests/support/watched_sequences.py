@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.runtimes.llama import LlamaSequence
-from edgespec.runtimes.native import NativeSequence
+from edgespec.runtimes.llama.model import LlamaSequence
+from edgespec.runtimes.native.native import NativeSequence
 
 ProcessorSequence = LlamaSequence | NativeSequence
 KINDS: tuple[type[ProcessorSequence], ...] = (LlamaSequence, NativeSequence)

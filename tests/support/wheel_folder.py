@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.specs import ModelSpec, PackagePart, PackageParts
+from edgespec.store.references import ModelSpec, PackagePart, PackageParts
 
 
 def build_wheel(folder: Path, package: str, version: str, members: Sequence[tuple[str, bytes]]) -> Path:

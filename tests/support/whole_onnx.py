@@ -18,9 +18,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.export import optimum_process
-from edgespec.export.onnx_from_folder import export_folder_to_onnx
-from edgespec.files.locations import Home
+from edgespec.export.onnx.from_folder import export_folder_to_onnx
+from edgespec.export.optimum import process as optimum_process
+from edgespec.files.home import Home
 from edgespec.files.safetensors import read_safetensors_folder
 from tests.support.hf_folder import write_hf_folder
 from tests.support.tiny_gguf import write_tiny_gguf

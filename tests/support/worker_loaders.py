@@ -8,15 +8,16 @@ import sys
 import time
 from collections import abc
 
-from edgespec.decoding.contracts import Model, Rows
 from edgespec.errors import MemoryLimitError
-from edgespec.runtimes.worker_frames import LoadRequest
+from edgespec.interfaces.model import Model
+from edgespec.interfaces.rows import Rows
+from edgespec.runtimes.process.frames import LoadRequest
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 
 def command(loader: str) -> list[str]:
     """How to start a worker that loads with this function of this module."""
-    return [sys.executable, "-m", "edgespec.runtimes.worker", "--loader", f"{__name__}:{loader}"]
+    return [sys.executable, "-m", "edgespec.runtimes.process.worker", "--loader", f"{__name__}:{loader}"]
 
 
 def fake(_request: LoadRequest) -> Model:

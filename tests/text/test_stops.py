@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.stops import StopStrings
+from edgespec.text.stop_strings import StopStrings
 
 
 def streamed(stops: list[str], chunks: list[str]) -> tuple[str, bool]:

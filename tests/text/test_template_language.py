@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.text.templates import ChatTemplate
+from edgespec.text.chat_template.template import ChatTemplate
 
 USER = {"role": "user", "content": "Hi!"}
 ASSISTANT = {"role": "assistant", "content": " Hello. "}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequestError, TemplateError
-from edgespec.text.templates import ChatTemplate, TemplateLimits
+from edgespec.text.chat_template.template import ChatTemplate, TemplateLimits
 
 USER = {"role": "user", "content": "Hi!"}
 ASSISTANT = {"role": "assistant", "content": " Hello. "}
@@ -322,7 +322,7 @@ def test_what_cannot_be_printed_is_refused() -> None:
 
 def test_jinja_is_imported_by_the_first_template_only() -> None:
     code = (
-        "import sys, edgespec.text.templates as t, edgespec.text.stops, edgespec.text.utf8\n"
+        "import sys, edgespec.text.chat_template.template as t, edgespec.text.stop_strings, edgespec.text.utf8\n"
         "assert 'jinja2' not in sys.modules\n"
         "t.ChatTemplate('x', bos_token='', eos_token='')\n"
         "assert 'jinja2' in sys.modules\n"

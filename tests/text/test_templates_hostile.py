@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from edgespec.errors import TemplateError
-from edgespec.text.templates import ChatTemplate, TemplateLimits
+from edgespec.text.chat_template.template import ChatTemplate, TemplateLimits
 from tests.text.hostile_templates import CHEAP, REFUSED
 
 # Ten times the deadline that a template has by default. A busy machine took more than twice that once; with no limits
@@ -72,7 +72,7 @@ WORST = [
 CHILD = """
 import pathlib, sys
 from edgespec.errors import TemplateError
-from edgespec.text.templates import ChatTemplate
+from edgespec.text.chat_template.template import ChatTemplate
 source = sys.stdin.read()
 ChatTemplate("{{ messages | tojson }}", bos_token="", eos_token="").render([])
 def peak():

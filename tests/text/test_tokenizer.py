@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ClosedError, EdgespecError, ModelFileError
-from edgespec.files.gguf import read_header
-from edgespec.runtimes.llama_library import load
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.llama.library import load
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 

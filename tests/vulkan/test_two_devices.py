@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine import Engine
-from edgespec.files.locations import Home
-from edgespec.runtimes.restarting import RestartingModel
-from edgespec.session import Session
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
+from edgespec.files.home import Home
+from edgespec.runtimes.process.restarting import RestartingModel
 from tests.support.tiny_models import TinyModels, answer, invent_measurements
 from tests.support.vulkan import (
     NATIVE_LOG,

@@ -1,0 +1,1 @@
+"""Measuring models on this machine, and keeping what was measured."""

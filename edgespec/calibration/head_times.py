@@ -1,0 +1,89 @@
+"""What rows of an output head cost, by timing models that differ in their heads only, and what they are worth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, closing
+
+from edgespec.calibration.timing import Clock
+from edgespec.calibration.width_probe import probe_tokens
+from edgespec.interfaces.model import Model
+
+# Tokens before the timed forward: as good as none, so that the time is that of the weights. Longer contexts add the
+# same to every head.
+CONTEXT_TOKENS = 64
+
+# Timed forwards of each model. The median of 21 is that of at least 11 undisturbed ones unless half of them were hit.
+REPETITIONS = 21
+
+ROWS_AT_ONCE = 64  # of scores: what a Sequence gives at most
+
+# Fewer lost tokens than these say nothing: of 30, a share is known to within 9 points (one deviation).
+ENOUGH_LOST = 30
+
+
+def measure_heads(
+    models: Sequence[Model],
+    *,
+    context_tokens: int = CONTEXT_TOKENS,
+    repetitions: int = REPETITIONS,
+    clock: Clock = time.perf_counter,
+) -> Generator[float, None, tuple[float, ...]]:
+    """Median seconds of a forward of width 1 of each of ``models``, in steps; yields the fraction done.
+
+    They take turns, so that a busy machine slows all of them alike. All are fed the same tokens, of the smallest
+    vocabulary. Picking the best token is part of the time, as it is in drafting. Raises what a forward raises.
+    """
+    tokens = probe_tokens(context_tokens + 1, min(model.facts.vocabulary_size for model in models))
+    samples: list[list[float]] = [[] for _ in models]
+    with ExitStack() as stack:
+        sequences = [stack.enter_context(closing(model.open(context_tokens + 1))) for model in models]
+        for sequence in sequences:
+            if context_tokens:
+                sequence.forward(tokens[:context_tokens], 0)
+            yield 0.0
+        # Once around without counting: kernels and pages warm up.
+        for turn in range(repetitions + 1):
+            for sequence, kept in zip(sequences, samples, strict=True):
+                sequence.rewind(context_tokens)
+                before = clock()
+                sequence.forward(tokens[context_tokens:], 1).argmax()
+                if turn:
+                    kept.append(clock() - before)
+            yield turn / repetitions
+    return tuple(statistics.median(kept) for kept in samples)
+
+
+def right_of_lost(
+    model: Model, texts: Sequence[tuple[Sequence[int], Sequence[int]]], kept: Iterable[int]
+) -> Generator[float, None, float | None]:
+    """The share of the tokens outside ``kept`` that ``model`` has as its first choice, in steps; yields what is done.
+
+    ``texts`` are (tokens before it, the text), in which every token is predicted from all before it. None where too
+    few tokens are outside ``kept`` to tell. Raises what opening a sequence and a forward raise.
+    """
+    held, lost, right = frozenset(kept), 0, 0
+    pairs = [(list(before), list(text)) if before else (list(text[:1]), list(text[1:])) for before, text in texts]
+    longest = max((len(before) + len(text) for before, text in pairs), default=0)
+    room = min(longest, model.facts.trained_context_length)
+    if not room:
+        return None
+    with closing(model.open(room)) as sequence:
+        for number, (before, text) in enumerate(pairs):
+            yield number / len(pairs)
+            text = text[: max(0, room - len(before))]
+            if not text:
+                continue
+            sequence.rewind(0)
+            if len(before) > 1:
+                sequence.forward(before[:-1], 0)
+            fed = [before[-1], *text[:-1]]
+            for start in range(0, len(fed), ROWS_AT_ONCE):
+                some = fed[start : start + ROWS_AT_ONCE]
+                said = sequence.forward(some, len(some)).argmax().tolist()
+                for own, token in zip(said, text[start : start + ROWS_AT_ONCE], strict=True):
+                    lost += token not in held
+                    right += token not in held and own == token
+    return right / lost if lost >= ENOUGH_LOST else None

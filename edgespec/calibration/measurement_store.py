@@ -1,0 +1,218 @@
+"""Measurements kept between runs: versioned, filed under what they depend on, thrown away when that changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import filelock
+
+from edgespec.calibration.timing import ModelTimes
+from edgespec.errors import EdgespecError
+from edgespec.files.atomic import write_json
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.widths import WidthProbe, widths_from_json, widths_to_json
+
+SCHEMA_VERSION = 3
+
+# A measurement is a few kilobytes; anything larger is not one of ours.
+_LARGEST_FILE_BYTES = 2**20
+
+T = TypeVar("T")
+
+
+class _UnusableError(Exception):
+    """A file that was there and says nothing about this machine and model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """The folder that measurements of this machine are kept in. It need not exist.
+
+    ``notes`` collects a sentence for every file that was there and could not be used. Width classes do not depend on
+    the power source; times do.
+    """
+
+    folder: Path
+    machine_fingerprint: str
+    power_source: str | None = None
+    notes: list[str] = field(default_factory=list, compare=False)
+    _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def on_power(self, power_source: str) -> Measurements:
+        """The same folder, for a machine that runs on another source of power."""
+        other = replace(self, power_source=power_source, notes=[])
+        other._unwritten.update(self._unwritten)
+        return other
+
+    # ---------------------------------------------------------------------------- what one model takes
+
+    def load_widths(self, facts: ModelFacts) -> WidthProbe | None:
+        """The width probe of this model, build and setting on this machine, or None if there is none to trust."""
+        return self._load("widths", self._model_key(facts), widths_from_json)
+
+    def save_widths(self, facts: ModelFacts, probe: WidthProbe) -> None:
+        self._save("widths", self._model_key(facts), widths_to_json(probe))
+
+    def load_times(self, facts: ModelFacts) -> ModelTimes | None:
+        """What the forwards of this model take in this setting, on this source of power; None if not measured."""
+        return self._load("times", self._times_key(facts), ModelTimes.from_json)
+
+    def save_times(self, facts: ModelFacts, times: ModelTimes) -> None:
+        self._save("times", self._times_key(facts), times.as_json())
+
+    def forget_times(self, facts: ModelFacts) -> None:
+        """Throw an old curve away, which newer times of this setting contradict."""
+        path = self._path("times", self._times_key(facts))
+        self._unwritten.pop(path.name, None)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def plain_s(self, facts: ModelFacts) -> float | None:
+        """T(1) in this setting, from its curve or from a measurement of plain decoding alone."""
+        times = self.load_times(facts)
+        return self.load_plain_s(facts) if times is None else times.curves.curves[0].plain_s
+
+    def load_plain_s(self, facts: ModelFacts) -> float | None:
+        """T(1) of this model in this setting, where only that was measured."""
+        return self._load("plain", self._times_key(facts), _seconds_from_json)
+
+    def save_plain_s(self, facts: ModelFacts, seconds: float) -> None:
+        self._save("plain", self._times_key(facts), {"forward_s": seconds})
+
+    # -------------------------------------------------------------------------------- what a pair does
+
+    def load_contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
+        return self._load("contention", self._pair_key(target, drafter), _contention_from_json)
+
+    def save_contention(self, target: ModelFacts, drafter: ModelFacts, contention: Contention) -> None:
+        stored = {"target_factor": contention.target_factor, "drafter_factor": contention.drafter_factor}
+        self._save("contention", self._pair_key(target, drafter), stored)
+
+    def load_acceptance(self, target: ModelFacts, source: str) -> AcceptancePrior | None:
+        """What earlier conversations taught about ``source`` (a drafter's identity) drafting for this target.
+
+        It depends on the texts, not on the machine: only the models enter its key.
+        """
+        return self._load("acceptance", _acceptance_key(target, source), AcceptancePrior.from_json)
+
+    def save_acceptance(self, target: ModelFacts, source: str, prior: AcceptancePrior) -> None:
+        self._save("acceptance", _acceptance_key(target, source), prior.as_json())
+
+    # ------------------------------------------------------------------------------------------- files
+
+    @contextmanager
+    def exclusive(self, lock_folder: Path, *, wait: bool) -> Iterator[bool]:
+        """Hold the one lock under which anything is timed; False if another process holds it and ``wait`` is off.
+
+        Two calibrations at once would measure each other.
+        """
+        try:
+            lock_folder.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=-1 if wait else 0)
+            lock.acquire()
+        except filelock.Timeout:
+            yield False
+            return
+        except (OSError, NotImplementedError):  # nowhere to put a lock: then nobody else has one either
+            yield True
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _load(self, kind: str, key: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T]) -> T | None:
+        path = self._path(kind, key)
+        try:
+            stored = json.loads(self._read(path))
+            if stored["schema_version"] != SCHEMA_VERSION:
+                raise _UnusableError("another version of edgespec wrote it")
+            if stored["key"] != key:
+                raise _UnusableError("it was measured on another machine or model")
+            return parse(stored[kind])
+        except FileNotFoundError:
+            return None
+        except _UnusableError as error:
+            why = str(error)
+        except OSError as error:
+            why = f"it cannot be read ({error.strerror or error})"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            why = "it is damaged"
+        note = f"the measurement {path.name} is ignored and made again: {why}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return None
+
+    def _read(self, path: Path) -> str:
+        unwritten = self._unwritten.get(path.name)
+        if unwritten is not None:
+            return unwritten
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise _UnusableError("it is too large to be one of ours")
+        return path.read_text(encoding="utf-8")
+
+    def _save(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+        """A folder that cannot be written costs a new measurement in the next process, not an error now."""
+        path = self._path(kind, key)
+        document = {"schema_version": SCHEMA_VERSION, "key": dict(key), kind: dict(value)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, document)
+        except (OSError, EdgespecError):
+            self._unwritten[path.name] = json.dumps(document)
+        else:
+            self._unwritten.pop(path.name, None)
+
+    def _model_key(self, facts: ModelFacts) -> dict[str, Any]:
+        return {
+            "machine": self.machine_fingerprint,
+            **_identity(facts),
+            "runtime": facts.runtime,
+            "build": facts.build,
+            "device": facts.device,
+            "threads": facts.threads,
+            "kv_type": facts.kv_type,
+            "settings": dict(facts.settings),
+        }
+
+    def _times_key(self, facts: ModelFacts) -> dict[str, Any]:
+        return {**self._model_key(facts), "power_source": self.power_source}
+
+    def _pair_key(self, target: ModelFacts, drafter: ModelFacts) -> dict[str, Any]:
+        return {"target": self._times_key(target), "drafter": self._times_key(drafter)}
+
+    def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+        return self.folder / f"{kind}-{digest}.json"
+
+
+def _identity(facts: ModelFacts) -> dict[str, Any]:
+    return {"model_sha256": facts.sha256, "model_bytes": facts.weight_bytes, "model_name": facts.name}
+
+
+def _acceptance_key(target: ModelFacts, source: str) -> dict[str, Any]:
+    return {"target": _identity(target), "source": source}
+
+
+def _seconds_from_json(stored: Mapping[str, Any]) -> float:
+    seconds = float(stored["forward_s"])
+    if not 0 < seconds < float("inf"):
+        raise ValueError("a forward takes some time")
+    return seconds
+
+
+def _contention_from_json(stored: Mapping[str, Any]) -> Contention:
+    contention = Contention(
+        target_factor=float(stored["target_factor"]), drafter_factor=float(stored["drafter_factor"])
+    )
+    if not all(1 <= factor < float("inf") for factor in (contention.target_factor, contention.drafter_factor)):
+        raise ValueError("nothing runs faster beside another")
+    return contention

@@ -1,0 +1,355 @@
+"""Measuring a loaded model on this machine: T(w), the price of reading a prompt, width classes, contention.
+
+Everything runs in steps of well under a second, as generators: ``edgespec calibrate`` runs them to the end, a chat
+runs some of them between two answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
+from edgespec.interfaces.model import Model, Sequence, ShortHeadSequence
+from edgespec.interfaces.rows import LogitsArray
+from edgespec.planning.cost.acceptance import Acceptance
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import Curve, DraftCost
+from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.widths import POSITIONS, WidthProbe, probe_starts
+
+# Widths worth knowing: every one a chain may use, then enough to see where the curve bends.
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+
+# A drafter's own widths: one token at a time, two when it catches up after a round.
+DRAFTER_WIDTHS = (1, 2, 4)
+
+# Timed forwards a width: a quarter of five is the second fastest, which three interruptions do not move.
+QUICK_REPETITIONS = 5
+FULL_REPETITIONS = 9
+
+# Plain forwards by which two settings are compared: differences of 3 % decide.
+PLAIN_REPETITIONS = 16
+
+# Beyond the widths that chains use a forward takes a quarter of a second, and two of them show where a curve goes.
+_OFTEN_TIMED = 8
+_SELDOM = 2
+
+# Tokens of each answer that drafter and target are compared on, and the length of the chains counted in it.
+AGREEMENT_TOKENS = 24
+AGREEMENT_DEPTH = 4
+
+# Seconds for which both sides run at once, in so many turns: someone who types a prompt waits for the end of one.
+CONTENTION_S = 1.0
+_CONTENTION_TURNS = 4
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """How much to measure. ``complete`` also bounds the differences of unstable widths (near exactness needs it)."""
+
+    widths: tuple[int, ...] = WIDTHS
+    repetitions: int = QUICK_REPETITIONS
+    every_context: bool = False
+    complete: bool = False
+
+
+QUICK = Scope()
+FULL = Scope(repetitions=FULL_REPETITIONS, every_context=True, complete=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """What one model in one setting takes: lower quartiles in seconds, by context length and width.
+
+    ``prompt_token_s`` is the price of a prompt token, read ``STEP_TOKENS`` at a time.
+    """
+
+    contexts: tuple[int, ...]
+    widths: tuple[int, ...]
+    forward_s: tuple[tuple[float, ...], ...]
+    prompt_token_s: float
+    repetitions: int
+
+    @property
+    def curves(self) -> ContextCurves:
+        """T(w) by context, freed of interruptions. Raises ValueError if the numbers are none of a measurement.
+
+        A forward of fewer rows, or after less text, cannot take longer than one of more: it could be padded. So where
+        it was measured to, something else had the machine, and the shorter of the two times holds for both.
+        """
+        rows, later = [], (float("inf"),) * len(self.widths)
+        for seconds in reversed(self.forward_s):
+            row, wider = [], float("inf")
+            for own, after in zip(reversed(seconds), reversed(later), strict=True):
+                wider = min(own, after, wider)
+                row.append(wider)
+            later = tuple(reversed(row))
+            rows.append(later)
+        return ContextCurves(
+            contexts=self.contexts,
+            curves=tuple(Curve(widths=self.widths, forward_s=seconds) for seconds in reversed(rows)),
+        )
+
+    @property
+    def draft_cost(self) -> DraftCost:
+        """What drafting with this model costs."""
+        return DraftCost(token_s=self.curves.curves[0].plain_s, lag_token_s=self.prompt_token_s)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "contexts": list(self.contexts),
+            "widths": list(self.widths),
+            "forward_s": [list(seconds) for seconds in self.forward_s],
+            "prompt_token_s": self.prompt_token_s,
+            "repetitions": self.repetitions,
+        }
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> ModelTimes:
+        """Raises ValueError, KeyError or TypeError for anything that ``as_json`` would not have written."""
+        times = ModelTimes(
+            contexts=tuple(int(context) for context in stored["contexts"]),
+            widths=tuple(int(width) for width in stored["widths"]),
+            forward_s=tuple(tuple(float(seconds) for seconds in row) for row in stored["forward_s"]),
+            prompt_token_s=float(stored["prompt_token_s"]),
+            repetitions=int(stored["repetitions"]),
+        )
+        if not 0 < times.prompt_token_s < float("inf") or times.repetitions < 1:
+            raise ValueError("a prompt token takes some time")
+        times.curves  # noqa: B018  (checks the rest)
+        return times
+
+
+def measure_target(
+    model: Model, context_length: int, scope: Scope = QUICK, *, clock: Clock = time.perf_counter
+) -> Generator[float, None, tuple[ModelTimes, WidthProbe]]:
+    """T(w) and width classes, in steps; yields the fraction done. Raises what a forward raises.
+
+    One walk through the contexts serves both: at each of them the widths are compared, and at the first and the last
+    (every one if the scope says so) also timed.
+    """
+    starts = probe_starts(context_length)
+    timed = starts if scope.every_context else sorted({starts[0], starts[-1]})
+    end = starts[-1] + POSITIONS
+    widest = max(*scope.widths, POSITIONS)
+    widths = tuple(width for width in scope.widths if width <= context_length)
+    rows: list[tuple[float, ...]] = []
+    reached = 0  # comparing widths goes back and forth; what is done does not
+    with closing(model.open(end + widest)) as sequence:
+        prober = WidthProber(sequence, end, model.facts.vocabulary_size, complete=scope.complete)
+        for start in starts:
+            for _ in prober.steps_at(start):
+                reached = max(reached, min(sequence.length, end))
+                yield reached / end
+            if start in timed:
+                row = yield from _time_widths(
+                    sequence, prober.tokens, start, widths, scope.repetitions, clock, reached / end
+                )
+                rows.append(row)
+        prompt_s = yield from _time_prompt(sequence, prober.tokens, clock)
+    times = ModelTimes(
+        contexts=tuple(timed),
+        widths=widths,
+        forward_s=tuple(rows),
+        prompt_token_s=statistics.median(prompt_s),
+        repetitions=scope.repetitions,
+    )
+    return times, prober.result()
+
+
+def measure_drafter(
+    model: Model, context_length: int, scope: Scope = QUICK, *, clock: Clock = time.perf_counter
+) -> Generator[float, None, ModelTimes]:
+    """What drafting with ``model`` costs, in steps; yields the fraction done. Raises what a forward raises."""
+    start = probe_starts(context_length)[0]
+    widths = tuple(width for width in DRAFTER_WIDTHS if start + width <= context_length)
+    tokens = probe_tokens(start + max(STEP_TOKENS, *widths), model.facts.vocabulary_size)
+    with closing(model.open(start + max(STEP_TOKENS, *widths))) as sequence:
+        if start:
+            sequence.forward(tokens[:start], 0)
+        yield 0.3
+        row = yield from _time_widths(sequence, tokens, start, widths, scope.repetitions, clock, 0.5)
+        yield 0.8
+        prompt_s = yield from _time_prompt(sequence, tokens, clock)
+    return ModelTimes(
+        contexts=(start,),
+        widths=widths,
+        forward_s=(row,),
+        prompt_token_s=statistics.median(prompt_s),
+        repetitions=scope.repetitions,
+    )
+
+
+def measure_plain_ratio(
+    own: Model, other: Model, context_length: int, *, clock: Clock = time.perf_counter
+) -> Generator[float, None, float]:
+    """T(1) of ``other`` over T(1) of ``own`` at the first context; they take turns, so a busy machine cancels out.
+
+    The upper quartile of the ratios of each turn: another setting is called faster only as far as three turns in four
+    agree, because on a noisy machine any two settings differ by more than 3 % now and then.
+    """
+    start = probe_starts(context_length)[0]
+    tokens = probe_tokens(start + 1, own.facts.vocabulary_size)
+    samples: tuple[list[float], list[float]] = ([], [])
+    with closing(own.open(start + 1)) as first, closing(other.open(start + 1)) as second:
+        for sequence in (first, second):
+            if start:
+                sequence.forward(tokens[:start], 0)
+            yield 0.2
+        for turn in range(PLAIN_REPETITIONS + 1):
+            for sequence, kept in zip((first, second), samples, strict=True):
+                sequence.rewind(start)
+                before = clock()
+                sequence.forward(tokens[start:], 1).argmax()
+                if turn:
+                    kept.append(clock() - before)
+            yield 0.2 + 0.8 * turn / PLAIN_REPETITIONS
+    ratios = sorted(theirs / ours for ours, theirs in zip(*samples, strict=True))
+    return ratios[(3 * (len(ratios) - 1) + 3) // 4]
+
+
+def _time_widths(
+    sequence: Sequence,
+    tokens: list[int],
+    start: int,
+    widths: tuple[int, ...],
+    repetitions: int,
+    clock: Clock,
+    done: float,
+) -> Generator[float, None, tuple[float, ...]]:
+    """Typical seconds of a forward of each width after ``start`` tokens, the widths taking turns. Yields ``done``."""
+    samples: dict[int, list[float]] = {width: [] for width in widths}
+    longer = list(itertools.islice(itertools.cycle(tokens), start + max(widths)))
+    # Once around without counting: kernels and pages warm up.
+    for turn in range(repetitions + 1):
+        for width in widths:
+            if width > _OFTEN_TIMED and not 1 <= turn <= _SELDOM:
+                continue
+            sequence.rewind(min(start, sequence.length))
+            before = clock()
+            rows = sequence.forward(longer[start : start + width], width)
+            rows.argmax()  # as verification does
+            if turn:
+                samples[width].append(clock() - before)
+            yield done
+    return tuple(_typical(samples[width]) for width in widths)
+
+
+def _typical(samples: list[float]) -> float:
+    """The lower quartile: whatever else the machine does only ever makes a forward slower."""
+    return sorted(samples)[(len(samples) - 1) // 4]
+
+
+def _time_prompt(sequence: Sequence, tokens: list[int], clock: Clock) -> Generator[float, None, list[float]]:
+    """Seconds a token of ``STEP_TOKENS`` (or all there are) read at once, a few times."""
+    size = min(STEP_TOKENS, sequence.context_length, len(tokens))
+    samples = []
+    for _ in range(3):
+        sequence.rewind(0)
+        before = clock()
+        sequence.forward(tokens[:size], 0)
+        samples.append((clock() - before) / size)
+        yield 1.0
+    return samples
+
+
+def measure_contention(
+    target: Model, drafter: Model, *, seconds: float = CONTENTION_S, clock: Clock = time.perf_counter
+) -> Generator[float, None, Contention]:
+    """How much target and drafter slow each other down, each decoding plainly on its own thread.
+
+    Alone and together they take turns, so that a machine that is busy anyway cancels out.
+    """
+    models, turn_s = (target, drafter), seconds / _CONTENTION_TURNS
+    alone: tuple[list[float], ...] = ([], [])
+    together: tuple[list[float], ...] = ([], [])
+    with (
+        closing(target.open(STEP_TOKENS * 4)) as target_sequence,
+        closing(drafter.open(STEP_TOKENS * 4)) as drafter_sequence,
+    ):
+        sequences = (target_sequence, drafter_sequence)
+        for turn in range(_CONTENTION_TURNS):
+            for model, sequence, samples in zip(models, sequences, alone, strict=True):
+                samples += _decode_for(sequence, model.facts.vocabulary_size, turn_s / 2, clock).result()
+                yield turn / _CONTENTION_TURNS
+            both = [
+                _decode_for(sequence, model.facts.vocabulary_size, turn_s, clock)
+                for model, sequence in zip(models, sequences, strict=True)
+            ]
+            for job, samples in zip(both, together, strict=True):
+                samples += job.result()
+            yield (turn + 1) / _CONTENTION_TURNS
+    factors = [
+        max(1.0, statistics.median(slow) / statistics.median(fast))
+        for slow, fast in zip(together, alone, strict=True)
+    ]
+    return Contention(target_factor=factors[0], drafter_factor=factors[1])
+
+
+def measure_agreement(
+    target: Model, drafter: Model, prompts: Iterable[list[int]], *, tokens: int = AGREEMENT_TOKENS
+) -> Generator[float, None, Acceptance]:
+    """How often the drafter's best token is the target's, greedily, by position and confidence: a first prior.
+
+    The target writes ``tokens`` after each prompt; the drafter then reads prompt and answer at once, and is right at
+    a position exactly if a chain that got there would have been.
+    """
+    acceptance = Acceptance()
+    for prompt in prompts:
+        length = len(prompt) + tokens
+        with closing(target.open(length)) as writing, closing(drafter.open(length)) as reading:
+            answer = [writing.forward(prompt, 1).argmax_row(0)]
+            while len(answer) < tokens:
+                answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
+                yield len(answer) / tokens
+            if isinstance(reading, ShortHeadSequence):
+                reading.score_short(prompt)  # what the text has had; the answer's own words come one by one
+            # The last prompt token's scores are about the first token of the answer.
+            if len(prompt) > 1:
+                reading.forward(prompt[:-1], 0)
+            rows = reading.forward([prompt[-1], *answer[:-1]], tokens)
+            hits = [rows.argmax_row(index) == token for index, token in enumerate(answer)]
+            sure = [_confidence(rows.logits(index)) for index in range(tokens)]
+        for start in range(tokens - AGREEMENT_DEPTH + 1):
+            window = hits[start : start + AGREEMENT_DEPTH]
+            known = window.index(False) + 1 if False in window else len(window)
+            acceptance.learn(sure[start : start + known], window[:known])
+        yield 1.0
+    return acceptance
+
+
+def _confidence(logits: LogitsArray) -> float:
+    """The highest probability of softmax(logits); 0.0 where a score is NaN or infinite, which no draft survives."""
+    best = logits.max()
+    return float(1.0 / np.exp(logits - best).sum()) if np.isfinite(best) else 0.0
+
+
+def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[list[float]]:
+    """Seconds of each forward of width 1, for so many seconds, on the sequence's own thread."""
+    token = probe_tokens(1, vocabulary_size)
+
+    def job() -> list[float]:
+        samples: list[float] = []
+        end = clock() + seconds
+        sequence.rewind(0)
+        sequence.forward(token, 1)
+        while not samples or clock() < end:
+            if sequence.length >= sequence.context_length:
+                sequence.rewind(0)
+            before = clock()
+            sequence.forward(token, 1)
+            samples.append(clock() - before)
+        return samples
+
+    return sequence.submit(job)

@@ -1,0 +1,99 @@
+"""What ``edgespec export`` says about what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.files.disk import readable_bytes
+
+if TYPE_CHECKING:
+    from edgespec.cli.perplexity_cost import Cost
+    from edgespec.cli.trimming import Trimming
+
+__all__ = ["Written"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """An export that is on disk, as it is told.
+
+    ``bytes_before`` are those of weights that a token reads in the source; None where that is not known.
+    """
+
+    folder: Path
+    source_name: str
+    bytes_before: int | None
+    manifest: Mapping[str, Any]
+    trimming: Trimming | None
+    cost: Cost | None
+
+    @property
+    def bytes_per_token(self) -> int | None:
+        """Bytes of weights that a token reads; None where the format does not say."""
+        from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
+
+        if is_onnx_folder(self.folder):
+            return read_onnx_folder(self.folder).bytes_per_forward
+        weights = self._gguf()
+        return None if weights is None else weights.bytes_per_forward
+
+    @property
+    def quantisation(self) -> Mapping[str, str]:
+        """Types of the weights, by part of the model."""
+        from edgespec.export.gguf.quant_classes import quantisation_by_class
+
+        weights = self._gguf()
+        return self.manifest.get("tensors", {}) if weights is None else quantisation_by_class(weights.tensors)
+
+    def _gguf(self) -> Any:
+        from edgespec.export.gguf.files import DRAFTER, MODEL
+        from edgespec.files.gguf.header import read_header
+
+        name = next((name for name in (MODEL, DRAFTER) if name in self.manifest["files"]), None)
+        return None if name is None else read_header(self.folder / name)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "manifest": dict(self.manifest),
+            "bytes_per_token": {"before": self.bytes_before, "after": self.bytes_per_token},
+            "quantisation": dict(self.quantisation),
+            "perplexity": None if self.cost is None else self.cost.as_json(),
+            "trim": None
+            if self.trimming is None
+            else {"kept": self.trimming.rows, "of": self.trimming.vocabulary_size, **self.trimming.as_json()},
+        }
+
+    def show(self) -> None:
+        files: Mapping[str, Any] = self.manifest["files"]
+        _line("written", f"{self.folder}, {readable_bytes(sum(record['bytes'] for record in files.values()))}")
+        for name, record in files.items():
+            _line("", f"{name:<16} {readable_bytes(record['bytes']):>10}")
+        after = self.bytes_per_token
+        now = "not measured" if after is None else f"{readable_bytes(after)} of weights"
+        before = "" if self.bytes_before is None else f"{readable_bytes(self.bytes_before)} of weights in "
+        _line("a token", f"reads {before}{self.source_name}; here: {now}" if before else f"reads {now}")
+        _line("weights", "; ".join(f"{part} {types}" for part, types in self.quantisation.items()))
+        for label, text in () if self.cost is None else self.cost.lines():
+            _line(label, text)
+        if self.trimming is not None:
+            self._show_trimming(self.trimming)
+        _line("licence", self.manifest.get("licence") or "not stated")
+
+    @staticmethod
+    def _show_trimming(trimming: Trimming) -> None:
+        known = "" if trimming.coverage is None else f": {trimming.coverage:.1%} of the held-out tokens"
+        _line("head", f"{trimming.rows} of {trimming.vocabulary_size} rows{known}")
+        if trimming.ranked_by is not None:
+            _line("ranked by", trimming.ranked_by)
+        for rows, seconds in (trimming.forward_s or {}).items():
+            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows")
+        for reason in trimming.reasons:
+            _line("because", reason)
+
+
+def _line(label: str, text: str) -> None:
+    print(f"{label:<12} {text}")

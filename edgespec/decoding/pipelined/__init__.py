@@ -1,0 +1,1 @@
+"""Drafting while the target verifies."""

@@ -1,0 +1,260 @@
+"""Branches: what the drafter writes ahead, while the target is still at work, to follow its likeliest corrections.
+
+A place is a branch's start if the drafter was unsure there and says what it would have written otherwise. If the
+verdict then corrects that place to just that token, what was drafted to follow it is put forward at once, and the
+round after a rejection verifies a full window instead of waiting for a first token. No published loop does so: PEARL
+(Liu et al., 2024) and DuoDecoding (Lv et al., 2025) drop what was in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from threading import Event
+
+from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, UntilDone
+from edgespec.decoding.validation import runner_up, valid_length
+from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, DraftState, Proposal
+
+__all__ = ["Branch", "BranchWork", "Branches", "Growth", "Place", "likeliest_corrections"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token put forward that may be corrected: how sure its drafter was, and of what it thought otherwise."""
+
+    token: int
+    confidence: float | None
+    runner_up: int | None
+
+
+# Where a drafter cannot say how sure it was: as likely right as wrong.
+_UNSURE = 0.5
+
+
+def likeliest_corrections(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """(index, correction) of the places that can start a branch, the likeliest first correction first.
+
+    A place is corrected first with the probability that all before it stand and it does not; the drafter's
+    confidences are taken for the probabilities of standing (as OPT-Tree does: Wang et al., 2024). Equal ones in
+    order.
+    """
+    reach, odds = 1.0, list[tuple[float, int, int]]()
+    for index, place in enumerate(places):
+        sure = _UNSURE if place.confidence is None else place.confidence
+        if place.runner_up is not None and sure < 1:
+            odds.append((-reach * (1 - sure), index, place.runner_up))
+        reach *= sure
+    return [(index, correction) for _, index, correction in sorted(odds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """``proposal`` follows the text that ends in ``tokens``, the last of which is a correction thought likely.
+
+    ``start``: where ``tokens`` begin in the text. All before it stood when the branch was drafted.
+    """
+
+    start: int
+    tokens: list[int]
+    proposal: Proposal
+
+    @property
+    def length(self) -> int:
+        """Of the text that it follows."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What may be drafted in one go: ``most`` branches of ``depth`` tokens, none past ``end`` of the text."""
+
+    most: int
+    depth: int
+    end: int
+    vocabulary_size: int
+    stop_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class BranchWork:
+    """What branches took since this was last asked: of the drafter, and of a round that waited for one."""
+
+    draft_s: float = 0.0
+    sync_s: float = 0.0
+    waited_s: float = 0.0
+    forwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    branches: list[Branch]
+    seconds: float
+
+
+class Branches:
+    """The branches of an answer: has them drafted, and knows the one that the text has taken.
+
+    All is done on the loop's thread but the drafting itself.
+    """
+
+    def __init__(self, drafter: DraftState, submit: Submit, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._drafter = drafter if isinstance(drafter, DraftsBranches) else None
+        self._submit = submit
+        self._clock = clock
+        self._known: list[Branch] = []
+        self._jobs: list[tuple[Future[_Grown], Event]] = []
+        self._work = BranchWork()
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is a drafter that can."""
+        return self._drafter is not None
+
+    @property
+    def forks(self) -> bool:
+        """Whether its own chain stays in its cache meanwhile."""
+        return self._drafter is not None and self._drafter.forks
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the drafter may be drafting one."""
+        return any(not job.done() for job, _ in self._jobs)
+
+    @property
+    def coming(self) -> bool:
+        """Whether there may be branches that were not taken in yet."""
+        return bool(self._jobs)
+
+    @property
+    def present(self) -> bool:
+        """Whether there are branches, or may be in a moment."""
+        return bool(self._known or self._jobs)
+
+    def grow(
+        self,
+        history: list[int],
+        pending: Sequence[PutForward],
+        main: Future[Drafted] | None,
+        target_done: Event,
+        growth: Growth,
+    ) -> None:
+        """Have branches drafted behind ``main``, a proposal to follow what is pending, until the target is done.
+
+        They start at what is pending and, where there is time left, at what ``main`` brings.
+        """
+        drafter, clock, known = self._drafter, self._clock, tuple(self._known)
+        if drafter is None or growth.most < 1:
+            return
+        start, text = len(history), list(history)
+        places = [_place(each.piece.proposal, each.place, growth.vocabulary_size) for each in pending]
+        gate = UntilDone(target_done)
+
+        def draft() -> _Grown:
+            started, grown = clock(), list[Branch]()
+            everything = [*places, *_places_of(main, growth.vocabulary_size)]
+            for index, correction in likeliest_corrections(everything):
+                if len(grown) == growth.most or not gate.goes_on():
+                    break
+                tokens = [*(place.token for place in everything[:index]), correction]
+                length = start + len(tokens)
+                if correction in growth.stop_ids or length >= growth.end or _has(known, start, tokens):
+                    continue
+                depth = min(growth.depth, growth.end - length)
+                grown.append(Branch(start, tokens, _drafted(drafter, text, tokens, depth, gate, growth)))
+            return _Grown(grown, clock() - started)
+
+        self._jobs.append((self._submit(draft), target_done))
+
+    def gather(self) -> None:
+        """Take in the branches that are done. Raises what the drafter raised."""
+        waiting, self._jobs = self._jobs, []
+        for position, (job, _) in enumerate(waiting):
+            if not job.done():
+                self._jobs.append(waiting[position])
+                continue
+            try:
+                grown = job.result()
+            except BaseException:
+                self._jobs += waiting[position + 1 :]
+                raise
+            self._work.draft_s += grown.seconds
+            for branch in grown.branches:
+                self._work.sync_s += branch.proposal.sync_s
+                self._work.forwards += branch.proposal.forwards - (branch.proposal.sync_s > 0)
+                if branch.proposal.tokens:
+                    self._known.append(branch)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the branch that the drafter is at, and take in what is done."""
+        started = self._clock()
+        wait([job for job, _ in self._jobs], seconds)
+        self.gather()
+        self._work.waited_s += self._clock() - started
+
+    def follow(self, history: list[int], committed: list[int]) -> Proposal | None:
+        """What was drafted to follow ``history`` and ``committed``; forgets branches that cannot follow any more."""
+        length = len(history) + len(committed)
+        taken = None
+        alive = []
+        for branch in self._known:
+            since = [*history[branch.start :], *committed]
+            if branch.tokens[: len(since)] != since:
+                continue
+            if branch.length == length:
+                taken = branch.proposal if taken is None else taken
+            elif branch.length > length:
+                alive.append(branch)
+        self._known = alive
+        return taken
+
+    def end(self) -> None:
+        """The target is done: whatever is being drafted is to end."""
+        for _, target_done in self._jobs:
+            target_done.set()
+
+    def take_work(self) -> BranchWork:
+        """What they took since this was last asked."""
+        work, self._work = self._work, BranchWork()
+        return work
+
+    def drop(self) -> list[Future[_Grown]]:
+        """Forget everything; returns what may still be at work, told to end."""
+        self.end()
+        jobs, self._jobs, self._known = self._jobs, [], []
+        return [job for job, _ in jobs]
+
+
+def _place(proposal: Proposal, place: int, vocabulary_size: int) -> Place:
+    sure = proposal.confidences[place] if place < len(proposal.confidences) else None
+    return Place(int(proposal.tokens[place]), sure, runner_up(proposal, place, vocabulary_size))
+
+
+def _places_of(main: Future[Drafted] | None, vocabulary_size: int) -> list[Place]:
+    """Those of a proposal made on this very thread, so it is done; none if it failed, which its landing tells."""
+    if main is None:
+        return []
+    with contextlib.suppress(BaseException):
+        proposal = main.result().proposal
+        return [_place(proposal, place, vocabulary_size) for place in range(len(proposal.tokens))]
+    return []
+
+
+def _has(known: Sequence[Branch], start: int, tokens: list[int]) -> bool:
+    """Whether the text from ``start`` on that ends in ``tokens`` has its branch."""
+    length = start + len(tokens)
+    return any(branch.length == length and branch.tokens[start - branch.start :] == tokens for branch in known)
+
+
+def _drafted(
+    drafter: DraftsBranches, text: list[int], tokens: list[int], depth: int, gate: ChainGate, growth: Growth
+) -> Proposal:
+    """The usable part of a branch. Whatever a drafter says, nothing of it counts as drawn at random."""
+    context = Context([*text, *tokens], len(text), wants_runners_up=True)
+    proposal = replace(drafter.branch(context, depth, gate).cut(depth), draft_probs=None)
+    usable = valid_length(proposal, growth.vocabulary_size, needs_probs=False)
+    stops = (place for place, token in enumerate(proposal.tokens[:usable]) if token in growth.stop_ids)
+    return proposal.cut(next((place + 1 for place in stops), usable))

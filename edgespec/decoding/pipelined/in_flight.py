@@ -1,0 +1,98 @@
+"""What the drafter's thread is given to do, and the tokens that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Event
+from typing import Literal, Protocol, TypeVar
+
+from edgespec.interfaces.drafting import Proposal
+from edgespec.interfaces.rows import Distribution
+
+__all__ = ["Drafted", "Flight", "Piece", "PutForward", "Submit", "UntilDone", "put_forward"]
+
+T = TypeVar("T")
+
+# How tokens come to be put forward: as drafted, again at another place, or as a branch that the text has taken.
+Origin = Literal["draft", "again", "branch"]
+
+
+class Submit(Protocol):
+    """Hands a job to the drafter's thread, which runs one after another."""
+
+    def __call__(self, job: Callable[[], T], /) -> Future[T]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The usable part of what the drafter made of one request, how many tokens were malformed, and the seconds."""
+
+    proposal: Proposal
+    invalid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A proposal being made to follow ``tokens``; ``target_done`` tells its drafter that enough is drafted."""
+
+    tokens: list[int]
+    future: Future[Drafted]
+    target_done: Event
+
+
+class UntilDone:
+    """The gate of a flight: lets everything pass until the target is done."""
+
+    needs_entropy = False
+
+    def __init__(self, done: Event) -> None:
+        self._done = done
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        return True
+
+    def goes_on(self) -> bool:
+        return not self._done.is_set()
+
+
+@dataclass(slots=True)
+class Piece:
+    """One proposal and how far its tokens were verified."""
+
+    proposal: Proposal
+    evaluated: int = 0
+    accepted: int = 0
+    origin: Origin = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class PutForward:
+    """A token put forward: where it is in which proposal."""
+
+    token: int
+    piece: Piece
+    place: int
+
+    @property
+    def probs(self) -> Distribution | None:
+        own = self.piece.proposal.draft_probs
+        return own[self.place] if own is not None and self.place < len(own) else None
+
+    @property
+    def confidence(self) -> float | None:
+        own = self.piece.proposal.confidences
+        return own[self.place] if self.place < len(own) else None
+
+    @property
+    def runner_up(self) -> int | None:
+        own = self.piece.proposal.runners_up
+        return own[self.place] if self.place < len(own) else None
+
+
+def put_forward(proposal: Proposal, *, after: int = 0, origin: Origin = "draft") -> list[PutForward]:
+    """The tokens of a proposal from its place ``after`` on."""
+    piece = Piece(proposal, origin=origin)
+    return [PutForward(int(token), piece, place) for place, token in enumerate(proposal.tokens) if place >= after]

@@ -1,0 +1,307 @@
+"""The pipelined loop: the drafter writes on while the target verifies what it wrote before.
+
+A round feeds the target the last committed token and a window of the tokens put forward, and lets the drafter
+continue all of them meanwhile, assuming that they stand (PEARL's post-verify: Liu et al., 2024). A forward over w
+draft tokens scores w + 1 places, so the first of the new tokens is compared as well: nothing is gained by a bonus
+token that the drafter has already said. With nothing put forward, or a window of none, the target scores one place
+while the first tokens are being drafted, so that a drafter that was just wrong costs no time (pre-verify). A drafter
+that has time left goes on from what the target may say instead (branches.py).
+
+How far the drafter gets is not planned in advance: it is told to end when the target is done, so that a chunk
+takes the time of a forward (DuoDecoding: Lv et al., 2025), whatever the machine does. It is told before it chooses a
+token, never because of one, so that drawn tokens keep their law. If it is late all the same, because it had a prompt
+to read, the round goes on without it, and what it brings is used where the text has taken the same way meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
+from threading import Event
+from typing import Any
+
+from edgespec.decoding.pipelined.budget import Budget, FixedBudget
+from edgespec.decoding.pipelined.correction_branches import Branches, Growth
+from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step
+from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.validation import valid_length
+from edgespec.decoding.verify import Verdict
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal
+from edgespec.interfaces.model import Sequence
+from edgespec.interfaces.policy import DepthPolicy, RoundRecord
+from edgespec.interfaces.rows import Rows
+
+__all__ = ["Budget", "Drafted", "FixedBudget", "PipelinedLoop", "Submit"]
+
+# How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
+# words every tenth place or so has any given one.
+_WORDS_TOO_MANY = 2
+
+
+class PipelinedLoop(Rounds):
+    """Drafts and verifies at once. ``submit`` hands a job to the thread on which the drafter works."""
+
+    def __init__(
+        self,
+        target: Sequence,
+        drafter: DraftState,
+        policy: DepthPolicy,
+        chooser: Chooser,
+        history: list[int],
+        limits: LoopLimits,
+        *,
+        submit: Submit,
+        budget: Budget,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(target, chooser, history, limits, clock)
+        self._drafter = drafter
+        self._policy = policy
+        self._submit = submit
+        self._budget = budget
+        self._pending: list[PutForward] = []
+        self._flight: Flight | None = None
+        self._branches = Branches(drafter, submit, clock)
+        self._untold: list[Outcome] = []
+
+    def steps(self) -> Generator[Step, None, None]:
+        """As of every loop; leaving the iteration ends the drafting in flight first."""
+        try:
+            yield from super().steps()
+        finally:
+            self._abandon()
+            self._chooser.draft_stream = 0
+
+    def _prefill(self) -> Step:
+        """As of every loop. What the drafter makes of the prompt meanwhile is taken in by whichever round it is ready
+        for: the first token waits for nobody.
+        """
+        if self._budget.drafts_beside_prefill():
+            self._take_off(0)
+        return super()._prefill()
+
+    # ------------------------------------------------------------------------------------------- a round
+
+    def _round(self) -> Step:
+        target, history, clock = self._target, self._history, self._clock
+        base = len(history)
+        started = clock()
+        try:
+            window = self._window()
+            self._take_off(window)
+            chunk = [each.token for each in self._pending[:window]]
+            overlapped = self._flight is not None or self._branches.at_work
+            rows = target.forward([history[-1], *chunk], window + 1)
+            scored = clock()
+            drafted_s, drafted, invalid = self._land()
+            waited_s = clock() - scored
+            chain = self._pending[: window + 1]
+            verdict = self._compare(chain, rows, bonus=len(chain) == window)
+            stands = [each.token for each in chain[: verdict.accepted]]
+            committed = self._until_stop([*stands, *verdict.following])
+            target.rewind(base + len(committed) - 1)
+            rest = self._going_on(verdict, window, committed)
+        except BaseException:
+            self._abandon()
+            self._roll_back()
+            raise
+        verified = clock()
+        # An accepted end-of-sequence ends the comparison: it is a stop, not a rejection.
+        accepted = min(verdict.accepted, len(committed))
+        evaluated = min(verdict.evaluated, len(committed))
+        branching = self._branches.take_work()
+        if drafted is not None and drafted.forwards + branching.forwards == 0:
+            overlapped = False  # whoever was asked had nothing to say, or was not let: the target was alone
+        record = RoundRecord(
+            width=window + 1,
+            context_length=base,
+            proposed=len(chain),
+            evaluated=evaluated,
+            accepted=accepted,
+            invalid=invalid,
+            emitted=len(committed),
+            source=chain[0].piece.proposal.drafted_by if chain else None,
+            draft_s=drafted_s + branching.draft_s,
+            sync_s=branching.sync_s + (0.0 if drafted is None else drafted.sync_s),
+            verify_s=verified - started - waited_s - branching.waited_s,
+            round_s=verified - started,
+            draft_forwards=branching.forwards + (0 if drafted is None else drafted.forwards),
+            overlapped=overlapped,
+        )
+        step = self._commit(committed, record)
+        self._policy.record(record)
+        self._budget.record(record)
+        self._settle(chain[:evaluated], accepted, rest, tuple(committed))
+        if step.finish is not None:
+            self._abandon()
+            self._tell()
+        return step
+
+    def _window(self) -> int:
+        """How many of the tokens put forward are verified now."""
+        pending = self._pending
+        most = min(len(pending), self._depth_limit())
+        if not most:
+            return 0
+        return max(0, min(most, self._budget.window(tuple(each.confidence for each in pending))))
+
+    def _compare(self, chain: list[PutForward], rows: Rows, *, bonus: bool) -> Verdict:
+        return self._verify([each.token for each in chain], [each.probs for each in chain], rows, bonus=bonus)
+
+    # ----------------------------------------------------------------------------------------- drafting
+
+    def _take_off(self, window: int) -> None:
+        """Unless it is at work let the drafter continue what is put forward, and then what may be said instead."""
+        if self._flight is not None:
+            return
+        if not self._branches.at_work:
+            self._tell()
+        limits, branches, done = self._limits, self._branches, Event()
+        if not limits.depth_cap:
+            return
+        pending = [each.token for each in self._pending]
+        # One more than the tokens beside which another fits: the last one may be the answer's last.
+        room = self._depth_room() + 1
+        # What this round compares, and beyond that what the next one can verify.
+        useful = window + 1 + limits.depth_cap - len(pending)
+        wanted = min(room - len(pending), useful, self._budget.draft_tokens(len(pending), window))
+        if pending and pending[-1] in limits.stop_ids:
+            wanted = 0  # nothing can follow a stop
+        growth = Growth(
+            most=self._budget.branches(branches.forks) if branches.possible else 0,
+            depth=min(limits.depth_cap + 1, self._budget.draft_tokens(0, limits.depth_cap)),
+            end=len(self._history) + room,
+            vocabulary_size=limits.vocabulary_size,
+            stop_ids=limits.stop_ids,
+        )
+        if wanted > 0:
+            self._flight = self._continue(pending, wanted, done, runners_up=growth.most > 0)
+        if growth.most > 0 and (pending or self._flight is not None):
+            main = None if self._flight is None else self._flight.future
+            branches.grow(self._history, self._pending, main, done, growth)
+
+    def _continue(self, pending: list[int], wanted: int, done: Event, *, runners_up: bool) -> Flight:
+        tokens, stream = [*self._history, *pending], len(self._history)
+        context = Context(tokens, stream, wants_runners_up=runners_up)
+
+        def draft() -> Drafted:
+            started = self._clock()
+            # A place may be drafted anew because of what was drafted for it before.
+            self._chooser.draft_stream = stream
+            proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
+            usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
+            chain = self._until_stop([int(token) for token in proposal.tokens[:usable]])
+            invalid = len(proposal.tokens) - usable
+            return Drafted(proposal.cut(len(chain)), invalid, self._clock() - started)
+
+        return Flight(tokens, self._submit(draft), done)
+
+    def _land(self) -> tuple[float, Proposal | None, int]:
+        """Take in what the drafter has; returns its seconds, its proposal and how much of it was malformed.
+
+        Raises CancelledError and what else the drafter raised.
+        """
+        flight = self._flight
+        self._branches.end()
+        if flight is not None:
+            flight.target_done.set()
+            if not flight.future.done():
+                wait([flight.future], self._budget.patience_s())
+        self._branches.gather()
+        if flight is None or not flight.future.done():
+            return 0.0, None, 0  # if it is late, it goes on, and so do we
+        self._flight = None
+        drafted = flight.future.result()
+        proposal = drafted.proposal
+        chain = list(proposal.tokens)
+        known = [*self._history, *(each.token for each in self._pending)]
+        start = len(flight.tokens)
+        said = known[start:]
+        if known[:start] == flight.tokens and chain[: len(said)] == said:
+            self._pending += put_forward(proposal, after=len(said))
+        return drafted.seconds, proposal, drafted.invalid
+
+    def _going_on(self, verdict: Verdict, window: int, committed: list[int]) -> list[PutForward]:
+        """What is put forward once ``committed`` stands."""
+        history, pending, branches = self._history, self._pending, self._branches
+        hoped_for = branches.present
+        taken = branches.follow(history, committed)
+        if verdict.kind == "correction" and committed[-1] not in self._limits.stop_ids:
+            rejected, correction = pending[verdict.accepted], committed[-1]
+            if taken is None and rejected.runner_up == correction and branches.coming:
+                branches.wait(self._budget.patience_s())
+                taken = branches.follow(history, committed)
+            if hoped_for:
+                self._budget.branched(taken is not None)
+            if taken is None and self._budget.reuses():
+                return self._continuing(correction, pending[verdict.accepted + 1 :])
+        rest = pending[window + 1 :] if verdict.kind == "open" else []
+        return put_forward(taken, origin="branch") if taken is not None and not rest else rest
+
+    def _settle(
+        self, compared: list[PutForward], accepted: int, rest: list[PutForward], committed: tuple[int, ...]
+    ) -> None:
+        """Keep ``rest``, and note the outcome of each proposal that will not be compared any further."""
+        for index, each in enumerate(compared):
+            if each.piece.origin == "again" and not each.piece.evaluated:
+                self._budget.reused(index < accepted)
+            if each.piece.origin == "branch" and not each.piece.evaluated:
+                self._budget.branch_stood(index < accepted)
+            each.piece.evaluated += 1
+            each.piece.accepted += index < accepted
+        going_on = {id(each.piece) for each in rest}
+        self._pending = rest
+        told: set[int] = set()
+        for each in compared:
+            piece = each.piece
+            if id(piece) in going_on or id(piece) in told:
+                continue
+            told.add(id(piece))
+            self._untold.append(
+                Outcome(
+                    proposal=piece.proposal,
+                    evaluated=piece.evaluated,
+                    accepted=piece.accepted,
+                    committed=committed,
+                )
+            )
+        if self._flight is None and not self._branches.at_work:
+            self._tell()
+
+    def _continuing(self, correction: int, behind: list[PutForward]) -> list[PutForward]:
+        """What was drafted to follow ``correction``, if it is among the next tokens ``behind`` a rejected one.
+
+        So it is where the drafter said a word too many. Another place has other odds, so these tokens no longer
+        count as drawn at random.
+        """
+        for index, each in enumerate(behind[:_WORDS_TOO_MANY]):
+            if each.token == correction:
+                tokens = tuple(own.token for own in behind[index + 1 :])
+                return put_forward(Proposal(tokens=tokens, drafted_by=each.piece.proposal.drafted_by), origin="again")
+        return []
+
+    def _tell(self) -> None:
+        """Let the drafter learn; never while it is at work."""
+        untold, self._untold = self._untold, []
+        for outcome in untold:
+            self._drafter.observe(outcome)
+
+    def _abandon(self) -> None:
+        """End the drafting in flight and forget what was put forward."""
+        flight, self._flight, self._pending = self._flight, None, []
+        jobs: list[Future[Any]] = [*self._branches.drop()]
+        if flight is not None:
+            flight.target_done.set()
+            jobs.append(flight.future)
+        jobs = [job for job in jobs if not job.cancel()]
+        if any(not job.done() for job in jobs):
+            self._drafter.cancel()
+            wait(jobs)
+            self._drafter.reset_cancel()
+        for job in jobs:
+            with contextlib.suppress(EdgespecError, CancelledError):
+                job.result()

@@ -1,0 +1,148 @@
+"""What every way of decoding shares: the history and its limits, the prefill, what a round commits.
+
+On token ids only. A round is a transaction: whatever happens inside it, the target's cache and the history are
+back at the last committed token when the exception leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
+from edgespec.errors import EdgespecError, PromptTooLongError
+from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.rows import Distribution, Rows
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one forward brought: ``tokens`` to emit, and ``record`` unless it was the prefill.
+
+    ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if the budget or the context is
+    used up, else None.
+    """
+
+    tokens: tuple[int, ...]
+    record: RoundRecord | None
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLimits:
+    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose."""
+
+    max_tokens: int | None
+    depth_cap: int
+    vocabulary_size: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+class Rounds(ABC):
+    """Decodes after ``history``, which it extends with committed tokens only.
+
+    On entry the target's cache must hold a prefix of ``history``. Iterate ``steps()``; leaving the iteration at
+    any point leaves everything consistent.
+    """
+
+    def __init__(
+        self,
+        target: TokenSequence,
+        chooser: Chooser,
+        history: list[int],
+        limits: LoopLimits,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._target = target
+        self._chooser = chooser
+        self._history = history
+        self._limits = limits
+        self._clock = clock
+        self._emitted = 0
+
+    def steps(self) -> Generator[Step, None, None]:
+        """The prefill's token, then one Step a round, until something finishes the answer."""
+        yield (step := self._prefill())
+        while step.finish is None:
+            yield (step := self._round())
+
+    @abstractmethod
+    def _round(self) -> Step:
+        """Commit at least one token, or raise with nothing changed."""
+
+    def _prefill(self) -> Step:
+        history, target = self._history, self._target
+        if len(history) >= target.context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(history)} tokens and the context holds {target.context_length}, "
+                "with room for at least one answer token",
+                hint="shorten the prompt or use a larger --context",
+            )
+        # The last token goes in alone, at width 1, whether or not the cache already held it: so a prompt that is
+        # asked again, and therefore wholly cached, begins its answer as it did the first time.
+        target.rewind(min(target.length, len(history) - 1))
+        if target.length < len(history) - 1:
+            target.forward(history[target.length : -1], 0)
+        rows = target.forward(history[-1:], 1)
+        token = self._chooser.target_token(rows, 0, history)
+        return self._commit([token], None)
+
+    def _depth_limit(self) -> int:
+        """Never more than the class allows, nor past the budget or the context with the token that follows."""
+        return max(0, min(self._limits.depth_cap, self._depth_room()))
+
+    def _depth_room(self) -> int:
+        """Draft tokens that fit beside the token that follows them; negative when not even that one fits."""
+        room = self._target.context_length - len(self._history) - 1
+        if self._limits.max_tokens is None:
+            return room
+        return min(room, self._limits.max_tokens - self._emitted - 1)
+
+    def _verify(
+        self, draft: Sequence[int], probs: Sequence[Distribution | None], rows: Rows, *, bonus: bool = True
+    ) -> Verdict:
+        """Compare ``draft`` with the rows after the history; ``bonus``: there is a row for what follows all of it."""
+        chooser, history, base = self._chooser, self._history, len(self._history)
+        if not chooser.uses_rejection:
+            return verify_matching(
+                draft, lambda i: chooser.target_token(rows, i, [*history, *draft[:i]]), bonus=bonus
+            )
+        vocabulary_size = self._limits.vocabulary_size
+        return verify_rejection(
+            draft,
+            [None if own is None else own.normalised().dense(vocabulary_size) for own in probs],
+            lambda i: chooser.distribution(rows, i, [*history, *draft[:i]]).dense(vocabulary_size),
+            [chooser.accept_uniform(base + i) for i in range(len(draft))],
+            lambda own, i: chooser.draw_dense(own, base + i),
+            bonus=bonus,
+        )
+
+    def _until_stop(self, tokens: list[int]) -> list[int]:
+        for index, token in enumerate(tokens):
+            if token in self._limits.stop_ids:
+                return tokens[: index + 1]
+        return tokens
+
+    def _roll_back(self) -> None:
+        """Forget what a failed round fed."""
+        # If the cache is beyond repair the error that made it so is already on its way.
+        with contextlib.suppress(EdgespecError):
+            self._target.rewind(min(self._target.length, len(self._history) - 1))
+
+    def _commit(self, tokens: list[int], record: RoundRecord | None) -> Step:
+        self._history.extend(tokens)
+        self._emitted += len(tokens)
+        finish: FinishReason | None = None
+        if tokens[-1] in self._limits.stop_ids:
+            finish = "stop"
+        elif self._depth_room() < 0:
+            finish = "length"
+        return Step(tokens=tuple(tokens), record=record, finish=finish)

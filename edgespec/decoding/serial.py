@@ -1,0 +1,151 @@
+"""The serial loop: one round drafts, verifies and commits; plain decoding is the same loop at depth 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.decoding.round_base import FinishReason, LoopLimits, Rounds, Step
+from edgespec.decoding.sampling import Chooser
+from edgespec.decoding.validation import first_chain, height, valid_length
+from edgespec.decoding.verify import verify_tree
+from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal, Spread
+from edgespec.interfaces.model import Sequence, TreeSequence
+from edgespec.interfaces.policy import DepthPolicy, RoundRecord
+
+__all__ = ["DecodeLoop", "FinishReason", "LoopLimits", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What a forward of the target made of a proposal. ``outcome``: what became of its chain, or its first one."""
+
+    committed: list[int]
+    evaluated: int
+    accepted: int
+    outcome: Outcome
+
+
+class DecodeLoop(Rounds):
+    """Drafts, then verifies, in turns.
+
+    Proposals may be trees if the target is a TreeSequence and that is asked for: with ``siblings`` chains with other
+    tokens beside their own, where those pay; with ``spread`` several chains, where more than one pays.
+    """
+
+    def __init__(
+        self,
+        target: Sequence,
+        drafter: DraftState,
+        policy: DepthPolicy,
+        chooser: Chooser,
+        history: list[int],
+        limits: LoopLimits,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        siblings: bool = False,
+        spread: Spread | None = None,
+    ) -> None:
+        super().__init__(target, chooser, history, limits, clock)
+        self._drafter = drafter
+        self._policy = policy
+        trees = siblings or spread is not None
+        self._tree_target = target if trees and isinstance(target, TreeSequence) else None
+        self._siblings = siblings and self._tree_target is not None
+        self._spread = None if self._tree_target is None else spread
+
+    def _round(self) -> Step:
+        clock, base = self._clock, len(self._history)
+        started = clock()
+        try:
+            proposal, invalid = self._propose(self._depth_limit())
+            drafted = clock()
+            if proposal.parents is None or self._tree_target is None:
+                compared = self._compare_chain(proposal)
+            else:
+                compared = self._compare_tree(proposal, proposal.parents, self._tree_target)
+        except BaseException:
+            self._roll_back()
+            raise
+        verified = clock()
+        committed, proposed = compared.committed, len(proposal.tokens)
+        record = RoundRecord(
+            width=proposed + 1,
+            context_length=base,
+            proposed=proposed,
+            evaluated=compared.evaluated,
+            accepted=compared.accepted,
+            invalid=invalid,
+            emitted=len(committed),
+            source=proposal.drafted_by,
+            draft_s=drafted - started,
+            sync_s=proposal.sync_s,
+            verify_s=verified - drafted,
+            round_s=verified - started,
+            draft_forwards=proposal.forwards,
+            beside=proposed - height(proposal),
+        )
+        step = self._commit(committed, record)
+        self._policy.record(record)
+        if proposed:
+            self._drafter.observe(compared.outcome)
+        return step
+
+    def _propose(self, depth: int) -> tuple[Proposal, int]:
+        """The usable part of the drafter's proposal, and how many tokens of it were cut off as invalid."""
+        if depth == 0:
+            return NOTHING, 0
+        context = Context(self._history, wants_siblings=self._siblings, spread=self._spread)
+        proposal = self._drafter.propose(context, depth)
+        within = proposal.cut(depth)
+        usable = valid_length(
+            within,
+            self._limits.vocabulary_size,
+            needs_probs=self._chooser.uses_rejection,
+            trees=self._tree_target is not None,
+        )
+        invalid = len(proposal.tokens) - usable
+        if within.parents is not None:
+            return within.cut(usable), invalid
+        # Nothing can follow a stop: what was drafted after one would only widen the forward.
+        chain = self._until_stop([int(token) for token in within.tokens[:usable]])
+        return within.cut(len(chain)), invalid
+
+    def _compare_chain(self, proposal: Proposal) -> _Compared:
+        history, target = self._history, self._target
+        draft = [int(token) for token in proposal.tokens]
+        rows = target.forward([history[-1], *draft], len(draft) + 1)
+        verdict = self._verify(draft, proposal.draft_probs or (None,) * len(draft), rows)
+        committed = self._until_stop([*draft[: verdict.accepted], *verdict.following])
+        target.rewind(len(history) + len(committed) - 1)
+        # An accepted end-of-sequence ends the comparison: it is a stop, not a rejection.
+        accepted = min(verdict.accepted, len(committed))
+        evaluated = min(verdict.evaluated, len(committed))
+        outcome = Outcome(proposal=proposal, evaluated=evaluated, accepted=accepted, committed=tuple(committed))
+        return _Compared(committed, evaluated, accepted, outcome)
+
+    def _compare_tree(self, proposal: Proposal, parents: tuple[int, ...], target: TreeSequence) -> _Compared:
+        """The last committed token is the root of the tree that is fed; every row is that of a path."""
+        history, chooser = self._history, self._chooser
+        draft = [int(token) for token in proposal.tokens]
+        rows = target.forward_tree([history[-1], *draft], [-1, *(parent + 1 for parent in parents)])
+        so_far = list(history)
+
+        def target_token(at: int) -> int:
+            if at >= 0:
+                so_far.append(draft[at])
+            return chooser.target_token(rows, at + 1, so_far)
+
+        verdict = verify_tree(draft, parents, target_token)
+        committed = self._until_stop([*(draft[index] for index in verdict.path), verdict.next_token])
+        target.keep([0, *(index + 1 for index in verdict.path[: len(committed) - 1])])
+        accepted = min(len(verdict.path), len(committed))
+        evaluated = min(accepted + (verdict.kind == "correction"), len(committed))
+        # Whoever learns how often his tokens stand has chains in mind.
+        chain = first_chain(proposal)
+        taken = verdict.path[:accepted]
+        stood = next((place for place, index in enumerate(taken) if index != place), len(taken))
+        seen = min(stood + (stood == accepted < evaluated or stood < accepted), len(chain.tokens))
+        outcome = Outcome(proposal=chain, evaluated=seen, accepted=stood, committed=tuple(committed))
+        return _Compared(committed, evaluated, accepted, outcome)

@@ -1,0 +1,173 @@
+"""A drafter with a trimmed head that steps aside while the text is not what its head was cut for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from edgespec.drafters.head_coverage import HeadWatch
+from edgespec.drafters.model import KIND
+from edgespec.errors import CancelledError, ClosedError, EdgespecError
+from edgespec.interfaces.drafting import (
+    NOTHING,
+    ChainGate,
+    Context,
+    Drafter,
+    DraftRequest,
+    DraftsBranches,
+    DraftState,
+    ExplainsSilence,
+    Outcome,
+    Proposal,
+)
+
+__all__ = ["EscapeDrafter", "EscapeState"]
+
+_NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
+
+
+class EscapeDrafter:
+    """Drafts with ``trimmed``, and with ``whole`` (None: with nobody) while the trimmed head lacks what is written.
+
+    ``kept`` are the ids that the trimmed head can say. Both drafters load what they need at their first proposal, so
+    a whole drafter that is never needed is never loaded. To the outside they are one source, of one kind.
+    """
+
+    kind = KIND
+
+    def __init__(self, trimmed: Drafter, whole: Drafter | None, kept: Iterable[int]) -> None:
+        self._trimmed = trimmed
+        self._whole = whole
+        self._kept = frozenset(int(token) for token in kept)
+
+    def start(self, request: DraftRequest) -> EscapeState:
+        whole = self._whole
+        return EscapeState(
+            self._trimmed.start(request), None if whole is None else lambda: whole.start(request), self._kept
+        )
+
+    def close(self) -> None:
+        self._trimmed.close()
+        if self._whole is not None:
+            self._whole.close()
+
+
+class EscapeState:
+    """One session's drafters. ``escaped`` tells which of them speaks, ``failure`` why the whole one cannot.
+
+    A whole drafter that fails (no memory, a file that is gone) is given up for the session; the trimmed one goes on
+    once it can say the text again.
+    """
+
+    def __init__(
+        self, trimmed: DraftState, start_whole: Callable[[], DraftState] | None, kept: frozenset[int]
+    ) -> None:
+        self._trimmed = trimmed
+        self._start_whole = start_whole
+        self._whole: DraftState | None = None
+        self._watch = HeadWatch(kept)
+        self._latest: DraftState = trimmed  # the one that made the latest proposal
+        self._cancelled = False
+        self._closed = False
+        self.failure: str | None = None
+
+    @property
+    def escaped(self) -> bool:
+        return self._watch.escaped
+
+    @property
+    def free(self) -> bool:
+        return self._trimmed.free
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why nobody drafts the latest text; None while somebody can."""
+        if self.escaped and self.failure is not None:
+            return f"{_NOT_ITS_TEXT}, and the untrimmed drafter failed: {self.failure}"
+        if self.escaped and self._start_whole is None:
+            return f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store"
+        speaking = self._whole if self.escaped else self._trimmed
+        return speaking.silent_because if isinstance(speaking, ExplainsSilence) else None
+
+    def lag(self, context: Context) -> int:
+        speaking = self._speaking(context)
+        return 0 if speaking is None else speaking.lag(context)
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        if self._closed:
+            raise ClosedError("this drafter's state is closed")
+        speaking = self._speaking(context)
+        if speaking is None:
+            return NOTHING
+        self._latest = speaking
+        if speaking is self._trimmed:
+            return speaking.propose(context, depth, gate)
+        try:
+            return speaking.propose(context, depth, gate)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            self._give_up(error)
+            return NOTHING
+
+    @property
+    def forks(self) -> bool:
+        latest = self._latest
+        return isinstance(latest, DraftsBranches) and latest.forks
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """From whichever drafter made the latest proposal: another one would have to read the text first."""
+        if self._closed:
+            raise ClosedError("this drafter's state is closed")
+        latest = self._latest
+        if not isinstance(latest, DraftsBranches):
+            return NOTHING
+        try:
+            return latest.branch(context, depth, gate)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            if latest is self._trimmed:
+                raise
+            self._give_up(error)
+            return NOTHING
+
+    def _speaking(self, context: Context) -> DraftState | None:
+        """Who may propose now: the trimmed drafter, the whole one, or nobody."""
+        if not self._watch.look(context):
+            return self._trimmed
+        if self._whole is None and self._start_whole is not None and self.failure is None:
+            try:
+                self._whole = self._start_whole()
+            except EdgespecError as error:
+                self._give_up(error)
+                return None
+            if self._cancelled:
+                self._whole.cancel()
+        return self._whole
+
+    def _give_up(self, error: EdgespecError) -> None:
+        self.failure = error.message
+        lost, self._whole, self._latest = self._whole, None, self._trimmed
+        if lost is not None:
+            lost.close()
+
+    def observe(self, outcome: Outcome) -> None:
+        self._latest.observe(outcome)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        for state in self._started():
+            state.cancel()
+
+    def reset_cancel(self) -> None:
+        self._cancelled = False
+        for state in self._started():
+            state.reset_cancel()
+
+    def close(self) -> None:
+        self._closed = True
+        for state in self._started():
+            state.close()
+
+    def _started(self) -> list[DraftState]:
+        return [self._trimmed] if self._whole is None else [self._trimmed, self._whole]

@@ -1,0 +1,1 @@
+"""Loaded models, a plan, conversations: what the public API is made of."""

@@ -1,0 +1,158 @@
+"""The worker's side of one answer: runs the loop, turns tokens into text, and queues events for the reader."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from edgespec.decoding.round_base import Rounds, Step
+from edgespec.decoding.stats import DecodeStats
+from edgespec.engine.events import Event, FinishReason, Notice, Round, Text
+from edgespec.engine.switch_interval import LockTurns
+from edgespec.errors import CancelledError
+from edgespec.text.stop_strings import StopStrings
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.utf8 import IncrementalText
+
+# Events the loop may be ahead of a slow reader: a screenful of text, after which decoding pauses rather than
+# spend energy on what may never be read.
+_EVENTS_AHEAD = 256
+
+
+class AnswerText:
+    """Turns tokens into text to show, holding back what may still become a stop string or half a character."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = StopStrings(stops)
+        self._decoder = IncrementalText()
+
+    def feed(self, token: int) -> tuple[str, bool]:
+        """(text that may be shown now, whether a stop string is complete)."""
+        return self._stops.feed(self._decoder.feed(self._tokenizer.token_bytes(token)))
+
+    def flush(self) -> str:
+        """What was held back, at the end of the answer."""
+        shown, stopped = self._stops.feed(self._decoder.flush())
+        return shown if stopped else shown + self._stops.flush()
+
+
+class AnswerTask:
+    """One answer being decoded. ``run`` belongs to the target's worker thread, ``read`` to the reader.
+
+    It knows nothing of the reader, so a reader that is simply forgotten can be noticed and the task abandoned.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: Rounds,
+        history: list[int],
+        answer: AnswerText,
+        stats: DecodeStats,
+        notices: Sequence[str],
+        started: float,
+    ) -> None:
+        self._loop = loop
+        self._history = history
+        self._answer = answer
+        self._notices = notices
+        self._started = started
+        self._first_token_at: float | None = None
+        self._unshown_ids: list[int] = []
+        self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+        self._ahead = threading.Semaphore(_EVENTS_AHEAD)
+        self.abandoned = False
+        self.stats = stats
+        self.finish_reason: FinishReason = "cancelled"
+        self.delivered_text = ""
+        self.delivered_ids: list[int] = []
+
+    # ------------------------------------------------------------------------------- worker thread
+
+    def run(self, prepare: Callable[[], None]) -> None:
+        """``prepare``, then decode to the end. Never raises: an error is queued for the reader."""
+        try:
+            prepare()
+            for notice in self._notices:
+                self._put(Notice(notice))
+            self._decode()
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _decode(self) -> None:
+        steps = self._loop.steps()
+        try:
+            with LockTurns() as turns:
+                for step in steps:
+                    turns.look()
+                    if self._take(step) or self.abandoned:
+                        break
+        except CancelledError:
+            self.finish_reason = "cancelled"
+        finally:
+            steps.close()
+        rest = self._answer.flush()
+        if rest or self._unshown_ids:
+            self._put(Text(rest, tuple(self._unshown_ids)))
+
+    def _take(self, step: Step) -> bool:
+        """Show one step's tokens; True if the answer is complete."""
+        now = time.perf_counter()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            self.stats.ttft_s = now - self._started
+        self.stats.decode_s = now - self._first_token_at
+        if step.record is not None:
+            self.stats.add_round(step.record)
+            self._put(Round(step.record))
+        shown, stopped = "", False
+        for place, token in enumerate(step.tokens):
+            self.stats.emitted_tokens += 1
+            self._unshown_ids.append(token)
+            piece, stopped = self._answer.feed(token)
+            shown += piece
+            if stopped:
+                # The rest of the round is not part of the answer; plain decoding would not have got there.
+                del self._history[len(self._history) - (len(step.tokens) - place - 1) :]
+                break
+        if shown:
+            self._put(Text(shown, tuple(self._unshown_ids)))
+            self._unshown_ids.clear()
+        if stopped:
+            self.finish_reason = "stop"
+        elif step.finish is not None:
+            self.finish_reason = step.finish
+        return stopped or step.finish is not None
+
+    def _put(self, event: Event | BaseException | None) -> None:
+        # A reader that stopped reading must not keep the interpreter from exiting either.
+        while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
+            pass
+        self._events.put(event)
+
+    # -------------------------------------------------------------------------------------- reader
+
+    def read(self) -> Event | BaseException | None:
+        """The next event; None at the end of the answer, the exception if it failed."""
+        event = self._events.get()
+        self._ahead.release()
+        return event
+
+    def deliver(self, event: Event) -> None:
+        """Count an event as given to the reader."""
+        if isinstance(event, Text):
+            self.delivered_text += event.text
+            self.delivered_ids.extend(event.token_ids)
+
+    def abandon(self) -> None:
+        """Nobody reads any more: stop after the round in flight."""
+        self.abandoned = True
+        self._ahead.release()
+
+    def forget(self) -> None:
+        """``abandon`` for a destructor, which may run where the semaphore's own lock is held: noticed within 1 s."""
+        self.abandoned = True

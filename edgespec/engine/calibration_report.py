@@ -1,0 +1,121 @@
+"""What calibration found, put together for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgespec.calibration.timing import ModelTimes
+from edgespec.engine.background_calibration import setting_words
+from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
+from edgespec.interfaces.model import ModelFacts
+from edgespec.placement.settings import other_settings
+from edgespec.planning.cost.widths import width_classes
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationReport:
+    """CLI.md's ``calibrate`` object: ``curves`` and ``width_classes`` in its shape, ``lines`` for people."""
+
+    machine: dict[str, Any]
+    curves: tuple[dict[str, Any], ...]
+    width_classes: tuple[dict[str, Any], ...]
+    read_bytes_per_s: float | None
+    extra: dict[str, Any]
+    lines: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "curves": list(self.curves),
+            "read_bytes_per_s": self.read_bytes_per_s,
+            "width_classes": list(self.width_classes),
+            **self.extra,
+        }
+
+
+def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
+    """What is stored now of the engine's target, drafter and machine."""
+    knowledge = engine.knowledge
+    target, drafter = knowledge.target, knowledge.drafter
+    times, drafter_times, probe = knowledge.target_times(), knowledge.drafter_times(), knowledge.widths()
+    read_bytes_per_s = None if bandwidth is None else bandwidth.read_bytes_per_s
+    lines: list[str] = []
+    extra: dict[str, Any] = {"drafting": None, "contention": None, "plain": []}
+    curves: list[dict[str, Any]] = []
+    if times is not None:
+        curves += _curves(target, times)
+        plain_tokens_per_s = 1.0 / times.forward_s[0][0]
+        used = kernel_bandwidth(target.bytes_per_forward, plain_tokens_per_s)
+        extra["kernel_bytes_per_s"] = used
+        line = f"reading      {target.name} reads {used / 1e9:.1f} GB/s at {plain_tokens_per_s:.1f} tokens/s"
+        if read_bytes_per_s is not None:
+            share = utilisation(used, read_bytes_per_s)
+            line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s the memory gives"
+        lines.append(line)
+        extra["plain"] = _plain_settings(engine, times, lines)
+    if drafter is not None and drafter_times is not None:
+        curves += _curves(drafter, drafter_times)
+        extra["drafting"] = {
+            "model": drafter.name,
+            "token_s": drafter_times.draft_cost.token_s,
+            "prompt_token_s": drafter_times.prompt_token_s,
+        }
+        lines.append(
+            f"drafting     {1000 * drafter_times.draft_cost.token_s:.1f} ms a token with {drafter.name}, "
+            f"{1000 * drafter_times.prompt_token_s:.1f} ms for each token it has to read first"
+        )
+        both = knowledge.store.load_contention(target, drafter)
+        if both is not None:
+            extra["contention"] = {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}
+            lines.append(
+                f"both at once the target takes {both.target_factor:.2f} and the drafter {both.drafter_factor:.2f} "
+                "times as long"
+            )
+    if probe is not None:
+        low, high = probe.context_range
+        widths = ", ".join(map(str, probe.widths))
+        lines.append(f"exactness    widths {widths} are bit-equal at contexts of {low} to {high} tokens")
+    return CalibrationReport(
+        machine=engine.machine.as_json(),
+        curves=tuple(curves),
+        width_classes=tuple(width_classes(target.name, target.runtime, _settings(target), probe)),
+        read_bytes_per_s=read_bytes_per_s,
+        extra=extra,
+        lines=tuple(lines),
+    )
+
+
+def _curves(facts: ModelFacts, times: ModelTimes) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": facts.name,
+            "runtime": facts.runtime,
+            "device": facts.device,
+            "threads": facts.threads,
+            "context": context,
+            "width": list(times.widths),
+            "forward_s": list(seconds),
+        }
+        for context, seconds in zip(times.contexts, times.forward_s, strict=True)
+    ]
+
+
+def _plain_settings(engine: Engine, times: ModelTimes, lines: list[str]) -> list[dict[str, Any]]:
+    """Plain decoding in every setting that was timed, the plan's first."""
+    own = engine.target_model
+    rows = [(own.facts, times.forward_s[0][0])]
+    for caches in other_settings(own):
+        facts = own.facts_with(**caches)
+        seconds = engine.knowledge.store.plain_s(facts)
+        if seconds is not None:
+            rows.append((facts, seconds))
+    lines += [f"plain        {1.0 / seconds:6.1f} tokens/s with {setting_words(facts)}" for facts, seconds in rows]
+    return [{"threads": facts.threads, "settings": _settings(facts), "forward_s": seconds} for facts, seconds in rows]
+
+
+def _settings(facts: ModelFacts) -> dict[str, Any]:
+    return {**facts.settings, "kv_type": facts.kv_type}

@@ -1,0 +1,74 @@
+"""What a Session tells while it generates, and an Engine while it loads: frozen, typed events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.decoding.stats import DecodeStats
+from edgespec.files.progress import ProgressEvent
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.choice.plan import Plan
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with it."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One decode round, as measured."""
+
+    record: RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should know: old turns were dropped, a drafter was lost."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.
+
+    ``speculation_off`` says why no drafter was used, where that is the case; ``plain_tokens_per_s`` is the measured
+    plain speed, None if it was not timed.
+    """
+
+    finish_reason: FinishReason
+    text: str
+    token_ids: tuple[int, ...]
+    stats: DecodeStats
+    plan: Plan
+    sampling: Sampling
+    speculation_off: str | None = None
+    plain_tokens_per_s: float | None = None
+
+    @property
+    def same_text(self) -> bool:
+        """False under the rejection rule with sampling: the target's distribution, but not a seed's text."""
+        return self.plan.mode == "plain" or self.sampling.rule == "keyed" or self.sampling.greedy
+
+
+Event: TypeAlias = Text | Round | Notice | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A step of loading; ``fraction`` (0 to 1) is None where it is not known."""
+
+    stage: str
+    fraction: float | None = None
+
+
+LoadProgress: TypeAlias = Callable[[Loading | ProgressEvent], None]

@@ -1,0 +1,304 @@
+"""What is known of a target and its drafters on this machine: measured times, and what conversations have taught."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.calibration.timing import ModelTimes
+from edgespec.hardware.machine import usable_processors
+from edgespec.interfaces.model import HOST, ModelFacts
+from edgespec.interfaces.policy import DepthPolicy
+from edgespec.placement.candidates import Placement, Placements, same_place
+from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank
+from edgespec.planning.choice.weighing import taken_bytes
+from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, choose_depth
+from edgespec.planning.cost.widths import WidthProbe, probe_starts
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.cost_gate import MARGIN
+from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.runtimes.llama.model import EVERY_LAYER
+
+# Drafters that need no model cost nothing worth counting.
+_FREE_SOURCES = ("lookup",)
+
+
+class Knowledge:
+    """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
+
+    ``context_length`` is the longest context that its width classes have to hold for.
+    """
+
+    def __init__(
+        self,
+        store: Measurements,
+        target: ModelFacts,
+        drafter: ModelFacts | None,
+        sources: Sequence[str],
+        context_length: int,
+    ) -> None:
+        self.store = store
+        self.target = target
+        self.drafter = drafter
+        self._context_length = context_length
+        self.drafter_failure: str | None = None  # why its model could not be loaded to be measured
+        self._sources = tuple(sources)
+        self.priors: dict[str, AcceptancePrior] = {}
+        for source in sources:
+            prior = self._load_prior(source)
+            if prior is not None and prior != NO_PRIOR:
+                self.priors[source] = prior
+
+    def _load_prior(self, source: str) -> AcceptancePrior | None:
+        """A file that cannot be used is begun afresh: nothing else would, where nothing is drafted."""
+        noted = len(self.store.notes)
+        prior = self.store.load_acceptance(self.target, self._identity(source))
+        if len(self.store.notes) > noted:
+            self.store.save_acceptance(self.target, self._identity(source), NO_PRIOR)
+        return prior
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said of the target before anything else: where it runs, and measurements that were ignored."""
+        layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
+        some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
+        where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
+        lost = () if self.drafter_failure is None else (f"the model drafter is lost: {self.drafter_failure}",)
+        return (where, *lost, *self.store.notes)
+
+    def widths(self) -> WidthProbe | None:
+        """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
+        probe = self.store.load_widths(self.target)
+        return probe if probe is not None and probe.covers(self._context_length) else None
+
+    def target_times(self) -> ModelTimes | None:
+        """None also where they were measured for a shorter context: attention over a longer one takes longer."""
+        times = self.store.load_times(self.target)
+        return times if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1] else None
+
+    def drafter_times(self) -> ModelTimes | None:
+        return None if self.drafter is None else self.store.load_times(self.drafter)
+
+    def costs(self) -> Costs:
+        """Curves and prices, as far as they are measured."""
+        times, drafter_times = self.target_times(), self.drafter_times()
+        drafts = {source: FREE for source in self._sources if source in _FREE_SOURCES}
+        if drafter_times is not None:
+            drafts["model"] = drafter_times.draft_cost
+        return Costs(
+            curves=None if times is None else times.curves,
+            plain_s=self.store.plain_s(self.target),
+            drafts=drafts,
+            acceptance={source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()},
+            contention=None if self.drafter is None else self._contention(self.target, self.drafter),
+        )
+
+    def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
+        """What the two were measured to cost each other, as far as that can be true."""
+        both = self.store.load_contention(target, drafter)
+        if both is None or {target.device, drafter.device} != {HOST}:
+            return both
+        return both.on_shared_processors(target.threads, drafter.threads, usable_processors())
+
+    @property
+    def missing(self) -> bool:
+        """Whether something a plan needs has not been measured, and can be."""
+        if not self._sources:
+            return False
+        costs = self.costs()
+        lost = {"model"} if self.drafter_failure is not None else set()
+        unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
+        return costs.curves is None or unpriced or self.widths() is None
+
+    @property
+    def unproven(self) -> bool:
+        """Whether nobody has looked how often the drafting model is right, and it could pay if it were."""
+        return self.drafter_failure is None and "model" not in self.priors and self.may_pay("model")
+
+    def ranking(
+        self,
+        others: Sequence[ModelFacts],
+        context_length: int,
+        allowed_bytes: int,
+        *,
+        near: bool,
+        places: Placements | None = None,
+    ) -> Ranking | None:
+        """Every way to run that was measured, ranked by the speed to expect; None before anything was.
+
+        ``others`` are the target's other settings, of which only plain decoding may have been timed. Target and
+        drafter are crossed over all of the ``places`` they were timed in; the rest are rejected as not measured. The
+        drafting model is judged by what earlier conversations taught, or by what is usual.
+        """
+        places = places or Placements()
+        times, widths = self.target_times(), self.widths()
+        if times is None:
+            return None
+        cap = None if widths is None else widths.depth_cap
+        here = next((place for place in places.targets if _same_setting(place.facts, self.target)), None)
+
+        def option(facts: ModelFacts, curve: Curve, depth_cap: int | None) -> TargetOption:
+            if here is None:
+                return _target_option(facts, curve, context_length, depth_cap)
+            return replace(here, facts=facts).target_option(curve, depth_cap)
+
+        targets = [option(self.target, times.curves.curves[0], cap)]
+        for facts in others:
+            seconds = self.store.plain_s(facts)
+            if seconds is not None:
+                targets.append(option(facts, Curve(widths=(1,), forward_s=(seconds,)), 0))
+        drafters: list[DrafterOption] = []
+        costs = self.costs()
+        cost = costs.drafts.get("model")
+        # Copies of the text are not ranked: they cost nothing to have, and what they bring only the text decides.
+        if cost is not None and self.drafter is not None:
+            rates = costs.acceptance.get("model", (UNKNOWN,))
+            at = next((place for place in places.drafters if _same_setting(place.facts, self.drafter)), None)
+            drafters.append(
+                _drafter_option(self.drafter, cost, rates, context_length)
+                if at is None
+                else at.drafter_option(cost, rates)
+            )
+        pairs: dict[tuple[str, str], Contention] = {}
+        if costs.contention is not None and self.drafter is not None:
+            pairs[self.target.device, self.drafter.device] = costs.contention
+        memory = {facts.device: allowed_bytes for facts in (self.target, *others, *filter(None, [self.drafter]))}
+        rejected: list[Rejected] = []
+        if places.targets or places.drafters:
+            memory |= {HOST: allowed_bytes, **places.memory_bytes}
+            for name, needed in taken_bytes(targets[0], None, HEADROOM_BYTES).items():
+                memory[name] = max(memory.get(name, 0), needed)  # it is loaded, so it fits
+            rejected = self._elsewhere(places, targets, drafters, pairs)
+        ranking = rank(targets, drafters, memory, contention=pairs, exactness="near" if near else "stable")
+        return replace(ranking, rejected=(*ranking.rejected, *rejected))
+
+    def _elsewhere(
+        self,
+        places: Placements,
+        targets: list[TargetOption],
+        drafters: list[DrafterOption],
+        pairs: dict[tuple[str, str], Contention],
+    ) -> list[Rejected]:
+        """Add the other places that were timed, and what pairs of them cost each other; says why not the rest."""
+        rejected: list[Rejected] = []
+        rates = self.costs().acceptance.get("model", (UNKNOWN,))
+        for place in places.targets:
+            if _same_setting(place.facts, self.target):
+                continue
+            option = self._option_at(place)
+            if option is not None:
+                targets.append(option)
+            elif not same_place(place.facts, self.target):  # else the target's own setting there speaks for it
+                rejected.append(places.too_small(place) or place.not_measured())
+        for place in places.drafters:
+            if any((place.facts.device, place.facts.runtime) == (known.device, known.runtime) for known in drafters):
+                continue
+            drafting = self.store.load_times(place.facts)
+            if drafting is not None:
+                drafters.append(place.drafter_option(drafting.draft_cost, rates))
+            else:
+                rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
+        for target, drafter in itertools.product(places.targets, places.drafters):
+            both = self._contention(target.facts, drafter.facts)
+            if both is not None:
+                pair = target.facts.device, drafter.facts.device
+                pairs[pair] = both.worse(pairs.get(pair))
+        return rejected
+
+    def _option_at(self, place: Placement) -> TargetOption | None:
+        """The target as it was timed in another place, for contexts as long as this one; None if it was not."""
+        times, probe = self.store.load_times(place.facts), self.store.load_widths(place.facts)
+        if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
+            stable = None if probe is None or not probe.covers(self._context_length) else probe.depth_cap
+            return place.target_option(times.curves.curves[0], stable)
+        seconds = self.store.load_plain_s(place.facts)
+        return None if seconds is None else place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0)
+
+    def expected_gain(self, depth_cap: int) -> float:
+        """The speed-up over plain decoding to expect of the drafting model; 1.0 without one, or where it loses.
+
+        What copies of the text bring is not known before the text is.
+        """
+        times, costs = self.target_times(), self.costs()
+        cost = costs.drafts.get("model")
+        if times is None or cost is None:
+            return 1.0
+        rates = costs.acceptance.get("model", (UNKNOWN,))
+        return choose_depth(times.curves.curves[0], cost, rates, depth_cap).speedup
+
+    def may_pay(self, source: str) -> bool:
+        """Whether a source could be faster than plain decoding if it were always right."""
+        costs, widths = self.costs(), self.widths()
+        cost = costs.drafts.get(source)
+        if costs.curves is None or cost is None or widths is None:
+            return False
+        return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > MARGIN
+
+    def learn_prior(self, source: str, acceptance: Acceptance) -> None:
+        """Keep what was measured about a source before any conversation."""
+        self.priors[source] = acceptance.as_prior()
+        self.store.save_acceptance(self.target, self._identity(source), self.priors[source])
+
+    def keep(self, policy: DepthPolicy) -> None:
+        """Store what a policy has learned about acceptance, for the next conversation."""
+        if not isinstance(policy, CostDepth | BanditDepth):
+            return
+        for source, prior in policy.priors().items():
+            if prior != self.priors.get(source, NO_PRIOR):
+                self.priors[source] = prior
+                self.store.save_acceptance(self.target, self._identity(source), prior)
+
+    def _identity(self, source: str) -> str:
+        """A drafting model is known by its file and what its weights are kept as: any other one starts afresh."""
+        if source != "model" or self.drafter is None:
+            return source
+        weights = self.drafter.settings.get("weights")
+        kept_as = "" if weights is None else f":{weights}"
+        return f"{source}:{self.drafter.sha256 or self.drafter.name}{kept_as}"
+
+
+def _drafter_option(
+    facts: ModelFacts, cost: DraftCost, rates: tuple[float, ...], context_length: int
+) -> DrafterOption:
+    return DrafterOption(
+        kind="model",
+        cost=cost,
+        acceptance=rates,
+        model=facts.name,
+        runtime=facts.runtime,
+        device=facts.device,
+        threads=facts.threads,
+        weights_bytes=facts.weight_bytes,
+        cache_bytes=facts.kv_bytes_per_token * context_length,
+        bytes_per_forward=facts.bytes_per_forward,
+    )
+
+
+def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
+    """Whether two descriptions of a model are of the same way to run it."""
+    return (one.runtime, one.device, one.threads, one.kv_type, dict(one.settings)) == (
+        other.runtime,
+        other.device,
+        other.threads,
+        other.kv_type,
+        dict(other.settings),
+    )
+
+
+def _target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_cap: int | None) -> TargetOption:
+    return TargetOption(
+        model=facts.name,
+        runtime=facts.runtime,
+        device=facts.device,
+        curve=curve,
+        weights_bytes=facts.weight_bytes,
+        cache_bytes=facts.kv_bytes_per_token * context_length,
+        depth_cap_stable=depth_cap,
+        threads=facts.threads,
+        settings={**facts.settings, "kv_type": facts.kv_type},
+    )

@@ -1,0 +1,288 @@
+"""GGUF in, a folder with a GGUF artefact out: a whole model, or a drafter with a trimmed vocabulary.
+
+A trimmed drafter is five files: ``drafter.gguf`` (the model with only the kept rows of its head, and no tokenizer),
+``embedding.bin`` (all rows of the input embedding, which the reader looks up itself), ``ids.npy`` (the token of each
+kept row), ``tokenizer.gguf`` (metadata without weights) and ``manifest.json``. See VocabTrim (Goel et al., 2025).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
+from edgespec.export.gguf.parts import (
+    Literal,
+    Part,
+    Span,
+    check_kept,
+    drafter_parts,
+    embedding_table,
+    read_part,
+    tokenizer_parts,
+)
+from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
+from edgespec.export.staging import check_replaceable, staged_folder, trim_notes
+from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.runtimes.llama.library import load
+from edgespec.store.manifest import MANIFEST_NAME
+
+__all__ = [
+    "DRAFTER",
+    "EMBEDDING_ROWS",
+    "IDS",
+    "KEEP",
+    "MODEL",
+    "TOKENIZER",
+    "check_destination",
+    "embedding_scale",
+    "export_trimmed",
+    "export_whole",
+]
+
+DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"
+MODEL = "model.gguf"
+KEEP = "keep"  # the quantisation that changes nothing
+SCHEMA_VERSION = 1
+
+# Architectures whose graph in llama.cpp multiplies embeddings by sqrt(embedding length) only if it looked them up by
+# token. gemma and gemma2 are not among them: their graphs scale whatever comes in.
+_SCALED_BY_TOKEN_ONLY = frozenset({"gemma3", "gemma4"})
+
+_REQUANTISED = "requantised.gguf"  # in the temporary folder only
+
+# Pieces worth telling about: single rows of a scattered table and headers are not.
+_TOLD_BYTES = 1 << 16
+
+_Files: TypeAlias = dict[str, list[Part]]
+
+
+def export_trimmed(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    sha256: str | None,
+    kept: npt.NDArray[np.int32],
+    licence: str | None = None,
+    quant: str = KEEP,
+    threads: int = 1,
+    notes: Mapping[str, Any] | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> Mapping[str, Any]:
+    """Write the model ``source`` with only the rows ``kept`` of its vocabulary to ``folder``; returns its manifest.
+
+    ``kept`` is int32 of shape (N,): ascending token ids. ``name``, ``sha256`` and ``licence`` are the source's, for
+    the manifest; ``notes`` (plain JSON: how the rows were chosen) become its ``trim``. All other tensors stay byte
+    for byte as they are, unless ``quant`` names a format they are first re-quantised to, on ``threads`` threads.
+    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused.
+
+    Raises ModelFileError if the source is malformed or cannot be trimmed, InvalidRequestError, DiskSpaceError,
+    CancelledError, EdgespecError if ``folder`` cannot be written.
+    """
+    header = read_header(source)
+    ids = check_kept(np.asarray(kept), header.vocabulary_size)
+    trim = trim_notes(notes)
+    files = _trimmed_files(header, ids)
+    with _staged(header, folder, quant, _total_bytes(files)) as stage:
+        model = _requantised(header, stage, quant, threads, progress, cancelled)
+        if model is not header:
+            files = _trimmed_files(model, ids)
+        written = _write_all(model, stage, files, progress, cancelled)
+        (stage / _REQUANTISED).unlink(missing_ok=True)
+        embedding = embedding_table(model)
+        manifest = {
+            **_provenance(header, "trimmed-drafter", name, sha256, licence, quant),
+            "kept": len(ids),
+            "embedding": {
+                "type": embedding.type_name,
+                "rows": embedding.shape[1],
+                "columns": embedding.shape[0],
+                "bytes": embedding.byte_count,
+                "scale": embedding_scale(header),
+            },
+            "tensors": _tensor_types(model),
+            "files": written,
+            **trim,
+        }
+        write_json(stage / MANIFEST_NAME, manifest)
+    return manifest
+
+
+def export_whole(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    sha256: str | None,
+    licence: str | None = None,
+    quant: str = KEEP,
+    threads: int = 1,
+    notes: Mapping[str, Any] | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> Mapping[str, Any]:
+    """Write the model ``source`` to ``folder``/model.gguf, copied or re-quantised to ``quant``; returns its manifest.
+
+    Arguments and errors are those of ``export_trimmed``.
+    """
+    header = read_header(source)
+    trim = trim_notes(notes)
+    files: _Files = {MODEL: [Span(0, header.file_bytes)]} if quant == KEEP else {}
+    with _staged(header, folder, quant, _total_bytes(files)) as stage:
+        model = _requantised(header, stage, quant, threads, progress, cancelled)
+        if model is header:
+            written = _write_all(header, stage, files, progress, cancelled)
+        else:
+            path = model.path.rename(stage / MODEL)
+            written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, cancelled=cancelled)}}
+        manifest = {
+            **_provenance(header, "gguf", name, sha256, licence, quant),
+            "tensors": _tensor_types(model),
+            "files": written,
+            **trim,
+        }
+        write_json(stage / MANIFEST_NAME, manifest)
+    return manifest
+
+
+def check_destination(source: Path, folder: Path) -> None:
+    """Raise InvalidRequestError if an export of the file ``source`` may not replace what is at ``folder``.
+
+    Every export asks this first; it is here for those who work for minutes before they export.
+    """
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise InvalidRequestError(
+            f"{source} lies in {folder}, which would be replaced", hint="export to another folder"
+        )
+    check_replaceable(Path(os.path.realpath(folder)))
+
+
+def embedding_scale(header: GgufHeader) -> float:
+    """What the rows of the input embedding are multiplied by before llama.cpp is fed with them instead of ids."""
+    return math.sqrt(header.embedding_length) if header.architecture in _SCALED_BY_TOKEN_ONLY else 1.0
+
+
+# ------------------------------------------------------------------------------------------- the files
+
+
+def _trimmed_files(header: GgufHeader, ids: npt.NDArray[np.int32]) -> _Files:
+    embedding = embedding_table(header)
+    array = io.BytesIO()
+    np.save(array, ids.astype("<i4"), allow_pickle=False)
+    return {
+        DRAFTER: drafter_parts(header, ids),
+        EMBEDDING_ROWS: [Span(embedding.offset, embedding.byte_count)],
+        IDS: [Literal(array.getvalue())],
+        TOKENIZER: tokenizer_parts(header),
+    }
+
+
+def _total_bytes(files: _Files) -> int:
+    return sum(part.byte_count for parts in files.values() for part in parts)
+
+
+@contextmanager
+def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Iterator[Path]:
+    """The temporary folder, on a disk with room for the files that are ``cut_bytes`` if nothing is re-quantised."""
+    needed_bytes = cut_bytes
+    if quant != KEEP:
+        # The re-quantised model, and as long as it is there the files cut out of it.
+        most = most_bytes(header, find_quant(quant))
+        needed_bytes = most + cut_bytes * most // header.file_bytes
+    check_destination(header.path, folder)
+    with staged_folder(folder, needed_bytes=needed_bytes) as stage:
+        yield stage
+
+
+def _requantised(
+    header: GgufHeader,
+    stage: Path,
+    quant: str,
+    threads: int,
+    progress: ProgressCallback | None,
+    cancelled: Cancelled | None,
+) -> GgufHeader:
+    if quant == KEEP:
+        return header
+    return requantize(header.path, stage / _REQUANTISED, quant, threads, progress=progress, cancelled=cancelled)
+
+
+def _write_all(
+    header: GgufHeader, stage: Path, files: _Files, progress: ProgressCallback | None, cancelled: Cancelled | None
+) -> dict[str, dict[str, int | str]]:
+    """Write every file with its content on disk when this returns; the manifest's record of each."""
+    total, done = _total_bytes(files), 0
+    written: dict[str, dict[str, int | str]] = {}
+    with _opened(header) as source:
+        for name, parts in files.items():
+            digest, size = hashlib.sha256(), 0
+            with (stage / name).open("xb") as file:
+                for part in parts:
+                    for data in read_part(part, source, header.path):
+                        if cancelled is not None and cancelled():
+                            raise CancelledError("the export was cancelled; nothing was written")
+                        file.write(data)
+                        digest.update(data)
+                        size += len(data)
+                        if progress is not None and len(data) >= _TOLD_BYTES:
+                            event = ProgressEvent(
+                                stage="writing", source=name, done_bytes=done + size, total_bytes=total
+                            )
+                            progress(event)
+                file.flush()
+                os.fsync(file.fileno())
+            done += size
+            written[name] = {"bytes": size, "sha256": digest.hexdigest()}
+            if progress is not None:
+                progress(ProgressEvent(stage="writing", source=name, done_bytes=done, total_bytes=total))
+    return written
+
+
+def _opened(header: GgufHeader) -> BinaryIO:
+    try:
+        return header.path.open("rb")
+    except OSError as error:
+        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
+
+
+# ---------------------------------------------------------------------------------------- the manifest
+
+
+def _provenance(
+    header: GgufHeader, kind: str, name: str, sha256: str | None, licence: str | None, quant: str
+) -> dict[str, Any]:
+    tools = {"gguf": metadata.version("gguf")}
+    if quant != KEEP:
+        tools["llama.cpp"] = load().build
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "source": {"name": name, "sha256": sha256, "bytes": header.file_bytes},
+        "edgespec": metadata.version("edgespec"),
+        "architecture": header.architecture,
+        "vocabulary_size": header.vocabulary_size,
+        "quant": quant if quant == KEEP else find_quant(quant).name,
+        "licence": licence,
+        "tools": tools,
+    }
+
+
+def _tensor_types(header: GgufHeader) -> dict[str, int]:
+    """How many tensors there are of each type."""
+    return dict(sorted(Counter(tensor.type_name for tensor in header.tensors).items()))

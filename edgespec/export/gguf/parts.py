@@ -1,0 +1,248 @@
+"""GGUF files made out of another one: each is a list of parts, bytes of our own and stretches of the source.
+
+The files are written by us and not through gguf.GGUFWriter: it wants every value decoded and every tensor as an
+array, while a trimmed model differs from its source in two keys, a few offsets and the rows left out. Copied as raw
+bytes, metadata cannot change on the way (strings that are not UTF-8, number types), and memory holds one chunk.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.files.gguf.cursor import Cursor, read_entry
+from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, GgufHeader, TensorInfo
+
+__all__ = [
+    "EMBEDDING",
+    "Literal",
+    "Part",
+    "Rows",
+    "Span",
+    "check_kept",
+    "drafter_parts",
+    "embedding_table",
+    "read_part",
+    "tokenizer_parts",
+    "trimmed_tensors",
+]
+
+EMBEDDING = "token_embd.weight"
+_TRIMMED = (EMBEDDING, "output.weight", "output.bias")  # tables with a row (or an element) for each token
+
+_PER_LAYER = "per_layer_token_embd.weight"  # its vocabulary may be smaller than the tokenizer's
+
+# What is in memory at once. 4 MiB reads keep a disk busy and a cancellation prompt.
+CHUNK_BYTES = 4 << 20
+
+_FIRST_ENTRY = 24  # magic, version, two counts
+_MOST_KEY_BYTES = 65535  # the format's own limit
+_TYPE_NUMBERS = {name: number for number, (name, _, _) in GGML_TYPES.items()}
+_VALUE_NUMBERS = {name: number for number, (name, _, _) in VALUE_TYPES.items()}
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that are not from the source."""
+
+    data: bytes
+
+    @property
+    def byte_count(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``byte_count`` bytes of the source from absolute ``offset`` on."""
+
+    offset: int
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows ``ids`` (ascending) of a table in the source that starts at absolute ``offset``."""
+
+    offset: int
+    row_bytes: int
+    ids: Ids
+
+    @property
+    def byte_count(self) -> int:
+        return self.row_bytes * len(self.ids)
+
+
+Part: TypeAlias = Literal | Span | Rows
+
+
+# --------------------------------------------------------------------------------------------- reading
+
+
+def read_part(part: Part, source: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The bytes of ``part`` in pieces of a few MiB; ``source`` is the file ``path``, open.
+
+    Raises ModelFileError if it cannot be read or has become shorter.
+    """
+    if isinstance(part, Literal):
+        yield part.data
+    elif isinstance(part, Span):
+        end = part.offset + part.byte_count
+        for start in range(part.offset, end, CHUNK_BYTES):
+            yield _read(source, path, start, min(CHUNK_BYTES, end - start))
+    else:
+        yield from _read_rows(part, source, path)
+
+
+def _read_rows(part: Rows, source: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Windows of the table, each read in one go from its first row wanted to its last: a seek per row costs more."""
+    in_window = max(1, CHUNK_BYTES // part.row_bytes)
+    at = 0
+    while at < len(part.ids):
+        first = int(part.ids[at])
+        behind = int(np.searchsorted(part.ids, first + in_window))
+        wanted = part.ids[at:behind]
+        count = int(wanted[-1]) - first + 1
+        data = _read(source, path, part.offset + first * part.row_bytes, count * part.row_bytes)
+        rows = np.frombuffer(data, dtype=np.uint8).reshape(count, part.row_bytes)
+        yield rows[wanted - first].tobytes()
+        at = behind
+
+
+def _read(source: BinaryIO, path: Path, offset: int, count: int) -> bytes:
+    try:
+        source.seek(offset)
+        data = source.read(count)
+    except OSError as error:
+        raise ModelFileError(path, f"the file cannot be read: {error.strerror or error}", offset=offset) from error
+    if len(data) != count:
+        raise ModelFileError(path, "the file became shorter after its header was read", offset=offset)
+    return data
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+def tokenizer_parts(header: GgufHeader) -> list[Part]:
+    """A GGUF with all of the source's metadata and no tensors."""
+    entries = [span for _, span in _raw_entries(header)]
+    return [_start(header, 0, len(entries)), *entries]
+
+
+def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
+    """The source with only the rows ``kept`` of its vocabulary, and without a tokenizer.
+
+    llama.cpp takes the vocabulary's size from ``<architecture>.vocab_size`` if the tokenizer's model is "no_vocab".
+    """
+    size_key = f"{header.architecture}.vocab_size"
+    entries: list[Part] = [
+        span for key, span in _raw_entries(header) if key != size_key and not key.startswith("tokenizer.")
+    ]
+    entries.append(Literal(_string_entry("tokenizer.ggml.model", "no_vocab")))
+    entries.append(Literal(_uint32_entry(size_key, len(kept))))
+    records, data, offset = bytearray(), list[Part](), 0
+    for tensor in header.tensors:
+        part, shape = _trimmed(tensor, header, kept)
+        records += _tensor_record(tensor, shape, offset)
+        padding = -part.byte_count % header.alignment
+        data += [part, Literal(bytes(padding))] if padding else [part]
+        offset += part.byte_count + padding
+    parts: list[Part] = [_start(header, len(header.tensors), len(entries)), *entries, Literal(bytes(records))]
+    written = sum(part.byte_count for part in parts)
+    return [*parts, Literal(bytes(-written % header.alignment)), *data]
+
+
+def trimmed_tensors(header: GgufHeader) -> tuple[TensorInfo, ...]:
+    """The tensors of which a trimmed model keeps rows only.
+
+    Raises ModelFileError if the model has other tables over the vocabulary, which nobody could slice for it.
+    """
+    vocabulary_size = header.vocabulary_size
+    for tensor in header.tensors:
+        if tensor.name == _PER_LAYER or (tensor.name not in _TRIMMED and vocabulary_size in tensor.shape):
+            reason = f"tensor {tensor.name} is a table over the vocabulary that the architecture looks up by token"
+            raise ModelFileError(
+                header.path, f"{reason}, so its vocabulary cannot be trimmed", hint="export it without trimming"
+            )
+    return tuple(tensor for tensor in header.tensors if tensor.name in _TRIMMED)
+
+
+def embedding_table(header: GgufHeader) -> TensorInfo:
+    """The tensor with a row for each token. Raises ModelFileError if there is none, or its rows are no tokens."""
+    table = next((tensor for tensor in header.tensors if tensor.name == EMBEDDING), None)
+    if table is None:
+        raise ModelFileError(header.path, f"it has no {EMBEDDING}: it is not a language model")
+    for tensor in trimmed_tensors(header):
+        rows = tensor.shape[-1]
+        dimensions = 1 if tensor.name.endswith(".bias") else 2
+        if len(tensor.shape) != dimensions or rows != header.vocabulary_size or tensor.byte_count % rows:
+            reason = (
+                f"tensor {tensor.name} of shape {tensor.shape} has no row for each of {header.vocabulary_size} tokens"
+            )
+            raise ModelFileError(header.path, reason)
+    return table
+
+
+def check_kept(kept: npt.NDArray[np.integer], vocabulary_size: int) -> Ids:
+    """``kept`` as int32. Raises InvalidRequestError unless it is ids of the vocabulary, ascending, at least one."""
+    if kept.ndim != 1 or kept.dtype.kind not in "iu" or len(kept) == 0:
+        raise InvalidRequestError("the tokens to keep must be a list of ids, at least one")
+    if not 0 <= int(kept.min()) <= int(kept.max()) < vocabulary_size:
+        raise InvalidRequestError(f"a token to keep lies outside the vocabulary of {vocabulary_size} tokens")
+    ids = kept.astype(np.int32)
+    if (np.diff(ids) <= 0).any():
+        raise InvalidRequestError("the tokens to keep must be in ascending order, each of them once")
+    return ids
+
+
+def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, tuple[int, ...]]:
+    if tensor.name not in _TRIMMED:
+        return Span(tensor.offset, tensor.byte_count), tensor.shape
+    row_bytes = tensor.byte_count // header.vocabulary_size
+    return Rows(tensor.offset, row_bytes, kept), (*tensor.shape[:-1], len(kept))
+
+
+def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
+    """Every key with the bytes it occupies, key and type included."""
+    found = []
+    with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = Cursor(header.path, data, len(data))
+        cursor.position = _FIRST_ENTRY
+        for _ in range(len(header.metadata)):
+            start = cursor.position
+            key = cursor.name("key", _MOST_KEY_BYTES)
+            read_entry(cursor, key)
+            found.append((key, Span(start, cursor.position - start)))
+    return found
+
+
+def _start(header: GgufHeader, tensors: int, keys: int) -> Literal:
+    return Literal(b"GGUF" + struct.pack("<IQQ", header.version, tensors, keys))
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _string_entry(key: str, value: str) -> bytes:
+    return _string(key) + struct.pack("<I", _VALUE_NUMBERS["string"]) + _string(value)
+
+
+def _uint32_entry(key: str, value: int) -> bytes:
+    return _string(key) + struct.pack("<II", _VALUE_NUMBERS["uint32"], value)
+
+
+def _tensor_record(tensor: TensorInfo, shape: tuple[int, ...], offset: int) -> bytes:
+    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return _string(tensor.name) + sizes + struct.pack("<IQ", _TYPE_NUMBERS[tensor.type_name], offset)

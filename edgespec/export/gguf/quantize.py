@@ -1,0 +1,166 @@
+"""Re-quantising a GGUF with llama.cpp's own quantizer."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edgespec.errors import CancelledError, DiskSpaceError, InvalidRequestError, ModelFileError
+from edgespec.files.disk import SLACK_BYTES, free_bytes
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.runtimes.llama.library import load
+
+__all__ = ["QUANTS", "Quant", "find_quant", "most_bytes", "requantize"]
+
+# Rows of one tensor in memory at once, as llama.cpp counts them. Its own default of 8 GiB is a whole tensor.
+_BUFFER_BYTES = 64 << 20
+
+# Looked at while native code works: often enough for a person who pressed Ctrl-C.
+_POLL_S = 0.2
+
+_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quant:
+    """A format llama.cpp writes: its name, its constant in llama.h, and the most bits a weight of a matrix takes."""
+
+    name: str
+    constant: str
+    most_bits: float
+
+
+def _quants() -> Mapping[str, Quant]:
+    # Left out: formats that need an importance matrix of calibration text (IQ1 to IQ3, Q2_K_S), and those that only
+    # models trained for them survive (TQ, MXFP4, NVFP4).
+    mixed = "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs"
+    # 8.5 bits: in the mixtures the head, and rows that do not divide into blocks of 256, are stored as up to Q8_0.
+    found = {
+        name: Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=8.5) for name in mixed.split()
+    }
+    for name in ("f16", "bf16"):
+        found[name] = Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=16)
+    found["f32"] = Quant(name="f32", constant="LLAMA_FTYPE_ALL_F32", most_bits=32)
+    return MappingProxyType(found)
+
+
+QUANTS: Mapping[str, Quant] = _quants()
+
+# "q4" is whatever is the usual 4 bits: the mixture that llama.cpp's own documentation recommends.
+_ALIASES = {"q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k", "q8": "q8_0"}
+
+
+def find_quant(name: str) -> Quant:
+    """The format called ``name``, in upper or lower case. Raises InvalidRequestError with the list of names."""
+    key = name.lower()
+    quant = QUANTS.get(_ALIASES.get(key, key))
+    if quant is None:
+        known = ", ".join(["keep", *QUANTS, *_ALIASES])
+        raise InvalidRequestError(f"unknown quantisation {name!r}", hint=f"one of {known}")
+    return quant
+
+
+def most_bytes(header: GgufHeader, quant: Quant) -> int:
+    """The most bytes the model can take as ``quant``: an upper bound, for asking whether the disk has room."""
+    bits = sum(tensor.elements * (quant.most_bits if len(tensor.shape) > 1 else 32) for tensor in header.tensors)
+    padding = header.alignment * (len(header.tensors) + 1)
+    return int(bits / 8) + header.data_offset + padding
+
+
+def requantize(
+    source: Path,
+    destination: Path,
+    quant: str,
+    threads: int,
+    *,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> GgufHeader:
+    """Write ``source`` with its matrices as ``quant`` to ``destination``; returns the checked header of the result.
+
+    ``destination`` is a temporary of the caller, who renames it; nothing is left there on an error. A source that is
+    quantised already is dequantised first and loses a little twice. ``progress`` gets the bytes written so far.
+
+    llama.cpp's quantizer cannot be stopped. After a cancellation it runs on in the background until it is done, into
+    a file that is already deleted. Raises InvalidRequestError, ModelFileError, DiskSpaceError, CancelledError,
+    RuntimeUnavailableError.
+    """
+    chosen = find_quant(quant)
+    if threads < 1:
+        raise InvalidRequestError(f"threads must be at least 1, not {threads}")
+    header = read_header(source)
+    if not header.tensors:
+        raise ModelFileError(source, "it holds no tensors, so there is nothing to quantise")
+    api: Any = load().api
+    params = api.llama_model_quantize_default_params()
+    params.nthread = threads
+    params.ftype = getattr(api, chosen.constant)
+    params.allow_requantize = any(tensor.type_name not in _PLAIN_TYPES for tensor in header.tensors)
+    if hasattr(params, "max_buf_size"):
+        params.max_buf_size = _BUFFER_BYTES
+    codes: list[int] = []
+    abandoned = threading.Event()
+
+    def work() -> None:
+        codes.append(
+            int(api.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params)))
+        )
+        if abandoned.is_set():
+            _remove(destination)  # opened only after the caller had given up
+
+    # Native code off the caller's thread, where Ctrl-C would wait for its end. A daemon, so that a process may end.
+    worker = threading.Thread(target=work, name="edgespec-quantize", daemon=True)
+    try:
+        worker.start()
+        while worker.is_alive():
+            worker.join(_POLL_S)
+            if cancelled is not None and cancelled():
+                raise CancelledError("the quantisation was cancelled; nothing was written")
+            _report(source, destination, progress)
+        if codes != [0]:
+            raise _failure(source, destination, chosen, codes)
+        with destination.open("rb+") as file:
+            os.fsync(file.fileno())
+        _report(source, destination, progress)
+        return read_header(destination)
+    except BaseException:
+        abandoned.set()
+        _remove(destination)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _report(source: Path, destination: Path, progress: ProgressCallback | None) -> None:
+    if progress is not None:
+        written = destination.stat().st_size if destination.exists() else 0
+        progress(ProgressEvent(stage="quantising", source=str(source), done_bytes=written))
+
+
+def _failure(source: Path, destination: Path, quant: Quant, codes: list[int]) -> Exception:
+    free = free_bytes(destination)
+    if free < SLACK_BYTES:
+        return DiskSpaceError(
+            f"the disk filled up while {source.name} was being quantised; nothing that was there before has changed",
+            needed_bytes=SLACK_BYTES,
+            free_bytes=free,
+            hint="free some space, or give a folder on a larger disk",
+        )
+    code = f"code {codes[0]}" if codes else "an exception"
+    return ModelFileError(
+        source,
+        f"llama.cpp could not quantise it to {quant.name} ({code})",
+        hint="run with --debug to see llama.cpp's log",
+    )

@@ -1,0 +1,218 @@
+"""A Hugging Face folder in (config.json, tokenizer.json, safetensors), a folder with a GGUF out; without PyTorch."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.export.gguf.files import KEEP, MODEL, SCHEMA_VERSION, check_destination
+from edgespec.export.gguf.quantize import find_quant, requantize
+from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
+from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
+from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
+from edgespec.export.staging import staged_folder
+from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.safetensors import read_safetensors_folder
+from edgespec.runtimes.llama.library import load
+from edgespec.store.manifest import MANIFEST_NAME
+
+__all__ = ["export_from_folder", "is_model_folder", "write_weightless"]
+
+_REQUANTISED = "requantised.gguf"  # in the temporary folder only
+
+# general.file_type, as llama.h numbers it (enum llama_ftype), by the type of most of the weights.
+_FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "BF16": 32}
+
+# Beyond the weights: the header. A vocabulary takes some 30 bytes a token and merge, a tensor's record under 200.
+_TOKEN_BYTES, _TENSOR_BYTES, _HEADER_BYTES = 128, 256, 4 << 20
+
+# Pieces worth telling about: a norm is not.
+_TOLD_BYTES = 1 << 16
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether ``path`` looks like a folder that transformers saved: it holds a config.json."""
+    return (path / CONFIG).is_file()
+
+
+def export_from_folder(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    licence: str | None = None,
+    quant: str = KEEP,
+    threads: int = 1,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> Mapping[str, Any]:
+    """Write the model in the folder ``source`` to ``folder``/model.gguf; returns its manifest.
+
+    With ``quant`` "keep" the matrices keep their type (F32, F16 or BF16) and every bit of their values; otherwise
+    they are quantised to that format, on ``threads`` threads. ``name`` and ``licence`` go into manifest and GGUF.
+    ``folder`` appears whole or not at all; an earlier artefact there is replaced, anything else refused. A tensor is
+    read in pieces of some megabytes, so memory does not grow with the model.
+
+    Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted here,
+    DiskSpaceError, CancelledError, EdgespecError if ``folder`` cannot be written.
+    """
+    if not name:
+        raise InvalidRequestError("a model needs a name")
+    chosen = None if quant == KEEP else find_quant(quant)
+    if threads < 1:
+        raise InvalidRequestError(f"threads must be at least 1, not {threads}")
+    check_destination(source / CONFIG, folder)
+    config = read_config(source)
+    tensors = read_safetensors_folder(source)
+    rows = count_rows(tensors, config, source)
+    planned = plan_tensors(tensors, config, rows, source)
+    vocabulary = read_vocabulary(source, rows)
+
+    kept_bytes = sum(tensor.byte_count for tensor in planned)
+    header_bytes = _HEADER_BYTES + _TOKEN_BYTES * rows + _TENSOR_BYTES * len(planned)
+    needed_bytes = kept_bytes + header_bytes
+    if chosen is not None:  # both files, until the quantised one is complete
+        bits = sum(each.elements * (chosen.most_bits if len(each.shape) > 1 else 32) for each in planned)
+        needed_bytes += int(bits / 8) + header_bytes
+    with staged_folder(folder, needed_bytes=needed_bytes) as stage:
+        path = stage / MODEL
+        _write(
+            path,
+            config.architecture,
+            planned,
+            _metadata(config, vocabulary, planned, name, licence),
+            progress,
+            cancelled,
+        )
+        header = read_header(path)
+        if chosen is not None:
+            quantised = stage / _REQUANTISED
+            requantize(path, quantised, quant, threads, progress=progress, cancelled=cancelled)
+            quantised.replace(path)
+            header = read_header(path)
+        digest = sha256_file(path, cancelled=cancelled)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "gguf",
+            # The sum of the weights' files; hashing them all would take as long as the export.
+            "source": {
+                "name": name,
+                "sha256": None,
+                "bytes": _bytes_of({tensor.path for tensor in tensors.values()}),
+            },
+            "edgespec": metadata.version("edgespec"),
+            "architecture": config.architecture,
+            "vocabulary_size": rows,
+            "quant": quant if chosen is None else chosen.name,
+            "licence": licence,
+            "tools": {
+                "gguf": metadata.version("gguf"),
+                **({} if chosen is None else {"llama.cpp": load().build}),
+            },
+            "tensors": _tensor_types(header),
+            "files": {MODEL: {"bytes": header.file_bytes, "sha256": digest}},
+        }
+        write_json(stage / MANIFEST_NAME, manifest)
+    return manifest
+
+
+def write_weightless(
+    path: Path,
+    architecture: str,
+    name: str,
+    licence: str | None,
+    values: Mapping[str, Value],
+    vocabulary: Vocabulary,
+) -> None:
+    """Write a GGUF with the tokenizer and ``values``, the architecture's keys, and without weights."""
+    _write(path, architecture, (), {**_general(name, licence), **values, **vocabulary.metadata()}, None, None)
+
+
+def _bytes_of(paths: set[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def _tensor_types(header: GgufHeader) -> dict[str, int]:
+    """How many tensors there are of each type."""
+    return dict(sorted(Counter(tensor.type_name for tensor in header.tensors).items()))
+
+
+def _metadata(
+    config: ModelConfig, vocabulary: Vocabulary, planned: Sequence[PlannedTensor], name: str, licence: str | None
+) -> dict[str, Value]:
+    """All keys of the GGUF but general.architecture, which its writer adds."""
+    share: Counter[str] = Counter()
+    for tensor in planned:
+        share[tensor.type_name] += tensor.byte_count
+    general = _general(name, licence)
+    general["general.file_type"] = _FILE_TYPES[share.most_common(1)[0][0]]
+    sizes: dict[str, Value] = {f"{config.architecture}.vocab_size": len(vocabulary.tokens)}
+    return general | config.metadata() | sizes | vocabulary.metadata()
+
+
+def _general(name: str, licence: str | None) -> dict[str, Value]:
+    general: dict[str, Value] = {"general.type": "model", "general.name": name}
+    if licence:
+        general["general.license"] = licence
+    return general
+
+
+def _write(
+    path: Path,
+    architecture: str,
+    planned: Sequence[PlannedTensor],
+    values: Mapping[str, Value],
+    progress: ProgressCallback | None,
+    cancelled: Cancelled | None,
+) -> None:
+    """Write the GGUF, which is on disk when this returns."""
+    alignment = _write_header(path, architecture, planned, values)
+    total, done = sum(tensor.byte_count for tensor in planned), 0
+    # The package's writer lays out the header; its way of writing weights takes a whole tensor at a time and reports
+    # a full disk as a count.
+    with path.open("ab") as file:
+        file.write(bytes(-file.tell() % alignment))
+        for tensor in planned:
+            for chunk in tensor.chunks():
+                if cancelled is not None and cancelled():
+                    raise CancelledError("the export was cancelled; nothing was written")
+                file.write(chunk.data)
+                done += chunk.nbytes
+                if progress is not None and (chunk.nbytes >= _TOLD_BYTES or done == total):
+                    progress(ProgressEvent(stage="writing", source=MODEL, done_bytes=done, total_bytes=total))
+            file.write(bytes(-file.tell() % alignment))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_header(
+    path: Path, architecture: str, planned: Sequence[PlannedTensor], values: Mapping[str, Value]
+) -> int:
+    """Write everything before the weights; returns the alignment of each tensor's data in bytes."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, architecture)
+    kinds = gguf.GGUFValueType
+    types = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING, tuple: kinds.ARRAY}
+    try:
+        for key, value in values.items():
+            writer.add_key_value(key, value, types[type(value)])
+        for tensor in planned:
+            # The type given by name decides; the one of numpy's is only looked at for quantised tensors.
+            kind = gguf.GGMLQuantizationType[tensor.type_name]
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.byte_count, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
+    return int(writer.data_alignment)

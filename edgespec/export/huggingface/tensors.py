@@ -1,0 +1,225 @@
+"""Tensors of a safetensors folder under the names, shapes and orders llama.cpp expects: planned, then streamed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.huggingface.config import ModelConfig, rope_factors
+from edgespec.files.json_object import DOWNLOAD_AGAIN
+from edgespec.files.safetensors import SafeTensor, to_float32
+
+__all__ = ["EMBEDDING", "HEAD", "PlannedTensor", "count_rows", "interleaved", "plan_tensors"]
+
+EMBEDDING, HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_SUFFIXES = (".weight", ".bias")
+
+_ELEMENT_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+
+# Written at once: large enough that the disk is the cost, small enough that cancelling is prompt.
+_CHUNK_BYTES = 8 << 20
+
+# As many tokens as a tokenizer.json may have; the largest vocabulary known has 262144.
+_MOST_ROWS = 1 << 20
+
+# Buffers that old releases of transformers saved with the weights; they follow from config.json.
+_DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
+
+# A model with more than text: where its text model is, since transformers 5 and before, and what is left out.
+_TEXT_PREFIXES = ("model.language_model.", "language_model.model.")
+_TEXT_HEAD = "language_model.lm_head.weight"
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+_BLOCK_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+# Matrices that may (llama) or must (qwen2) have a bias in llama.cpp; those of the other architectures have none.
+_BIASES: Mapping[str, tuple[str, ...]] = {"llama": _BLOCK_MATRICES, "qwen2": ("attn_q", "attn_k", "attn_v")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTensor:
+    """One tensor of the GGUF: ``shape`` slowest dimension first, ``type_name`` F32, F16 or BF16.
+
+    Its elements are those of ``source``, or ``values`` where they are computed. ``heads``: the rows of each of that
+    many heads are interleaved. ``offset`` is added to every element (float32 only).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    source: SafeTensor | None = None
+    values: npt.NDArray[np.float32] | None = None
+    heads: int | None = None
+    offset: float = 0.0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def byte_count(self) -> int:
+        return self.elements * _ELEMENT_BYTES[self.type_name]
+
+    def chunks(self) -> Iterator[npt.NDArray[Any]]:
+        """The elements in order, in pieces of some megabytes. Raises ModelFileError if they cannot be read."""
+        if self.source is None:
+            if self.values is not None:
+                yield self.values
+            return
+        stored = self.source.view()
+        height = stored.shape[0] // (self.heads or 1)
+        if self.heads is None:
+            row_bytes = max(stored.nbytes // max(stored.shape[0], 1), 1)
+            height = max(_CHUNK_BYTES // row_bytes, 1)
+        for first in range(0, stored.shape[0], max(height, 1)):
+            rows = stored[first : first + height]
+            if self.type_name == "F32":
+                rows = to_float32(rows)
+            if self.heads is not None:
+                rows = interleaved(rows)
+            yield np.ascontiguousarray(rows + np.float32(self.offset) if self.offset else rows)
+
+
+def interleaved(head: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows of one head so that row i and row i + n/2, which are rotated together, become neighbours."""
+    halves = head.reshape(2, head.shape[0] // 2, *head.shape[1:])
+    return halves.swapaxes(0, 1).reshape(head.shape)
+
+
+def count_rows(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> int:
+    """Rows of the input embedding, which is the size of the vocabulary. Raises ModelFileError."""
+    for name in ("model.embed_tokens.weight", *(f"{prefix}embed_tokens.weight" for prefix in _TEXT_PREFIXES)):
+        tensor = tensors.get(name)
+        if tensor is not None and len(tensor.shape) == 2 and 0 < tensor.shape[0] <= _MOST_ROWS:
+            if config.vocabulary_size not in (None, tensor.shape[0]):
+                reason = f"{name} has {tensor.shape[0]} rows and config.json says {config.vocabulary_size}"
+                raise ModelFileError(tensor.path, reason, hint=DOWNLOAD_AGAIN)
+            return tensor.shape[0]
+    raise ModelFileError(folder, "its weights lack model.embed_tokens.weight", hint=DOWNLOAD_AGAIN)
+
+
+def plan_tensors(
+    tensors: Mapping[str, SafeTensor], config: ModelConfig, rows: int, folder: Path
+) -> tuple[PlannedTensor, ...]:
+    """What the GGUF holds, in its order, for a vocabulary of ``rows`` tokens.
+
+    Raises ModelFileError if a tensor is missing, unknown, of another shape than ``config`` says or of a type that
+    holds no plain numbers.
+    """
+    named = _renamed(tensors, config, folder)
+    if config.tied:
+        named.pop(HEAD, None)  # what it would hold is the embedding
+    needed = _shapes(config, rows)
+    if config.tied is None and HEAD not in named:
+        del needed[HEAD]
+    planned = []
+    for name, shape in needed.items():
+        tensor = named.pop(name, None)
+        if tensor is None:
+            raise ModelFileError(folder, f"its weights lack the tensor for {name}", hint=DOWNLOAD_AGAIN)
+        planned.append(_plan(tensor, name, shape, config))
+        bias = name.removesuffix("weight") + "bias"
+        if bias in named and _kind_of(name) in _BIASES.get(config.architecture, ()):
+            planned.append(_plan(named.pop(bias), bias, shape[:1], config))
+        elif config.architecture == "qwen2" and _kind_of(name) in _BIASES["qwen2"]:
+            raise ModelFileError(folder, f"its weights lack the tensor for {bias}", hint=DOWNLOAD_AGAIN)
+    for tensor in named.values():
+        raise InvalidRequestError(
+            f"{tensor.path}: llama.cpp has no place for tensor {tensor.name[:80]!a} in this architecture",
+            hint="`--to onnx` converts such models through Optimum",
+        )
+    factors = rope_factors(config)
+    if factors is not None:
+        planned.append(PlannedTensor(name=_ROPE_FACTORS, shape=factors.shape, type_name="F32", values=factors))
+    return tuple(planned)
+
+
+def _kind_of(name: str) -> str:
+    """The part of a layer that a tensor belongs to: "attn_q" of "blk.3.attn_q.weight"."""
+    return name.split(".")[2] if name.startswith("blk.") else ""
+
+
+def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> dict[str, SafeTensor]:
+    """The tensors of the text model by their names in a GGUF."""
+    import gguf
+
+    architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture)
+    names = gguf.get_tensor_name_map(architecture, config.block_count)
+    found: dict[str, SafeTensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(_DERIVED) or (config.multimodal and name.startswith(_OTHER_PARTS)):
+            continue
+        theirs = _text_name(name) if config.multimodal else name
+        ours = names.get_name(theirs, try_suffixes=_SUFFIXES)
+        # A name without a suffix is a module's, and one that is ours already was never saved by transformers.
+        if ours is None or not theirs.endswith(_SUFFIXES) or theirs == ours:
+            raise InvalidRequestError(
+                f"{tensor.path}: tensor {name[:80]!a} is none of the {config.architecture} architecture's",
+                hint="give a folder as transformers saves it; adapters must be merged first",
+            )
+        if ours in found:
+            raise ModelFileError(folder, f"its weights hold {ours} twice", hint=DOWNLOAD_AGAIN)
+        found[ours] = tensor
+    return found
+
+
+def _text_name(name: str) -> str:
+    if name == _TEXT_HEAD:
+        return "lm_head.weight"
+    for prefix in _TEXT_PREFIXES:
+        if name.startswith(prefix):
+            return "model." + name.removeprefix(prefix)
+    return name
+
+
+def _shapes(config: ModelConfig, rows: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor the architecture needs, biases aside, with its shape."""
+    width, inner = config.embedding_length, config.feed_forward_length
+    queries, keys = config.head_count * config.head_length, config.head_count_kv * config.head_length
+    block: dict[str, tuple[int, ...]] = {
+        "attn_norm": (width,),
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_output": (width, queries),
+        "ffn_norm": (width,),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }
+    if config.architecture in ("qwen3", "gemma3"):
+        block |= {"attn_q_norm": (config.head_length,), "attn_k_norm": (config.head_length,)}
+    if config.architecture == "gemma3":
+        block |= {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, width), "output_norm.weight": (width,)}
+    if not config.tied:
+        shapes[HEAD] = (rows, width)
+    for layer in range(config.block_count):
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+    return shapes
+
+
+def _plan(tensor: SafeTensor, name: str, shape: tuple[int, ...], config: ModelConfig) -> PlannedTensor:
+    if tensor.shape != shape:
+        reason = f"tensor {tensor.name} has the shape {list(tensor.shape)} and config.json says {list(shape)}"
+        raise ModelFileError(tensor.path, reason, hint=DOWNLOAD_AGAIN)
+    if tensor.dtype not in _ELEMENT_BYTES:
+        raise InvalidRequestError(
+            f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; only F32, F16 and BF16 weights are converted",
+            hint="give the folder with the original weights; --quant quantises them",
+        )
+    heads = {"attn_q": config.head_count, "attn_k": config.head_count_kv}.get(_kind_of(name))
+    return PlannedTensor(
+        name=name,
+        shape=shape,
+        type_name="F32" if len(shape) == 1 else tensor.dtype,  # llama.cpp adds and multiplies vectors in float32 only
+        source=tensor,
+        heads=heads if config.permutes_heads else None,
+        offset=config.norm_offset if name.endswith("_norm.weight") else 0.0,
+    )

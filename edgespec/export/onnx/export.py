@@ -1,0 +1,328 @@
+"""GGUF in, a folder with an ONNX model out, without PyTorch.
+
+The folder holds ``model.onnx`` (the graph), ``model.onnx.data`` (all weights), ``tokenizer.gguf`` (the source's
+metadata without weights) and ``manifest.json``. Weights go through memory a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
+from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, read_part, tokenizer_parts
+from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_tables
+from edgespec.export.onnx.package import require_onnx
+from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
+from edgespec.export.onnx.weights import float_rows, pack_rows
+from edgespec.export.staging import staged_folder, trim_notes
+from edgespec.files.atomic import write_json
+from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader, TensorInfo
+from edgespec.files.onnx.folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.onnx.interface import ROWS, SHARED
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+
+__all__ = ["LEAST_STATIC_CACHE", "check_static_cache", "export_onnx"]
+
+# What it takes to time a drafter beside its target (calibration/timing.py). A chat's first answer fills it as well.
+LEAST_STATIC_CACHE = 256
+
+
+# Weights unpacked at once: 4 MiB as float32. Larger pieces are no faster, and a cancellation waits for one.
+_CHUNK_WEIGHTS = 1 << 20
+
+_Files = dict[str, dict[str, int | str]]
+
+
+def check_static_cache(tokens: int, context_length: int) -> None:
+    """Raises InvalidRequestError unless a model of so many positions can have a fixed cache for ``tokens``."""
+    if not LEAST_STATIC_CACHE <= tokens <= context_length:
+        most = f"and this model has positions for {context_length}"
+        raise InvalidRequestError(
+            f"a fixed cache cannot have room for {tokens} tokens",
+            hint=f"it needs {LEAST_STATIC_CACHE} at least, {most}",
+        )
+
+
+def export_onnx(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    sha256: str | None,
+    licence: str | None = None,
+    quant: str = "keep",
+    kept: npt.NDArray[np.int32] | None = None,
+    static_cache: int | None = None,
+    notes: Mapping[str, Any] | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> Mapping[str, Any]:
+    """Write the model ``source`` as an ONNX model to ``folder``; returns its manifest.
+
+    ``quant`` "keep" loses nothing of Q4_0, Q5_0, Q8_0, IQ4_NL and plain numbers, and rounds other types to 8 bits;
+    "q4" makes every matrix 4-bit, except for a head that takes more in the source, which becomes 8-bit. ``kept`` is
+    int32 of shape (N,), ascending token ids: the head then has these rows only; ``notes`` (plain JSON: how they were
+    chosen) become the manifest's ``trim``. With ``static_cache`` the graph is one of fixed shapes with a cache for so
+    many tokens, as NPUs need it: LEAST_STATIC_CACHE at least, and no more than the model has positions. ``name``,
+    ``sha256`` and ``licence`` are the source's, for the manifest. ``folder`` appears whole or not at all; an earlier
+    artefact there is replaced, anything else refused.
+
+    Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot become an ONNX model,
+    RuntimeUnavailableError without the package onnx, DiskSpaceError, CancelledError, EdgespecError if ``folder``
+    cannot be written.
+    """
+    trim = trim_notes(notes)
+    build_graph = _graph_builder(static_cache)
+    header = read_header(source)
+    shape = describe_model(header)
+    ids = None if kept is None else check_kept(np.asarray(kept), header.vocabulary_size)
+    plan = plan_tables(header, _limited(shape, static_cache), quant, ids)
+    graph: bytes = build_graph(shape, plan).SerializeToString()
+    tokenizer = tokenizer_parts(header)
+    if source.resolve().is_relative_to(folder.resolve()):
+        raise InvalidRequestError(
+            f"{source} lies in {folder}, which would be replaced", hint="export to another folder"
+        )
+    needed_bytes = plan.data_bytes + len(graph) + sum(part.byte_count for part in tokenizer)
+    with staged_folder(folder, needed_bytes=needed_bytes) as stage:
+        files: _Files = {}
+        with _opened(header) as file:
+            reader = _Reader(header, file, cancelled)
+            with _written(stage / DATA_NAME, files) as out:
+                told = _Told(out, plan.data_bytes, progress)
+                _write_tables(reader, plan, out, told)
+                _write_constants(reader, shape, plan, ids, out, told)
+            with _written(stage / TOKENIZER_NAME, files) as out:
+                for part in tokenizer:
+                    for data in reader.pieces(part):
+                        out.write(data)
+        with _written(stage / GRAPH_NAME, files) as out:
+            out.write(graph)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": ONNX_KIND,
+            "source": {"name": name, "sha256": sha256, "bytes": header.file_bytes},
+            "edgespec": metadata.version("edgespec"),
+            "architecture": header.architecture,
+            "vocabulary_size": shape.vocabulary_size,
+            "kept": None if ids is None else len(ids),
+            "quant": quant,
+            "context_length": shape.context_length,
+            "block_count": len(shape.blocks),
+            "embedding_length": shape.embedding_length,
+            "head_count": shape.head_count,
+            "head_count_kv": shape.head_count_kv,
+            "key_length": shape.head_length,
+            "kv_type": "f32",
+            "cache": SHARED if static_cache is None else ROWS,
+            "static_cache": static_cache,
+            "window": None if static_cache is None else _window(shape),
+            "tensors": plan.types(),
+            "licence": licence,
+            **trim,
+            "files": files,
+            "tools": {"gguf": metadata.version("gguf"), "onnx": metadata.version("onnx")},
+        }
+        write_json(stage / MANIFEST_NAME, manifest)
+        read_onnx_folder(stage)  # what our own reader would refuse never gets its name
+    return manifest
+
+
+def _limited(shape: ModelShape, static_cache: int | None) -> ModelShape:
+    """The shape with positions for the tokens of a fixed cache only. Raises InvalidRequestError."""
+    if static_cache is None:
+        return shape
+    check_static_cache(static_cache, shape.context_length)
+    return replace(shape, context_length=static_cache)
+
+
+def _window(shape: ModelShape) -> int | None:
+    """The tokens that layers with a window see; they all see as many."""
+    return next((block.window for block in shape.blocks if block.window is not None), None)
+
+
+def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan], Any]:
+    require_onnx()
+    from edgespec.export.onnx.graph import build_graph
+    from edgespec.export.onnx.static_graph import build_static_graph
+
+    return build_graph if static_cache is None else partial(build_static_graph, capacity=static_cache)
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def _opened(header: GgufHeader) -> BinaryIO:
+    try:
+        return header.path.open("rb")
+    except OSError as error:
+        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
+
+
+class _Reader:
+    """The source, open; every piece read from it is a chance to cancel."""
+
+    def __init__(self, header: GgufHeader, file: BinaryIO, cancelled: Cancelled | None) -> None:
+        self.header = header
+        self._file, self._cancelled = file, cancelled
+
+    def pieces(self, part: Part) -> Iterator[bytes]:
+        for data in read_part(part, self._file, self.header.path):
+            self.check_cancelled()
+            yield data
+
+    def check_cancelled(self) -> None:
+        if self._cancelled is not None and self._cancelled():
+            raise CancelledError("the export was cancelled; nothing was written")
+
+    def rows(self, tensor: TensorInfo, ids: npt.NDArray[np.int32] | None) -> Iterator[npt.NDArray[np.uint8]]:
+        """The rows ``ids`` (None: all) of a tensor, some at a time: uint8 (rows, bytes of a row)."""
+        columns, *rest = tensor.shape
+        total = rest[0] if rest else 1
+        row_bytes = tensor.byte_count // total
+        count = total if ids is None else len(ids)
+        at_once = max(1, _CHUNK_WEIGHTS // columns)
+        for first in range(0, count, at_once):
+            some = min(at_once, count - first)
+            part: Part = (
+                Span(tensor.offset + first * row_bytes, some * row_bytes)
+                if ids is None
+                else Rows(tensor.offset, row_bytes, ids[first : first + some])
+            )
+            yield np.frombuffer(b"".join(self.pieces(part)), dtype=np.uint8).reshape(some, row_bytes)
+
+    def check_finite(self, values: npt.NDArray[Any], what: str) -> None:
+        if not np.isfinite(values).all():
+            raise ModelFileError(self.header.path, f"{what} holds weights that are no finite numbers")
+
+
+# ------------------------------------------------------------------------------------------- writing
+
+
+class _Output:
+    """A new file, hashed while it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest, self.size = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.digest.update(data)
+        self.size += len(data)
+
+    def pad_to(self, offset: int) -> None:
+        self.write(bytes(offset - self.size))
+
+
+@contextmanager
+def _written(path: Path, files: _Files) -> Iterator[_Output]:
+    """The new file ``path``, on disk and recorded in ``files`` when the block ends well."""
+    with path.open("xb") as file:
+        out = _Output(file)
+        yield out
+        file.flush()
+        os.fsync(file.fileno())
+    files[path.name] = {"bytes": out.size, "sha256": out.digest.hexdigest()}
+
+
+class _Told:
+    """Tells the caller how far the data file is."""
+
+    def __init__(self, out: _Output, total_bytes: int, progress: ProgressCallback | None) -> None:
+        self._out, self._total_bytes, self._progress = out, total_bytes, progress
+
+    def __call__(self) -> None:
+        if self._progress is not None:
+            done = self._out.size
+            event = ProgressEvent(stage="writing", source=DATA_NAME, done_bytes=done, total_bytes=self._total_bytes)
+            self._progress(event)
+
+
+def _write_tables(reader: _Reader, plan: TablePlan, out: _Output, told: _Told) -> None:
+    for table in plan.tables.values():
+        out.pad_to(table.values.offset)
+        scales = []
+        for tensor in table.tensors:
+            for raw in reader.rows(tensor, table.ids):
+                values, some = _converted(reader, table, tensor, raw)
+                out.write(values.tobytes())
+                if some is not None:
+                    scales.append(some)
+                told()
+        if table.scales is not None:
+            out.pad_to(table.scales.offset)
+            for some in scales:
+                out.write(some.tobytes())
+
+
+def _converted(
+    reader: _Reader, table: Table, tensor: TensorInfo, raw: npt.NDArray[np.uint8]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Values and, of a packed table, scales of some rows."""
+    if table.bits is not None and table.scales is not None:
+        half = table.scales.element == "float16"
+        packed = pack_rows(raw, tensor.type_name, table.bits, half_scales=half)
+        reader.check_finite(packed.scales, tensor.name)
+        return packed.weights, packed.scales
+    if table.values.element != "float32":
+        return raw, None
+    values = float_rows(raw, tensor.type_name)
+    reader.check_finite(values, tensor.name)
+    return values, None
+
+
+def _write_constants(
+    reader: _Reader,
+    shape: ModelShape,
+    plan: TablePlan,
+    ids: npt.NDArray[np.int32] | None,
+    out: _Output,
+    told: _Told,
+) -> None:
+    factors = _rope_factors(reader)
+    for table in plan.ropes.values():
+        for which, stored in enumerate((table.cosines, table.sines)):
+            out.pad_to(stored.offset)
+            for rows in _rope_rows(shape, table, factors, which):
+                reader.check_cancelled()
+                reader.check_finite(rows, "its rotary embedding")
+                out.write(rows.tobytes())
+                told()
+    if ids is not None and plan.kept_ids is not None:
+        out.pad_to(plan.kept_ids.offset)
+        out.write(ids.astype("<i8").tobytes())
+    out.pad_to(plan.data_bytes)
+    told()
+
+
+def _rope_rows(
+    shape: ModelShape, table: RopeTable, factors: npt.NDArray[np.float32] | None, which: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The rows of the table of cosines (``which`` 0) or sines (1), some at a time."""
+    positions, half = table.cosines.shape
+    at_once = max(1, _CHUNK_WEIGHTS // half)
+    for first in range(0, positions, at_once):
+        some = np.arange(first, min(first + at_once, positions))
+        yield rope_tables(table.rope, some, shape.head_length, factors)[which]
+
+
+def _rope_factors(reader: _Reader) -> npt.NDArray[np.float32] | None:
+    for tensor in reader.header.tensors:
+        if tensor.name == "rope_freqs.weight":
+            factors: npt.NDArray[np.float32] = float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
+            return factors
+    return None

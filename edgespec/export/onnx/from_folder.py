@@ -1,0 +1,187 @@
+"""A Hugging Face folder in, a folder with an ONNX model out, through Optimum in a Python of its own.
+
+The graph is what PyTorch's tracer makes of transformers' model, rewritten to what our runtime feeds; the weights are
+float32, or 4-bit by onnxruntime's quantizer. Memory in this process does not grow with the model; in the other it
+takes the float32 weights some three times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.export.gguf.files import KEEP, check_destination
+from edgespec.export.huggingface.config import CONFIG
+from edgespec.export.huggingface.description import FolderModel, describe_folder
+from edgespec.export.huggingface.gguf import write_weightless
+from edgespec.export.huggingface.tokenizer import read_vocabulary
+from edgespec.export.onnx.package import require_onnx
+from edgespec.export.optimum.environment import prepare_environment
+from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
+from edgespec.export.staging import staged_folder
+from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
+from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
+from edgespec.files.home import Home
+from edgespec.files.onnx.folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.onnx.interface import WHOLE
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.files.safetensors import read_safetensors_folder
+
+__all__ = ["QUANTS", "export_folder_to_onnx"]
+
+QUANTS = (KEEP, "q4")
+
+# Of the files that the worker leaves, as optimum/worker.py names them.
+_PACKED, _PACKED_DATA = "packed.onnx", "packed.data"
+
+_ALIGNMENT = 4096  # bytes: the least page of the machines we know, so that every table can be mapped by itself
+
+# Graph and tokenizer: a few MB each.
+_OTHER_BYTES = 64 << 20
+
+
+def export_folder_to_onnx(
+    source: Path,
+    folder: Path,
+    *,
+    name: str,
+    home: Home,
+    licence: str | None = None,
+    quant: str = KEEP,
+    python: Path | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> Mapping[str, Any]:
+    """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns its manifest.
+
+    ``quant`` "keep" leaves the weights float32, which every source type fits into; "q4" makes all matrices but the
+    embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter that has Optimum; None: that of an
+    environment under ``home``, made first if need be. ``name`` and ``licence`` go into the manifest. ``folder``
+    appears whole or not at all; an earlier artefact there is replaced, anything else refused.
+
+    Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted,
+    RuntimeUnavailableError without the packages, DownloadError, DiskSpaceError, MemoryLimitError, CancelledError,
+    EdgespecError if ``folder`` cannot be written.
+    """
+    if not name:
+        raise InvalidRequestError("a model needs a name")
+    if quant not in QUANTS:
+        raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
+    require_onnx()
+    check_destination(source / CONFIG, folder)
+    model = describe_folder(source)
+    vocabulary = read_vocabulary(source, model.vocabulary_size)
+    tensors = read_safetensors_folder(source)
+    elements = [each.elements for each in tensors.values()]
+    # Each step's files lie beside those of the step before; a head tied to the embedding becomes a table of its own.
+    needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
+    if python is None:
+        python = prepare_environment(home, progress=progress, cancelled=cancelled)
+    else:
+        check_interpreter(python, progress=progress, cancelled=cancelled)
+    with staged_folder(folder, needed_bytes=needed_bytes) as stage:
+        work = stage / "work"
+        work.mkdir()
+        for step in (["convert", os.fspath(source.resolve()), os.fspath(work)], ["pack", os.fspath(work), quant]):
+            result = run_worker(python, step, source=name, progress=progress, cancelled=cancelled)
+        graph, files = _write_graph(work, stage, model, progress, cancelled)
+        shutil.rmtree(work)
+        write_weightless(stage / TOKENIZER_NAME, model.architecture, name, licence, model.metadata(graph), vocabulary)
+        for written in (TOKENIZER_NAME, GRAPH_NAME):
+            path = stage / written
+            files[written] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": ONNX_KIND,
+            # The sum of the weights' files; hashing them all would take as long as the export.
+            "source": {
+                "name": name,
+                "sha256": None,
+                "bytes": sum(path.stat().st_size for path in {each.path for each in tensors.values()}),
+            },
+            "edgespec": metadata.version("edgespec"),
+            "architecture": model.architecture,
+            "model_type": model.model_type,
+            "vocabulary_size": model.vocabulary_size,
+            "kept": None,
+            "quant": quant,
+            "context_length": model.context_length,
+            "block_count": graph.block_count,
+            "embedding_length": model.embedding_length,
+            "head_count": model.head_count,
+            "head_count_kv": graph.head_count_kv,
+            "key_length": graph.key_length,
+            "kv_type": "f32",
+            "cache": WHOLE,
+            "static_cache": None,
+            "tensors": dict(graph.types),
+            "licence": licence,
+            "files": files,
+            "tools": {"gguf": metadata.version("gguf"), **versions_in(result)},
+        }
+        write_json(stage / MANIFEST_NAME, manifest)
+        read_onnx_folder(stage)  # what our own reader would refuse never gets its name
+    return manifest
+
+
+def _write_graph(
+    work: Path, stage: Path, model: FolderModel, progress: ProgressCallback | None, cancelled: Cancelled | None
+) -> tuple[Any, dict[str, Any]]:
+    """Rewrite what the worker left; returns the graph and the record of the weights' file."""
+    from edgespec.export.onnx.whole_graph import load_graph, rewrite_graph
+
+    for name in (_PACKED, _PACKED_DATA):
+        if not (work / name).is_file():
+            raise InvalidRequestError(f"the conversion left no {name}", hint="report this with the model's name")
+    graph = rewrite_graph(
+        load_graph(work / _PACKED),
+        data_name=_PACKED_DATA,
+        data_bytes=(work / _PACKED_DATA).stat().st_size,
+        context_length=model.context_length,
+    )
+    if graph.rows != model.vocabulary_size:
+        raise InvalidRequestError(
+            f"its head scores {graph.rows} tokens and its config.json states {model.vocabulary_size}",
+            hint="such a model cannot be exported",
+        )
+    digest, end = hashlib.sha256(), 0
+    total = sum(each.byte_count for each in graph.weights)
+    with (work / _PACKED_DATA).open("rb") as source, (stage / DATA_NAME).open("xb") as out:
+        for weight in graph.weights:
+            padding = bytes(-end % _ALIGNMENT)
+            out.write(padding)
+            digest.update(padding)
+            end += len(padding)
+            graph.place(weight.name, end, DATA_NAME)
+            _copy(source, out, weight.offset, weight.byte_count, digest, cancelled)
+            end += weight.byte_count
+            if progress is not None:
+                progress(
+                    ProgressEvent(stage="writing", source=DATA_NAME, done_bytes=min(end, total), total_bytes=total)
+                )
+        out.flush()
+        os.fsync(out.fileno())
+    with (stage / GRAPH_NAME).open("xb") as out:
+        out.write(graph.model.SerializeToString())
+        out.flush()
+        os.fsync(out.fileno())
+    return graph, {DATA_NAME: {"bytes": end, "sha256": digest.hexdigest()}}
+
+
+def _copy(source: BinaryIO, out: BinaryIO, offset: int, count: int, digest: Any, cancelled: Cancelled | None) -> None:
+    source.seek(offset)
+    while count:
+        if cancelled is not None and cancelled():
+            raise CancelledError("the export was cancelled; nothing was written")
+        chunk = source.read(min(count, CHUNK_BYTES))
+        if not chunk:
+            raise InvalidRequestError("the conversion's weights end early", hint="report this with the model's name")
+        out.write(chunk)
+        digest.update(chunk)
+        count -= len(chunk)

@@ -1,0 +1,289 @@
+"""A language model as an ONNX graph, built from the shape of a model and the plan of its tables.
+
+One sequence, of which a forward appends some tokens. The graph's interface, which ``files/onnx/folder.py`` checks:
+
+* ``input_ids`` int64 (1, S); ``first_row`` int64 (1,): logits are computed for the tokens first_row to S - 1 only.
+* ``seqlens_k`` int32 (1,), the total length after this forward less one; ``total_sequence_length`` int32 (), that
+  total length.
+* ``past_key_values.{i}.key`` and ``.value``, float32 (1, key-value heads, capacity, head length), of which the first
+  total - S positions count; ``present.{i}.key`` and ``.value`` of the same shape, meant to be the same buffers.
+* ``logits`` float32 (1, S - first_row, rows of the head); of a trimmed head also ``kept_ids`` int64 (rows,), the
+  token of each row.
+
+The operators are those that every execution provider of ONNX Runtime has kernels for: MatMulNBits,
+GroupQueryAttention (Ainslie et al., 2023), SkipSimplifiedLayerNormalization (RMSNorm, Zhang and Sennrich, 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgespec.export.onnx.architectures import Block, ModelShape
+from edgespec.export.onnx.tables import Stored, Table, TablePlan
+from edgespec.export.onnx.weights import BLOCK
+from edgespec.files.onnx.folder import DATA_NAME, KEPT_IDS
+
+__all__ = ["TO_THE_END", "GraphBuilder", "build_graph"]
+
+# The newest of both that ONNX Runtime 1.22, the oldest release supported, reads; nothing newer is needed.
+_OPSET, _IR_VERSION = 21, 10
+_CONTRIB = "com.microsoft"
+
+# Activations as int8 in blocks, products as integers: what llama.cpp does as well. The most exact level that is fast.
+_ACCURACY_LEVEL = 4
+
+_ELEMENTS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64,
+}
+TO_THE_END = np.iinfo(np.int64).max
+
+
+def build_graph(shape: ModelShape, plan: TablePlan) -> Any:
+    """The model as an ``onnx.ModelProto``, all of whose tables are external data in ``model.onnx.data``."""
+    return GraphBuilder(shape, plan).build()
+
+
+class GraphBuilder:
+    """The graph above. ``onnx_static_graph`` takes and gives its cache in another way, and overrides that."""
+
+    def __init__(self, shape: ModelShape, plan: TablePlan) -> None:
+        self._shape, self._plan = shape, plan
+        self._nodes: list[Any] = []
+        self._constants: dict[str, Any] = {}
+
+    def build(self) -> Any:
+        """The model, whose constants are declared and not read. To be called once."""
+        self._compute()
+        inputs, outputs = self._interface()
+        if self._plan.kept_ids is not None:
+            kept = self._external(self._plan.kept_ids)
+            self._add("Identity", [kept], KEPT_IDS)
+            outputs.append(helper.make_tensor_value_info(KEPT_IDS, TensorProto.INT64, (self._plan.head.rows,)))
+        name = self._shape.architecture.name
+        graph = helper.make_graph(self._nodes, name, inputs, outputs, initializer=list(self._constants.values()))
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_CONTRIB, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgespec")
+
+    def _interface(self) -> tuple[list[Any], list[Any]]:
+        """Inputs and outputs, but for the ids of a trimmed head."""
+        shape = self._shape
+        cache = (1, shape.head_count_kv, "capacity", shape.head_length)
+        inputs = [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "tokens")),
+            helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, (1,)),
+            helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, ()),
+            helper.make_tensor_value_info("first_row", TensorProto.INT64, (1,)),
+        ]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, "rows", self._plan.head.rows))]
+        for layer in range(len(shape.blocks)):
+            for part in ("key", "value"):
+                past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
+                inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, cache))
+                outputs.append(helper.make_tensor_value_info(present, TensorProto.FLOAT, cache))
+        return inputs, outputs
+
+    # ------------------------------------------------------------------------------------------ the model
+
+    def _compute(self) -> None:
+        post_norms, blocks = self._shape.architecture.post_norms, self._shape.blocks
+        residual = self._embedding()
+        normed = self._norm(residual, "blk.0.attn_norm")
+        for layer, block in enumerate(blocks):
+            name = f"blk.{layer}"
+            attended = self._attention(layer, block, normed)
+            if post_norms:
+                attended = self._norm(attended, f"{name}.post_attention_norm")
+            normed, residual = self._add_and_norm(attended, residual, f"{name}.ffn_norm")
+            fed = self._feed_forward(name, normed)
+            if post_norms:
+                fed = self._norm(fed, f"{name}.post_ffw_norm")
+            if layer < len(blocks) - 1:
+                normed, residual = self._add_and_norm(fed, residual, f"blk.{layer + 1}.attn_norm")
+            else:
+                normed, _ = self._add_and_norm(self._last_rows(fed), self._last_rows(residual), "output_norm")
+        self._matrix(normed, self._plan.head, "logits")
+
+    def _embedding(self) -> str:
+        """The rows of the tokens as float32 (1, S, embedding length); a table of blocks is unpacked row by row."""
+        table, width = self._plan.tables["embedding"], self._shape.embedding_length
+        rows = self._add("Gather", [self._external(table.values), "input_ids"], "embedding.rows", axis=0)
+        if table.bits is None:
+            values = self._as_float(rows, table.values)
+        else:
+            values = self._unpacked(rows, table)
+            values = self._add("Reshape", [values, self._integers((0, 0, width))], "embedding.values")
+        if not self._shape.architecture.scaled_embedding:
+            return values
+        return self._add("Mul", [values, self._number(math.sqrt(width))], "embedding.scaled")
+
+    def _unpacked(self, rows: str, table: Table) -> str:
+        assert table.bits is not None
+        assert table.scales is not None
+        blocks = self._shape.embedding_length // BLOCK
+        if table.bits == 4:
+            behind = self._integers((-1,))
+            halves = [
+                self._add("BitwiseAnd", [rows, self._byte(15)], "embedding.low"),
+                self._add("BitShift", [rows, self._byte(4)], "embedding.high", direction="RIGHT"),
+            ]
+            halves = [self._add("Unsqueeze", [half, behind], f"{half}.pair") for half in halves]
+            pairs = self._add("Concat", halves, "embedding.pairs", axis=-1)
+            rows = self._add("Reshape", [pairs, self._integers((0, 0, blocks, BLOCK))], "embedding.integers")
+        integers = self._add("Cast", [rows], "embedding.numbers", to=TensorProto.FLOAT)
+        centred = self._add("Sub", [integers, self._number(1 << (table.bits - 1))], "embedding.centred")
+        # The same bytes under another shape: a row of scales per token.
+        by_row = self._external(table.scales, "embedding.row_scales", (table.rows, blocks, 1))
+        scales = self._add("Gather", [by_row, "input_ids"], "embedding.scales_of_rows", axis=0)
+        return self._add("Mul", [centred, self._as_float(scales, table.scales)], "embedding.blocks")
+
+    def _attention(self, layer: int, block: Block, normed: str) -> str:
+        shape, name = self._shape, f"blk.{layer}"
+        qkv = self._projected(name, normed)
+        if len(qkv) == 1:
+            qkv = [*qkv, "", ""]
+        rope = self._plan.ropes[block.rope]
+        inputs = [
+            *qkv,
+            f"past_key_values.{layer}.key",
+            f"past_key_values.{layer}.value",
+            "seqlens_k",
+            "total_sequence_length",
+            self._external(rope.cosines),
+            self._external(rope.sines),
+        ]
+        outputs = [f"{name}.attended", f"present.{layer}.key", f"present.{layer}.value"]
+        attributes: dict[str, Any] = {
+            "num_heads": shape.head_count,
+            "kv_num_heads": shape.head_count_kv,
+            "scale": shape.score_scale,
+            "do_rotary": 1,
+            "rotary_interleaved": int(shape.architecture.interleaved),
+        }
+        if block.window is not None:
+            attributes["local_window_size"] = block.window
+        self._node("GroupQueryAttention", inputs, outputs, _CONTRIB, attributes)
+        return self._matrix(outputs[0], self._plan.tables[f"{name}.attn_output"])
+
+    def _projected(self, name: str, normed: str) -> list[str]:
+        """Queries, keys and values before they are rotated, each (1, S, its heads side by side), or all in one."""
+        packed = self._plan.tables.get(f"{name}.attn_qkv")
+        if packed is not None:
+            return [self._matrix(normed, packed)]
+        query, key, value = (
+            self._matrix(normed, self._plan.tables[f"{name}.{part}"]) for part in ("attn_q", "attn_k", "attn_v")
+        )
+        if self._shape.architecture.head_norms:
+            query = self._head_norm(query, f"{name}.attn_q_norm", self._shape.head_count)
+            key = self._head_norm(key, f"{name}.attn_k_norm", self._shape.head_count_kv)
+        return [query, key, value]
+
+    def _head_norm(self, values: str, table: str, heads: int) -> str:
+        length = self._shape.head_length
+        split = self._add("Reshape", [values, self._integers((0, 0, heads, length))], f"{table}.heads")
+        normed = self._norm(split, table)
+        return self._add("Reshape", [normed, self._integers((0, 0, heads * length))], f"{table}.joined")
+
+    def _feed_forward(self, name: str, normed: str) -> str:
+        gate = self._matrix(normed, self._plan.tables[f"{name}.ffn_gate"])
+        up = self._matrix(normed, self._plan.tables[f"{name}.ffn_up"])
+        if self._shape.architecture.gelu:
+            gated = self._add("Gelu", [gate], f"{name}.gelu", approximate="tanh")
+        else:
+            share = self._add("Sigmoid", [gate], f"{name}.sigmoid")
+            gated = self._add("Mul", [gate, share], f"{name}.silu")
+        product = self._add("Mul", [gated, up], f"{name}.gated")
+        return self._matrix(product, self._plan.tables[f"{name}.ffn_down"])
+
+    def _last_rows(self, values: str) -> str:
+        ends, axes = self._integers((TO_THE_END,)), self._integers((1,))
+        return self._add("Slice", [values, "first_row", ends, axes], f"{values}.last")
+
+    def _norm(self, values: str, table: str) -> str:
+        weights = self._external(self._plan.tables[table].values)
+        # ONNX Runtime keeps this operator in ONNX's own domain.
+        attributes = {"axis": -1, "epsilon": self._shape.epsilon, "stash_type": 1}
+        return self._add("SimplifiedLayerNormalization", [values, weights], f"{table}.out", **attributes)
+
+    def _add_and_norm(self, values: str, residual: str, table: str) -> tuple[str, str]:
+        """(normalised, plain) sum of both."""
+        weights = self._external(self._plan.tables[table].values)
+        outputs = [f"{table}.out", "", "", f"{table}.sum"]
+        attributes = {"epsilon": self._shape.epsilon}
+        self._node("SkipSimplifiedLayerNormalization", [values, residual, weights], outputs, _CONTRIB, attributes)
+        return outputs[0], outputs[3]
+
+    def _matrix(self, values: str, table: Table, out: str | None = None) -> str:
+        """values (1, S, columns) times the table's rows, plus its bias where there is one."""
+        out = out or f"{table.name}.out"
+        bias_table = self._plan.tables.get(f"{table.name}.bias")
+        bias = None if bias_table is None else self._external(bias_table.values)
+        weights = self._external(table.values)
+        if table.bits is not None and table.scales is not None:
+            inputs = [values, weights, self._external(table.scales)]
+            attributes = {
+                "K": table.values.shape[1] * BLOCK,
+                "N": table.rows,
+                "bits": table.bits,
+                "block_size": BLOCK,
+                "accuracy_level": _ACCURACY_LEVEL,
+            }
+            self._node(
+                "MatMulNBits", inputs if bias is None else [*inputs, "", "", bias], [out], _CONTRIB, attributes
+            )
+            return out
+        product = out if bias is None else f"{table.name}.product"
+        self._node("FusedMatMul", [values, weights], [product], _CONTRIB, {"transB": 1})
+        return out if bias is None else self._add("Add", [product, bias], out)
+
+    # --------------------------------------------------------------------------------- nodes and constants
+
+    def _as_float(self, values: str, stored: Stored) -> str:
+        if stored.element == "float32":
+            return values
+        return self._add("Cast", [values], f"{values}.float", to=TensorProto.FLOAT)
+
+    def _add(self, operator: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
+        self._node(operator, inputs, [out], "", attributes)
+        return out
+
+    def _node(
+        self, operator: str, inputs: Sequence[str], outputs: Sequence[str], domain: str, attributes: dict[str, Any]
+    ) -> None:
+        self._nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
+
+    def _external(self, stored: Stored, name: str | None = None, shape: tuple[int, ...] | None = None) -> str:
+        """The name of a constant in the data file, declared at its first use."""
+        name = name or stored.name
+        if name not in self._constants:
+            tensor = onnx.TensorProto(name=name, data_type=_ELEMENTS[stored.element])
+            tensor.dims.extend(stored.shape if shape is None else shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            place = {"location": DATA_NAME, "offset": stored.offset, "length": stored.byte_count}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+            self._constants[name] = tensor
+        return name
+
+    def _integers(self, values: tuple[int, ...]) -> str:
+        return self._inline("integers." + ".".join(map(str, values)), np.array(values, dtype=np.int64))
+
+    def _number(self, value: float) -> str:
+        return self._inline(f"number.{value}", np.array(value, dtype=np.float32))
+
+    def _byte(self, value: int) -> str:
+        return self._inline(f"byte.{value}", np.array(value, dtype=np.uint8))
+
+    def _inline(self, name: str, array: np.ndarray[Any, Any]) -> str:
+        if name not in self._constants:
+            self._constants[name] = numpy_helper.from_array(array, name)
+        return name

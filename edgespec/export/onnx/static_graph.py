@@ -1,0 +1,174 @@
+"""A language model as an ONNX graph of fixed shapes, for devices that compile every operator for the shape it has.
+
+The cache has room for N tokens, and the number W of tokens that a forward feeds is the only length left open: a named
+free dimension, ``tokens``, which whoever loads the graph fixes. The interface, which ``files/onnx/interface.py``
+checks:
+
+* ``input_ids`` and ``position_ids`` int64 (1, W); ``scored_row`` int64 (1,): which of the W tokens is scored.
+* ``past_mask`` float32 (1, 1, W, N) and ``new_mask`` float32 (1, 1, W, W) are added to the scores that attention
+  gives the cache and the new tokens: 0 where a token may look, a large negative number where not. Where layers see a
+  window only, theirs are ``past_window_mask`` and ``new_window_mask``.
+* ``past_key_values.{i}.key`` and ``.value`` float32 (1, key-value heads, N, head length): the cache. ``new.{i}.key``
+  and ``.value`` float32 (1, key-value heads, W, head length): what belongs into it at the positions of the new
+  tokens, where the caller puts it. So a rewind is a smaller number, and the graph copies no cache.
+* ``logits`` float32 (1, 1, rows of the head); of a trimmed head also ``kept_ids`` int64 (rows,).
+
+Attention is written out in ordinary operators. Keys are rotated in an order of their own where a model pairs
+neighbours: scores are sums over pairs, so queries and keys of one order give the same as those of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import TensorProto, helper
+
+from edgespec.export.onnx.architectures import Block, ModelShape, Rope
+from edgespec.export.onnx.graph import TO_THE_END, GraphBuilder
+from edgespec.export.onnx.tables import TablePlan
+
+__all__ = ["build_static_graph"]
+
+
+def build_static_graph(shape: ModelShape, plan: TablePlan, *, capacity: int) -> Any:
+    """The model with a cache for ``capacity`` tokens as an ``onnx.ModelProto``, its tables as external data."""
+    return _StaticBuilder(shape, plan, capacity).build()
+
+
+class _StaticBuilder(GraphBuilder):
+    def __init__(self, shape: ModelShape, plan: TablePlan, capacity: int) -> None:
+        super().__init__(shape, plan)
+        self._capacity = capacity
+        self._rotations: dict[Rope, tuple[str, str]] = {}
+        self._masks: dict[str, str] = {}
+
+    def _interface(self) -> tuple[list[Any], list[Any]]:
+        shape, rows = self._shape, self._plan.head.rows
+        cache = (1, shape.head_count_kv, self._capacity, shape.head_length)
+        new = (1, shape.head_count_kv, "tokens", shape.head_length)
+        inputs = [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, (1, "tokens")),
+            helper.make_tensor_value_info("position_ids", TensorProto.INT64, (1, "tokens")),
+            helper.make_tensor_value_info("scored_row", TensorProto.INT64, (1,)),
+        ]
+        for kind in _mask_kinds(shape.blocks):
+            columns = (self._capacity, "tokens")
+            for part, count in zip(("past", "new"), columns, strict=True):
+                length = (1, 1, "tokens", count)
+                inputs.append(helper.make_tensor_value_info(f"{part}_{kind}", TensorProto.FLOAT, length))
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, 1, rows))]
+        for layer in range(len(shape.blocks)):
+            for part in ("key", "value"):
+                past = f"past_key_values.{layer}.{part}"
+                inputs.append(helper.make_tensor_value_info(past, TensorProto.FLOAT, cache))
+                outputs.append(helper.make_tensor_value_info(f"new.{layer}.{part}", TensorProto.FLOAT, new))
+        return inputs, outputs
+
+    def _attention(self, layer: int, block: Block, normed: str) -> str:
+        shape, name = self._shape, f"blk.{layer}"
+        query, key, value = self._split_heads(name, self._projected(name, normed))
+        query = self._rotated(query, block.rope, f"{name}.query")
+        key = self._rotated(key, block.rope, f"{name}.key")
+        new_key = self._add("Transpose", [key], f"new.{layer}.key", perm=(0, 2, 1, 3))
+        new_value = self._add("Transpose", [value], f"new.{layer}.value", perm=(0, 2, 1, 3))
+        # The queries that share a key-value head one below the other: (1, key-value heads, queries of each x W, ...).
+        query = self._add("Mul", [query, self._number(shape.score_scale)], f"{name}.scaled")
+        query = self._add("Transpose", [query], f"{name}.by_head", perm=(0, 2, 1, 3))
+        together = self._integers((1, shape.head_count_kv, -1, shape.head_length))
+        query = self._add("Reshape", [query, together], f"{name}.queries")
+        kind = _mask_kind(block)
+        scores = [
+            self._scores(query, keys, f"{part}_{kind}", f"{name}.{part}")
+            for part, keys in (("past", f"past_key_values.{layer}.key"), ("new", new_key))
+        ]
+        both = self._add("Concat", scores, f"{name}.scores", axis=3)
+        shares = self._add("Softmax", [both], f"{name}.shares", axis=-1)
+        past_shares = self._columns(shares, 0, self._capacity, f"{name}.past_shares")
+        new_shares = self._columns(shares, self._capacity, TO_THE_END, f"{name}.new_shares")
+        past = self._add("MatMul", [past_shares, f"past_key_values.{layer}.value"], f"{name}.past_seen")
+        new = self._add("MatMul", [new_shares, new_value], f"{name}.new_seen")
+        attended = self._add("Add", [past, new], f"{name}.seen")
+        apart = self._integers((1, shape.head_count, -1, shape.head_length))
+        attended = self._add("Reshape", [attended, apart], f"{name}.heads")
+        attended = self._add("Transpose", [attended], f"{name}.by_token", perm=(0, 2, 1, 3))
+        joined = self._integers((0, 0, shape.head_count * shape.head_length))
+        attended = self._add("Reshape", [attended, joined], f"{name}.attended")
+        return self._matrix(attended, self._plan.tables[f"{name}.attn_output"])
+
+    def _split_heads(self, name: str, projected: Sequence[str]) -> list[str]:
+        """Queries, keys and values, each (1, W, its heads, head length)."""
+        shape = self._shape
+        counts = (shape.head_count, shape.head_count_kv, shape.head_count_kv)
+        if len(projected) == 1:
+            sizes = self._integers(tuple(count * shape.head_length for count in counts))
+            outputs = [f"{name}.{part}.flat" for part in ("query", "key", "value")]
+            self._node("Split", [projected[0], sizes], outputs, "", {"axis": 2})
+            projected = outputs
+        return [
+            self._add("Reshape", [values, self._integers((0, 0, count, shape.head_length))], f"{values}.heads")
+            for values, count in zip(projected, counts, strict=True)
+        ]
+
+    def _rotated(self, values: str, rope: Rope, name: str) -> str:
+        """values (1, W, heads, head length), turned by the positions; first all left elements of the pairs."""
+        cosines, sines = self._rotation(rope)
+        if self._shape.architecture.interleaved:
+            left, right = (self._columns(values, start, TO_THE_END, f"{name}.{start}", 2) for start in (0, 1))
+        else:
+            half = self._shape.head_length // 2
+            left = self._columns(values, 0, half, f"{name}.0")
+            right = self._columns(values, half, TO_THE_END, f"{name}.1")
+        products = {
+            (side, by): self._add("Mul", [side, by], f"{side}.by.{by}")
+            for side in (left, right)
+            for by in (cosines, sines)
+        }
+        turned = [
+            self._add("Sub", [products[left, cosines], products[right, sines]], f"{name}.left"),
+            self._add("Add", [products[right, cosines], products[left, sines]], f"{name}.right"),
+        ]
+        return self._add("Concat", turned, f"{name}.rotated", axis=3)
+
+    def _rotation(self, rope: Rope) -> tuple[str, str]:
+        """Cosines and sines of the new tokens' positions, each (1, W, 1, head length / 2); once per kind of rope."""
+        if rope not in self._rotations:
+            table = self._plan.ropes[rope]
+            rows = [
+                self._add("Gather", [self._external(stored), "position_ids"], f"{stored.name}.rows", axis=0)
+                for stored in (table.cosines, table.sines)
+            ]
+            every_head = self._integers((2,))
+            cosines, sines = (self._add("Unsqueeze", [each, every_head], f"{each}.heads") for each in rows)
+            self._rotations[rope] = cosines, sines
+        return self._rotations[rope]
+
+    def _scores(self, query: str, keys: str, mask: str, name: str) -> str:
+        turned = self._add("Transpose", [keys], f"{name}_keys", perm=(0, 1, 3, 2))
+        product = self._add("MatMul", [query, turned], f"{name}_products")
+        return self._add("Add", [product, self._mask(mask)], f"{name}_scores")
+
+    def _mask(self, name: str) -> str:
+        """The mask once for each of the queries that share a head: (1, 1, queries of each x W, ...)."""
+        sharing = self._shape.head_count // self._shape.head_count_kv
+        if sharing == 1:
+            return name
+        if name not in self._masks:
+            self._masks[name] = self._add("Concat", [name] * sharing, f"{name}.repeated", axis=2)
+        return self._masks[name]
+
+    def _columns(self, values: str, start: int, end: int, out: str, step: int = 1) -> str:
+        """Elements of the last of four axes."""
+        numbers = [self._integers((number,)) for number in (start, end, 3, step)]
+        return self._add("Slice", [values, *numbers], out)
+
+    def _last_rows(self, values: str) -> str:
+        return self._add("Gather", [values, "scored_row"], f"{values}.scored", axis=1)
+
+
+def _mask_kind(block: Block) -> str:
+    return "mask" if block.window is None else "window_mask"
+
+
+def _mask_kinds(blocks: Sequence[Block]) -> list[str]:
+    return ["mask"] if all(block.window is None for block in blocks) else ["mask", "window_mask"]

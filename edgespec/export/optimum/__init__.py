@@ -1,0 +1,1 @@
+"""Export through Optimum in an environment of its own."""

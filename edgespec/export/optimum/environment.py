@@ -1,0 +1,204 @@
+"""A Python with Optimum, apart from edgespec's own: made once under the home, or one that the user names.
+
+Optimum holds transformers and the hub's client at versions that edgespec does not want, and brings PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import filelock
+
+from edgespec.errors import CancelledError, DownloadError, EdgespecError, StoreLockedError
+from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
+from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name, write_json
+from edgespec.files.disk import disk_errors, require_space
+from edgespec.files.home import Home
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+
+__all__ = ["PINS", "Runner", "environment_folder", "find_environment", "prepare_environment", "run_logged"]
+
+# Seen to work together. onnx-ir is what onnxruntime's 4-bit quantizer reads weights with.
+TORCH = "torch==2.13.0"
+PINS = ("optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "accelerate==1.15.0", "onnx-ir==1.1.0", TORCH)
+
+# The build without CUDA, 0.2 GB instead of 3, where the index that the user's pip asks has it by this name.
+_TORCH_FOR_CPU = f"{TORCH}+cpu"
+
+MARKER = "complete.json"
+
+# What the pins take installed (1.3 GB seen on Linux with the CPU build of PyTorch) and pip's copies while it unpacks.
+_NEEDED_BYTES = 2_500_000_000
+
+# Half an hour is a slow line's download of PyTorch; whoever waits longer for another process should see what it does.
+LOCK_TIMEOUT_S = 1800.0
+
+_NO_SUCH_VERSION = re.compile(r"No matching distribution found|Could not find a version")
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+
+Runner: TypeAlias = Callable[[Sequence[str], Path, Callable[[], None]], tuple[int, bytes]]
+"""Runs a command to its end: (command, folder for its temporary files, called every tenth of a second) to (exit code,
+the tail of what it said)."""
+
+
+def environment_folder(home: Home, pins: Sequence[str] = PINS) -> Path:
+    """Where the environment for these pins and this Python is, or will be."""
+    told = json.dumps([*pins, sys.version_info[:2]])
+    return home.tools / f"optimum-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+
+def find_environment(home: Home, pins: Sequence[str] = PINS) -> Path | None:
+    """The interpreter of the complete environment; None if there is none yet."""
+    folder = environment_folder(home, pins)
+    python = _python_in(folder)
+    return python if (folder / MARKER).is_file() and python.exists() else None
+
+
+def prepare_environment(
+    home: Home,
+    *,
+    pins: Sequence[str] = PINS,
+    run: Runner | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+) -> Path:
+    """The interpreter of the environment with ``pins``, made first if need be.
+
+    It appears whole or not at all; a second process waits for the first. Raises DownloadError with pip's reason,
+    DiskSpaceError, CancelledError, StoreLockedError, EdgespecError.
+    """
+    if (found := find_environment(home, pins)) is not None:
+        return found
+    run = run or run_logged
+    folder = environment_folder(home, pins)
+    home.create(home.tools)
+    with _locked(home, lock_timeout_s, progress, cancelled):
+        if (found := find_environment(home, pins)) is not None:  # another process was faster
+            return found
+        remove_stale_temporaries(home.tools)
+        require_space(home.tools, _NEEDED_BYTES, "an environment for Optimum")
+        stage = home.tools / temporary_name(folder.name)
+        try:
+            with disk_errors(stage, _NEEDED_BYTES):
+                _build(stage, pins, run, progress, cancelled)
+                write_json(stage / MARKER, {"pins": list(pins)})
+                shutil.rmtree(folder, ignore_errors=True)  # without its marker it is nobody's
+                stage.replace(folder)
+                sync_folder(home.tools)
+        except OSError as error:
+            raise EdgespecError(
+                f"the environment for Optimum cannot be made at {folder}: {error.strerror or error}",
+                hint="give the command an interpreter of your own with --python",
+            ) from error
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    return _python_in(folder)
+
+
+def _python_in(folder: Path) -> Path:
+    return folder / "Scripts" / "python.exe" if os.name == "nt" else folder / "bin" / "python"
+
+
+def _build(
+    stage: Path, pins: Sequence[str], run: Runner, progress: ProgressCallback | None, cancelled: Cancelled | None
+) -> None:
+    def watch(stage_name: str) -> Callable[[], None]:
+        def tick() -> None:
+            if cancelled is not None and cancelled():
+                raise CancelledError("making the environment for Optimum was cancelled; nothing of it is kept")
+            if progress is not None:
+                progress(ProgressEvent(stage=stage_name, source="Optimum"))
+
+        tick()
+        return tick
+
+    if not sys.executable:
+        raise EdgespecError(
+            "this Python does not know its own executable, so it cannot make an environment",
+            hint="give the command an interpreter that has Optimum with --python",
+        )
+    # On the disk whose space was checked: the system's own place may be small, and PyTorch is not.
+    scratch = stage / "tmp"
+    scratch.mkdir(parents=True)
+    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("making an environment for"))
+    if code:
+        raise EdgespecError(
+            f"python -m venv failed: {last_line(said)}",
+            hint="install this Python's venv module, or give an interpreter that has Optimum with --python",
+        )
+    python = _python_in(stage)
+    install = [os.fspath(python), "-m", "pip", "install", "--only-binary=:all:", "--no-input", "--no-cache-dir"]
+    install += ["--disable-pip-version-check", "--progress-bar", "off"]
+    for_cpu = [_TORCH_FOR_CPU if pin == TORCH else pin for pin in pins]
+    code, said = run([*install, *for_cpu], scratch, watch("installing"))
+    if code and for_cpu != list(pins) and _NO_SUCH_VERSION.search(said.decode("utf-8", "replace")):
+        code, said = run([*install, *pins], scratch, watch("installing"))
+    if code:
+        raise DownloadError(
+            f"pip could not install Optimum: {_reason(said)}",
+            hint="try again with a network, or give an interpreter that has Optimum with --python",
+        )
+    check_interpreter(python, cancelled=cancelled)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _reason(said: bytes) -> str:
+    """pip's own sentence: the last of its errors, else its last line."""
+    text = _CREDENTIALS.sub("://", said.decode("utf-8", "replace"))
+    errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
+    return last_line((errors[-1] if errors else text).encode())
+
+
+def run_logged(command: Sequence[str], scratch: Path, tick: Callable[[], None]) -> tuple[int, bytes]:
+    """Run a command as a Runner does; what ``tick`` raises ends it with everything it started."""
+    with tempfile.TemporaryFile() as log:
+        process = start_group(command, stderr=log, merged=True, scratch=scratch)
+        try:
+            while process.poll() is None:
+                tick()
+                with contextlib.suppress(Exception):
+                    process.wait(POLL_S)
+        finally:
+            end_group(process)
+        log.seek(0)
+        return process.returncode, log.read()[-64 * 1024 :]
+
+
+@contextmanager
+def _locked(
+    home: Home, timeout_s: float, progress: ProgressCallback | None, cancelled: Cancelled | None
+) -> Iterator[None]:
+    """Hold the lock of all environments; the operating system releases it when a process dies."""
+    path = home.create(home.locks) / "optimum-environment.lock"
+    lock = filelock.FileLock(path)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=POLL_S)
+            break
+        if cancelled is not None and cancelled():
+            raise CancelledError("waiting for another process was cancelled")
+        if time.monotonic() > deadline:
+            raise StoreLockedError(
+                f"another process has been making the environment for Optimum for {timeout_s:.0f} s",
+                hint=f"let it finish or end it, then try again (the lock is {path})",
+            )
+        if progress is not None:
+            progress(ProgressEvent(stage="waiting for another process that makes", source="the environment"))
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,1 @@
+"""Drafters with trimmed output heads."""

@@ -1,0 +1,156 @@
+"""Folders that export wrote, read as hostile input: the manifest, and the files it names.
+
+What the readers of all kinds of artefacts share. Every function raises ModelFileError with the reason and a hint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ModelFileError
+
+__all__ = [
+    "MANIFEST_NAME",
+    "SCHEMA_VERSION",
+    "bad_file",
+    "check_hash",
+    "check_manifest",
+    "check_place",
+    "check_size",
+    "read_content",
+    "read_manifest",
+    "show",
+]
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+_HINT = "export it again with `edgespec export`"
+
+# A manifest is a few kB; anything far larger is not one, and is not worth reading.
+_LARGEST_MANIFEST_BYTES = 1 << 20
+
+_LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def bad_file(path: Path, reason: str, *, offset: int | None = None) -> ModelFileError:
+    """The error about a file of an artefact."""
+    return ModelFileError(path, reason, offset=offset, hint=_HINT)
+
+
+def show(value: object) -> str:
+    """A value of a hostile document, short whatever it is."""
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)[:_LONGEST_SHOWN]
+    return f"a {type(value).__name__}"
+
+
+def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of the manifest ``path`` and the JSON object in them, of which nothing is checked yet."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # before opening: opening a named pipe would wait for ever
+            raise bad_file(path, "it is not a regular file")
+        if status.st_size > _LARGEST_MANIFEST_BYTES:
+            raise bad_file(path, f"{status.st_size} bytes are absurd for a manifest")
+        raw = path.read_bytes()
+        document = json.loads(raw)
+    except FileNotFoundError as error:
+        raise bad_file(path, "no such file") from error
+    except OSError as error:
+        raise bad_file(path, f"the file cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise bad_file(path, "it is not valid JSON") from error
+    if not isinstance(document, dict):
+        raise bad_file(path, "it is not a JSON object")
+    return raw, document
+
+
+def check_manifest(
+    folder: Path, kind: str, names: Sequence[str], *, links: bool = True
+) -> tuple[dict[str, Any], str]:
+    """The manifest of ``folder``, as far as it can be checked by itself, and the sha256 of its bytes.
+
+    It must be of that ``kind`` and state size and hash of each of ``names``. ``links``: see ``check_place``.
+    """
+    path = folder / MANIFEST_NAME
+    check_place(folder, MANIFEST_NAME, links=links)
+    raw, document = read_manifest(path)
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise bad_file(path, f"its schema_version is {show(version)}, this edgespec reads {SCHEMA_VERSION}")
+    if document.get("kind") != kind:
+        raise bad_file(path, f"its kind is {show(document.get('kind'))}, not {kind!r}")
+    files = document.get("files")
+    if not isinstance(files, dict) or not all(isinstance(record, dict) for record in files.values()):
+        raise bad_file(path, "files is missing or of the wrong type")
+    for name in files:
+        if not name or name in (".", "..") or not name.isprintable() or any(mark in name for mark in "/\\:"):
+            raise bad_file(path, f"files names {show(name)}, which is not a plain name in this folder")
+    for name in names:
+        record = files.get(name, {})
+        size, digest = record.get("bytes"), record.get("sha256")
+        if type(size) is not int or not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise bad_file(path, f"files does not state bytes and sha256 of {name}")
+    return document, hashlib.sha256(raw).hexdigest()
+
+
+def check_place(folder: Path, name: str, *, links: bool = True) -> int:
+    """The size of a plain file of the folder; a link must not lead out of it.
+
+    Without ``links`` neither symbolic links nor files with a second name are accepted: for files that native code
+    opens by name.
+    """
+    path = folder / name
+    try:
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            if not links:
+                raise bad_file(path, "it is a link, and only a file in its folder is accepted")
+            if not path.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
+                raise bad_file(path, "it is a link that leads out of its folder")
+            status = path.stat()
+    except FileNotFoundError as error:
+        raise bad_file(path, "no such file") from error
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+        raise bad_file(path, f"the file cannot be read: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise bad_file(path, "it is not a regular file")
+    if not links and status.st_nlink > 1:
+        raise bad_file(path, "it is a hard link to a file that has another name too")
+    return status.st_size
+
+
+def check_size(
+    folder: Path, manifest: Mapping[str, Any], name: str, *, links: bool = True, most_bytes: int | None = None
+) -> int:
+    """The size of the file, which must be the one the checked ``manifest`` states, and at most ``most_bytes``."""
+    size = check_place(folder, name, links=links)
+    said = manifest["files"][name]["bytes"]
+    if size != said:
+        raise bad_file(folder / name, f"it has {size} bytes and the manifest says {said}")
+    if most_bytes is not None and size > most_bytes:
+        raise bad_file(folder / name, f"{size} bytes are absurd for it")
+    return size
+
+
+def read_content(path: Path) -> bytes:
+    """All bytes of a file whose size was checked before."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise bad_file(path, f"the file cannot be read: {error}") from error
+
+
+def check_hash(manifest: Mapping[str, Any], path: Path, content: bytes) -> None:
+    """``content`` must be what the manifest says the file ``path`` holds."""
+    if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]["sha256"]:
+        raise bad_file(path, "its sha256 is not the one in the manifest")

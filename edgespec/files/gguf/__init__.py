@@ -1,0 +1,1 @@
+"""GGUF files, read as hostile input."""

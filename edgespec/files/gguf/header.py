@@ -1,0 +1,328 @@
+"""Reads GGUF headers as hostile input, before native code sees the file.
+
+Every count, length and offset is checked against the file's size with Python integers before it is used, nothing is
+allocated because the file says so, and whatever ggml's own reader would refuse is refused here first.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from edgespec.errors import ModelFileError
+from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
+from edgespec.files.gguf.records import GGML_TYPES, GgufArray, GgufHeader, MetadataValue, TensorInfo
+from edgespec.files.gguf.vocabulary import VocabularyDifference, compare_vocabularies
+
+__all__ = [
+    "GgufArray",
+    "GgufHeader",
+    "MetadataValue",
+    "TensorInfo",
+    "VocabularyDifference",
+    "compare_vocabularies",
+    "read_header",
+]
+
+_VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
+_FIXED_BYTES = 24  # magic, version, two counts
+_LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, one character, type, one byte of value
+_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, dimensions, one of them, type, offset
+_MOST_KEY_BYTES = 65535  # the format's own limit
+_MOST_NAME_BYTES = 63  # GGML_MAX_NAME is 64 and counts the closing NUL
+_MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
+_DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
+_LEAST_ALIGNMENT = 8  # the format asks for a multiple of 8
+_MOST_ALIGNMENT = 65536  # the largest memory page in use (64 KiB, on ARM); anything above only hides bytes
+
+# Caps that keep a hostile file under a second and 50 MB. Real files stay far below: models have under 100 keys; the
+# most tensors are those of DeepSeek-R1 with its experts unmerged, 61 * 256 * 3 = 46848 and some.
+_MOST_KEYS = 8192
+_MOST_TENSORS = 65536
+
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Least and most of each well-known number of an architecture. 0 heads or feed-forward rows occur in recurrent models.
+# Positions are int32 in llama.cpp, layers at most LLAMA_MAX_LAYERS = 512; the others are an order of magnitude or
+# more above any model known and keep every product of two of them below 2**63.
+_LIMITS: Mapping[str, tuple[int, int]] = {
+    "context_length": (1, 2**31 - 1),
+    "block_count": (1, 512),
+    "embedding_length": (1, 2**20),
+    "feed_forward_length": (0, 2**24),
+    "attention.head_count": (0, 2**14),
+    "attention.head_count_kv": (0, 2**14),
+    "attention.key_length": (1, 2**16),
+    "attention.value_length": (1, 2**16),
+    "rope.dimension_count": (0, 2**16),
+    "expert_count": (0, 2**14),
+    "expert_used_count": (0, 2**14),
+    "vocab_size": (1, 2**31 - 1),
+}
+_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
+_INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
+_TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding"))
+
+# What else people hand over as a model, by its first bytes.
+_IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
+    (
+        re.compile(rb"version https://git-lfs"),
+        "it is a git-LFS pointer, not the file itself",
+        "run `git lfs pull`, or download the file from its page",
+    ),
+    (
+        re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml|head|!--)", re.IGNORECASE),
+        "it is a web page, not a model",
+        "the download link led to a page: use the file's direct address",
+    ),
+    (re.compile(rb"\s*\{"), "it is JSON, not a model", "look inside: it may be a server's error message"),
+    (re.compile(rb"(?s).{6}\0\0\{"), "it is a safetensors file, not GGUF", "convert it first: `edgespec export`"),
+    (re.compile(rb"PK\x03\x04"), "it is a zip archive (or a PyTorch checkpoint), not GGUF", "unpack or convert it"),
+    (re.compile(rb"\x1f\x8b"), "it is gzip-compressed", "unpack it first"),
+    (re.compile(rb"\x80[\x02-\x05]"), "it is a Python pickle, not GGUF", "never load one you do not trust"),
+    (re.compile(rb"lmgg|tjgg|fmgg|algg"), "it is in a GGML format older than GGUF", "fetch a GGUF version of it"),
+    (re.compile(rb"FUGG"), "it is a big-endian GGUF, which is not supported", "fetch a little-endian version of it"),
+)
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read and check the header of the GGUF file at ``path``; the weights themselves are not read.
+
+    Raises ModelFileError with the reason, the byte offset and a hint if the file is missing, is not GGUF, or
+    contradicts itself or its own size in any way that native code might trip over.
+    """
+    try:
+        # Before opening: opening a named pipe would wait for ever.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ModelFileError(path, f"it is {what}", hint="give the path of a .gguf file")
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size == 0:
+                raise ModelFileError(path, "the file is empty", offset=0, hint=DOWNLOAD_AGAIN)
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+                return _read(path, data, size)
+    except FileNotFoundError as error:
+        raise ModelFileError(path, "no such file", hint="check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file that shrank meanwhile
+        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+
+
+def _read(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
+    cursor = Cursor(path, data, size)
+    _check_start(cursor, data[:64])
+    version = cursor.u32("the version")
+    if version & 0xFFFF == 0 and version != 0:
+        raise cursor.fail("it is a big-endian GGUF, which is not supported", 4, "fetch a little-endian version of it")
+    if version not in _VERSIONS:
+        raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)", 4)
+    tensor_count, key_count = cursor.u64("the tensor count"), cursor.u64("the key count")
+    if tensor_count > min(_MOST_TENSORS, size // _LEAST_TENSOR_BYTES):
+        raise cursor.fail(f"a count of {tensor_count} tensors is absurd for {size} bytes", 8)
+    if key_count > min(_MOST_KEYS, size // _LEAST_KEY_BYTES):
+        raise cursor.fail(f"a count of {key_count} keys is absurd for {size} bytes", 16)
+
+    entries: dict[str, Entry] = {}
+    for _ in range(key_count):
+        start = cursor.position
+        key = cursor.name("key", _MOST_KEY_BYTES)
+        if key in entries:
+            raise cursor.fail(f"duplicate key {quote(key)}", start)
+        entries[key] = read_entry(cursor, key)
+    architecture = _check_known(cursor, entries)
+    alignment = _alignment(cursor, entries)
+    tensors, data_offset = _tensors(cursor, tensor_count, alignment)
+    return GgufHeader(
+        path=path,
+        file_bytes=size,
+        version=version,
+        architecture=architecture,
+        alignment=alignment,
+        metadata=MappingProxyType({key: entry.value for key, entry in entries.items()}),
+        tensors=tensors,
+        data_offset=data_offset,
+    )
+
+
+def _check_start(cursor: Cursor, head: bytes) -> None:
+    if head[:4] == b"GGUF":
+        if cursor.size < _FIXED_BYTES:
+            raise cursor.fail(f"too short: {cursor.size} bytes hold no GGUF header", cursor.size, DOWNLOAD_AGAIN)
+        cursor.position = 4
+        return
+    for pattern, reason, hint in _IMPOSTORS:
+        if pattern.match(head):
+            raise cursor.fail(reason, 0, hint)
+    if cursor.size < 4:
+        raise cursor.fail(f"too short: {cursor.size} bytes hold no GGUF header", cursor.size, DOWNLOAD_AGAIN)
+    raise cursor.fail(
+        f"bad magic: it starts with {head[:4]!r} instead of b'GGUF'", 0, "give the path of a .gguf file"
+    )
+
+
+# ------------------------------------------------------------------------------------ well-known keys
+
+
+def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
+    """Check the keys that we or llama.cpp rely on; returns the architecture."""
+    if "general.architecture" not in entries:
+        raise cursor.fail("it does not state general.architecture")
+    architecture = _text(cursor, entries, "general.architecture") or ""
+    if not _ARCHITECTURE.fullmatch(architecture):
+        offset = entries["general.architecture"].offset
+        raise cursor.fail(f"general.architecture is {quote(architecture)}, which is no architecture's name", offset)
+    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template"):
+        _text(cursor, entries, key)
+    tokens = _table(cursor, entries, "tokenizer.ggml.tokens", "string", None)
+    if tokens == 0:
+        raise cursor.fail("tokenizer.ggml.tokens is empty", entries["tokenizer.ggml.tokens"].offset)
+    # llama.cpp indexes these two by token id without looking at their length.
+    _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
+    _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens)
+    _table(cursor, entries, "tokenizer.ggml.merges", "string", None)
+    for key in (*_TOKEN_IDS, "general.file_type", "split.count", "split.no"):
+        _integers(cursor, entries, key, 0, 2**32 - 1, per_layer=False)
+    parts = entries.get("split.count")
+    if parts is not None and isinstance(parts.value, int) and parts.value > 1:
+        reason = f"it is one of {parts.value} parts of a split model"
+        raise cursor.fail(
+            reason, parts.offset, "join the parts with llama-gguf-split --merge, or fetch a single file"
+        )
+    for suffix, (least, most) in _LIMITS.items():
+        _integers(cursor, entries, f"{architecture}.{suffix}", least, most, per_layer=suffix in _PER_LAYER)
+    _check_heads(cursor, entries, f"{architecture}.attention.head_count")
+    return architecture
+
+
+def _text(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> str | None:
+    entry = entries.get(key)
+    if entry is None:
+        return None
+    if entry.kind != "string" or entry.count is not None:
+        raise cursor.fail(f"{key} must be a string but is {_describe(entry)}", entry.offset)
+    if not isinstance(entry.value, str):
+        raise cursor.fail(f"{key} is absurd: over {INLINE_BYTES} bytes of text", entry.offset)
+    return entry.value
+
+
+def _table(cursor: Cursor, entries: Mapping[str, Entry], key: str, kind: str, count: int | None) -> int | None:
+    entry = entries.get(key)
+    if entry is None:
+        return None
+    if entry.kind != kind or entry.count is None:
+        raise cursor.fail(f"{key} must be an array of {kind} but is {_describe(entry)}", entry.offset)
+    if count is not None and entry.count != count:
+        raise cursor.fail(f"{key} has {entry.count} elements for {count} tokens", entry.offset)
+    return entry.count
+
+
+def _integers(
+    cursor: Cursor, entries: Mapping[str, Entry], key: str, least: int, most: int, *, per_layer: bool
+) -> None:
+    entry = entries.get(key)
+    if entry is None:
+        return
+    if entry.kind not in _INTEGERS or (entry.count is not None and not per_layer):
+        raise cursor.fail(f"{key} must be an integer but is {_describe(entry)}", entry.offset)
+    most_layers = _LIMITS["block_count"][1]
+    if entry.count is not None and not 0 < entry.count <= most_layers:
+        raise cursor.fail(f"{key} lists {entry.count} layers: 1 to {most_layers} are allowed", entry.offset)
+    if isinstance(entry.value, GgufArray):
+        values = tuple(entry.value.values())
+    else:
+        values = entry.value if isinstance(entry.value, tuple) else (entry.value,)
+    for value in values:
+        if not least <= int(value) <= most:
+            raise cursor.fail(f"{key} is {value}, which is not sane: {least} to {most} is", entry.offset)
+
+
+def _check_heads(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> None:
+    """Grouped attention needs whole groups; native code asserts that, and an assertion there ends the process."""
+    heads, kv_heads = entries.get(key), entries.get(f"{key}_kv")
+    if heads is None or kv_heads is None or not isinstance(heads.value, int) or not isinstance(kv_heads.value, int):
+        return
+    if kv_heads.value and heads.value % kv_heads.value:
+        reason = f"{heads.value} attention heads cannot share {kv_heads.value} key-value heads evenly"
+        raise cursor.fail(reason, kv_heads.offset)
+
+
+def _alignment(cursor: Cursor, entries: Mapping[str, Entry]) -> int:
+    entry = entries.get("general.alignment")
+    if entry is None:
+        return _DEFAULT_ALIGNMENT
+    if entry.kind != "uint32" or not isinstance(entry.value, int):
+        raise cursor.fail(f"general.alignment must be a uint32 but is {_describe(entry)}", entry.offset)
+    value = entry.value
+    if value & (value - 1) or not _LEAST_ALIGNMENT <= value <= _MOST_ALIGNMENT:
+        wanted = f"a power of two from {_LEAST_ALIGNMENT} to {_MOST_ALIGNMENT} is needed"
+        raise cursor.fail(f"general.alignment is {value}: {wanted}", entry.offset)
+    return value
+
+
+def _describe(entry: Entry) -> str:
+    return f"a {entry.kind}" if entry.count is None else f"an array of {entry.kind}"
+
+
+# --------------------------------------------------------------------------------------------- tensors
+
+
+def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[tuple[TensorInfo, ...], int]:
+    """The tensors, and the absolute offset of the data section they lie in."""
+    found: dict[str, tuple[TensorInfo, int]] = {}
+    for _ in range(count):
+        start = cursor.position
+        tensor = _tensor(cursor)
+        if tensor.name in found:
+            raise cursor.fail(f"duplicate tensor name {quote(tensor.name)}", start)
+        if tensor.offset % alignment:
+            reason = f"tensor {quote(tensor.name)} starts at {tensor.offset}, not aligned to {alignment} bytes"
+            raise cursor.fail(reason, start)
+        found[tensor.name] = (tensor, start)
+    base = _round_up(cursor.position, alignment) if count else cursor.position
+    tensors: list[TensorInfo] = []
+    expected = base  # ggml wants the tensors in order, each right behind the one before
+    for name, (info, start) in found.items():
+        tensor = TensorInfo(name, info.shape, info.type_name, base + info.offset, info.byte_count)
+        end = tensor.offset + tensor.byte_count
+        if end > cursor.size:
+            reason = f"truncated: the data of tensor {quote(name)} ends at byte {end} and the file at {cursor.size}"
+            raise cursor.fail(reason, start, DOWNLOAD_AGAIN)
+        if tensor.offset != expected:
+            other = next((t for t in tensors if t.offset < end and tensor.offset < t.offset + t.byte_count), None)
+            fault = f"overlaps with {quote(other.name)}" if other else "leaves a gap or is out of order"
+            reason = f"the data of tensor {quote(name)} {fault}: it starts at {tensor.offset} instead of {expected}"
+            raise cursor.fail(reason, start)
+        expected = _round_up(end, alignment)
+        tensors.append(tensor)
+    return tuple(tensors), base
+
+
+def _tensor(cursor: Cursor) -> TensorInfo:
+    """One tensor's record, with its offset still relative to the data section."""
+    start = cursor.position
+    name = cursor.name("tensor name", _MOST_NAME_BYTES)
+    what = f"tensor {quote(name)}"
+    dimensions = cursor.u32(what)
+    if not 0 < dimensions <= _MOST_DIMENSIONS:
+        raise cursor.fail(f"{what} has {dimensions} dimensions: 1 to {_MOST_DIMENSIONS} are allowed", start)
+    shape = tuple(int(length) for length in cursor.unpack("Q", dimensions, 8, what))
+    elements = math.prod(shape)
+    if elements == 0 or elements >= 2**63:
+        raise cursor.fail(f"{what} has an impossible number of elements: shape {shape}", start)
+    number, offset = cursor.u32(what), cursor.u64(what)
+    if number not in GGML_TYPES:
+        raise cursor.fail(f"{what} has the unknown or removed ggml type {number}", start)
+    type_name, block, block_bytes = GGML_TYPES[number]
+    if shape[0] % block:
+        reason = f"{what} has rows of {shape[0]} elements, not a multiple of the {block} in a block of {type_name}"
+        raise cursor.fail(reason, start)
+    return TensorInfo(name, shape, type_name, offset, elements // block * block_bytes)
+
+
+def _round_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment

@@ -1,0 +1,325 @@
+"""What a GGUF header says, as plain records. Reading one from a hostile file is in ``gguf.py``."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from edgespec.errors import ModelFileError
+
+__all__ = ["GGML_TYPES", "VALUE_TYPES", "GgufArray", "GgufHeader", "MetadataValue", "Scalar", "TensorInfo"]
+
+# GGUF value types 0..12, as the format numbers them: name, struct format, bytes (strings and arrays have no size).
+VALUE_TYPES: Mapping[int, tuple[str, str, int]] = {
+    0: ("uint8", "B", 1),
+    1: ("int8", "b", 1),
+    2: ("uint16", "H", 2),
+    3: ("int16", "h", 2),
+    4: ("uint32", "I", 4),
+    5: ("int32", "i", 4),
+    6: ("float32", "f", 4),
+    7: ("bool", "?", 1),
+    8: ("string", "", 0),
+    9: ("array", "", 0),
+    10: ("uint64", "Q", 8),
+    11: ("int64", "q", 8),
+    12: ("float64", "d", 8),
+}
+_FORMATS = {name: (fmt, size) for name, fmt, size in VALUE_TYPES.values()}
+
+# ggml tensor types that occur in files: name, elements per block, bytes per block, as ggml_type_name, ggml_blck_size
+# and ggml_type_size of ggml 0.25.3 give them. Left out on purpose: 4, 5, 31-33 and 36-38, which ggml removed, and
+# 9 (Q8_1) and 15 (Q8_K), which exist only inside a computation.
+GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
+
+# general.file_type, as llama.h numbers it (enum llama_ftype).
+# fmt: off
+_FILE_TYPES: Mapping[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
+    37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
+}
+# fmt: on
+_FILE_TYPE_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag beside the number
+
+# Tables of which a forward reads one row per token instead of all.
+_LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
+_CHUNK_BYTES = 1 << 20  # hashing in pieces of 1 MiB keeps memory flat; larger pieces are not faster
+
+Scalar: TypeAlias = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """A long array left in the file: ``count`` elements in ``byte_count`` bytes from absolute ``offset`` on.
+
+    It is read again at each use and raises ModelFileError if the file has changed so much that the array is gone.
+    """
+
+    path: Path
+    element_type: str
+    count: int
+    offset: int
+    byte_count: int
+
+    def sha256(self) -> str:
+        """Hex digest of the raw bytes: equal digests mean equal arrays (strings are stored with their lengths)."""
+        digest = hashlib.sha256()
+        with self._map() as data:
+            end = self.offset + self.byte_count
+            for start in range(self.offset, end, _CHUNK_BYTES):
+                digest.update(data[start : min(start + _CHUNK_BYTES, end)])
+        return digest.hexdigest()
+
+    def raw_strings(self) -> Iterator[bytes]:
+        """Every string as the bytes it is stored as. Raises TypeError if the elements are not strings."""
+        if self.element_type != "string":
+            raise TypeError(f"an array of {self.element_type}, not of strings")
+        length_at = struct.Struct("<Q").unpack_from
+        with self._map() as data:
+            position, end = self.offset, self.offset + self.byte_count
+            for _ in range(self.count):
+                length = length_at(data, position)[0] if position + 8 <= end else end
+                if position + 8 + length > end:
+                    raise ModelFileError(self.path, "the file changed after its header was read", offset=position)
+                yield data[position + 8 : position + 8 + length]
+                position += 8 + length
+
+    def strings(self) -> Iterator[str]:
+        """Every string as text; bytes that are not UTF-8 appear as ``\\xNN``."""
+        for raw in self.raw_strings():
+            yield raw.decode("utf-8", "backslashreplace")
+
+    def values(self) -> Iterator[Scalar]:
+        """Every element as a Python value."""
+        if self.element_type == "string":
+            yield from self.strings()
+            return
+        letter, size = _FORMATS[self.element_type]
+        per_chunk = _CHUNK_BYTES // size
+        with self._map() as data:
+            for first in range(0, self.count, per_chunk):
+                length = min(per_chunk, self.count - first)
+                yield from struct.unpack_from(f"<{length}{letter}", data, self.offset + first * size)
+
+    def _map(self) -> mmap.mmap:
+        try:
+            with self.path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelFileError(self.path, f"can no longer be read: {error}") from error
+        if len(data) < self.offset + self.byte_count:
+            data.close()
+            raise ModelFileError(self.path, "the file became shorter after its header was read")
+        return data
+
+
+MetadataValue: TypeAlias = Scalar | tuple[Scalar, ...] | GgufArray
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: ``shape`` fastest dimension first, ``offset`` absolute in the file, sizes in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    offset: int
+    byte_count: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """A checked GGUF header.
+
+    ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer ones as ``GgufArray``.
+    The properties raise ModelFileError where the file does not state what they need.
+    """
+
+    path: Path
+    file_bytes: int
+    version: int
+    architecture: str
+    alignment: int
+    metadata: Mapping[str, MetadataValue]
+    tensors: tuple[TensorInfo, ...]
+    data_offset: int
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens in the tokenizer's table."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, GgufArray):
+            return tokens.count
+        if isinstance(tokens, tuple):
+            return len(tokens)
+        raise ModelFileError(self.path, "it holds no vocabulary (no tokenizer.ggml.tokens)")
+
+    @property
+    def context_length(self) -> int:
+        """Tokens the model was trained for."""
+        return self._count("context_length")
+
+    @property
+    def block_count(self) -> int:
+        return self._count("block_count")
+
+    @property
+    def embedding_length(self) -> int:
+        return self._count("embedding_length")
+
+    @property
+    def head_count(self) -> int | tuple[int, ...]:
+        """Attention heads: one number, or one for each layer (0 in layers without attention)."""
+        return self._counts("attention.head_count")
+
+    @property
+    def head_count_kv(self) -> int | tuple[int, ...]:
+        """Key-value heads: one number, or one for each layer; where not stated, as many as attention heads."""
+        if self._key("attention.head_count_kv") in self.metadata:
+            return self._counts("attention.head_count_kv")
+        return self.head_count
+
+    @property
+    def key_length(self) -> int:
+        """Elements of one head's key; where not stated, the embedding divided among the heads."""
+        return self._head_length("attention.key_length")
+
+    @property
+    def value_length(self) -> int:
+        """Elements of one head's value; where not stated, the embedding divided among the heads."""
+        return self._head_length("attention.value_length")
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.metadata.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+
+    @property
+    def file_type_name(self) -> str:
+        """The quantisation's name, such as Q4_K_M; where not stated, the type that most of the bytes have."""
+        number = self.metadata.get("general.file_type")
+        name = _FILE_TYPES.get(number & ~_FILE_TYPE_GUESSED) if isinstance(number, int) else None
+        if name is not None:
+            return name
+        share: dict[str, int] = {}
+        for tensor in self.tensors:
+            share[tensor.type_name] = share.get(tensor.type_name, 0) + tensor.byte_count
+        return max(share, key=share.__getitem__) if share else "none"
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all tensors; a head tied to the embedding counts once."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.byte_count for tensor in self.tensors)
+
+    @property
+    def bytes_per_forward(self) -> int:
+        """Bytes of weights that a forward of width 1 reads.
+
+        Everything but the tables it only looks a row up in: the token embedding, unless it is the output head as
+        well. Of a mixture's experts, the share that one token uses.
+        """
+        tied = not any(tensor.name == "output.weight" for tensor in self.tensors)
+        experts, used = self._optional("expert_count"), self._optional("expert_used_count")
+        total = 0
+        for tensor in self.tensors:
+            if tensor.name in _LOOKUP_TABLES and not (tied and tensor.name == "token_embd.weight"):
+                continue
+            if "_exps." in tensor.name and 0 < used < experts:
+                total += tensor.byte_count * used // experts
+            else:
+                total += tensor.byte_count
+        return total
+
+    def kv_bytes_per_token(self, bits_per_element: float) -> int:
+        """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.
+
+        Layers with a sliding window are counted like the others, so for them this is an upper bound.
+        """
+        heads = self.head_count_kv
+        all_heads = heads * self.block_count if isinstance(heads, int) else sum(heads)
+        if all_heads == 0:
+            return 0
+        return math.ceil(all_heads * (self.key_length + self.value_length) * bits_per_element / 8)
+
+    def _key(self, suffix: str) -> str:
+        return f"{self.architecture}.{suffix}"
+
+    def _optional(self, suffix: str) -> int:
+        value = self.metadata.get(self._key(suffix), 0)
+        return value if isinstance(value, int) else 0
+
+    def _count(self, suffix: str) -> int:
+        value = self.metadata.get(self._key(suffix))
+        if not isinstance(value, int):
+            raise ModelFileError(self.path, f"it does not state {self._key(suffix)}")
+        return value
+
+    def _counts(self, suffix: str) -> int | tuple[int, ...]:
+        value = self.metadata.get(self._key(suffix))
+        if isinstance(value, GgufArray):
+            value = tuple(value.values())
+        if isinstance(value, tuple):
+            return tuple(int(each) for each in value)
+        return self._count(suffix)
+
+    def _head_length(self, suffix: str) -> int:
+        value = self.metadata.get(self._key(suffix))
+        if isinstance(value, int):
+            return value
+        heads = self.head_count
+        most = heads if isinstance(heads, int) else max(heads)
+        if most == 0:
+            raise ModelFileError(self.path, f"it states neither {self._key(suffix)} nor any attention head")
+        return self.embedding_length // most

@@ -1,0 +1,125 @@
+"""Whether a drafter speaks the target's language: two GGUF vocabularies compared, token by token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
+
+__all__ = ["VocabularyDifference", "compare_vocabularies"]
+
+# Tables are padded to a multiple of at most 1024 rows in the models we know (Qwen pads by 128 to 512); more than
+# that is another vocabulary.
+_MOST_PADDING = 1024
+_UNUSED = 5  # LLAMA_TOKEN_TYPE_UNUSED
+_PADDING_TEXT = re.compile(rb"\[PAD\d+\]")  # what llama.cpp's converters call a row without a token
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyDifference:
+    """Why two vocabularies differ, in one sentence; ``token_id`` is the first differing id where there is one."""
+
+    reason: str
+    token_id: int | None = None
+    target_text: str | None = None
+    drafter_text: str | None = None
+
+
+def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
+    """None if every id both have means the same token and any further ids of the longer one are padding.
+
+    Compares the tokenizer model, the token texts as bytes, the token types where both state them, and the bos and
+    eos ids where both have them. The pre-tokenizer is not compared: text is only ever split by the target's.
+    Raises ModelFileError if a file changed since its header was read.
+    """
+    for header, who in ((target, "target"), (drafter, "drafter")):
+        if "tokenizer.ggml.tokens" not in header.metadata:
+            return VocabularyDifference(f"the {who} holds no vocabulary")
+    models = [header.metadata.get("tokenizer.ggml.model") for header in (target, drafter)]
+    if models[0] != models[1]:
+        return VocabularyDifference(f"the target's tokenizer is {models[0]!r} but the drafter's is {models[1]!r}")
+    return _texts_differ(target, drafter) or _types_differ(target, drafter) or _special_ids_differ(target, drafter)
+
+
+def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
+    if _same_bytes(target, drafter, "tokenizer.ggml.tokens"):
+        return None
+    shared = min(target.vocabulary_size, drafter.vocabulary_size)
+    for token, (left, right) in enumerate(zip(_texts(target), _texts(drafter), strict=False)):
+        if left != right:
+            return _different(token, left, right, "")
+    longer, who, shorter = (
+        (target, "target", "drafter") if target.vocabulary_size > shared else (drafter, "drafter", "target")
+    )
+    extra = longer.vocabulary_size - shared
+    if extra > _MOST_PADDING:
+        return VocabularyDifference(
+            f"the {who} has {extra} tokens more than the {shorter}, and at most {_MOST_PADDING} can be padding",
+            token_id=shared,
+        )
+    types = dict(enumerate(_values(longer, "tokenizer.ggml.token_type")))
+    for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
+        kind = types.get(token)
+        if kind != _UNUSED and not _PADDING_TEXT.fullmatch(text):
+            shown = _show(text)
+            return VocabularyDifference(
+                f"token {token} is {shown!r} in the {who}, is not padding, and is missing in the {shorter}",
+                token_id=token,
+                target_text=shown if longer is target else None,
+                drafter_text=shown if longer is drafter else None,
+            )
+    return None
+
+
+def _types_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
+    key = "tokenizer.ggml.token_type"
+    if key not in target.metadata or key not in drafter.metadata or _same_bytes(target, drafter, key):
+        return None
+    for token, (left, right) in enumerate(zip(_values(target, key), _values(drafter, key), strict=False)):
+        if left != right:
+            text = next(islice(_texts(target), token, None))
+            return _different(token, text, text, f" of type {left}", f" of type {right}")
+    return None
+
+
+def _special_ids_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
+    for name, words in (("bos", "begin-of-sequence"), ("eos", "end-of-sequence")):
+        left, right = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for header in (target, drafter))
+        if left is not None and right is not None and left != right:
+            return VocabularyDifference(f"the {words} token is {left} in the target but {right} in the drafter")
+    return None
+
+
+def _different(token: int, left: bytes, right: bytes, of_left: str, of_right: str = "") -> VocabularyDifference:
+    target, drafter = _show(left), _show(right)
+    reason = f"token {token} is {target!r}{of_left} in the target but {drafter!r}{of_right} in the drafter"
+    return VocabularyDifference(reason, token_id=token, target_text=target, drafter_text=drafter)
+
+
+def _same_bytes(target: GgufHeader, drafter: GgufHeader, key: str) -> bool:
+    left, right = target.metadata[key], drafter.metadata[key]
+    if isinstance(left, GgufArray) and isinstance(right, GgufArray):
+        return left.count == right.count and left.byte_count == right.byte_count and left.sha256() == right.sha256()
+    return left == right
+
+
+def _texts(header: GgufHeader) -> Iterator[bytes]:
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    if isinstance(tokens, GgufArray):
+        return tokens.raw_strings()
+    assert isinstance(tokens, tuple)  # read_header let nothing else through
+    return (str(token).encode("utf-8") for token in tokens)
+
+
+def _values(header: GgufHeader, key: str) -> Iterator[Scalar]:
+    value = header.metadata.get(key, ())
+    if isinstance(value, GgufArray):
+        return value.values()
+    return iter(value if isinstance(value, tuple) else ())
+
+
+def _show(text: bytes) -> str:
+    return text.decode("utf-8", "backslashreplace")

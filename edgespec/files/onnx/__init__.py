@@ -1,0 +1,1 @@
+"""Exported ONNX folders, read as hostile input."""

@@ -1,0 +1,305 @@
+"""A model as an ONNX graph with its weights beside it, in a folder: what it holds, read as hostile input.
+
+``read_onnx_folder`` checks every file, every stretch of weights and every name in the graph before native code opens
+any of them. Weights are not read. The graph is walked by ``onnx_walk``, so that nothing but numpy is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ModelFileError
+from edgespec.files.export_folder import (
+    MANIFEST_NAME,
+    bad_file,
+    check_hash,
+    check_manifest,
+    check_place,
+    check_size,
+    read_content,
+    read_manifest,
+    show,
+)
+from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.onnx.interface import CACHES, KEPT_IDS, SHARED, check_interface
+from edgespec.files.onnx.parser import INT64, Initializer, OnnxGraph, walk_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "DATA_NAME",
+    "GRAPH_NAME",
+    "KEPT_IDS",
+    "ONNX_KIND",
+    "TOKENIZER_NAME",
+    "OnnxArtefact",
+    "is_onnx_folder",
+    "read_onnx_folder",
+]
+
+ONNX_KIND = "onnx-model"
+GRAPH_NAME, DATA_NAME, TOKENIZER_NAME = "model.onnx", "model.onnx.data", "tokenizer.gguf"
+_FILES = (GRAPH_NAME, DATA_NAME, TOKENIZER_NAME)
+
+# Ours is some kB per layer, under 1 MB in all; a graph that brings its weights along is not meant to pass.
+_LARGEST_GRAPH_BYTES = 4 << 20
+
+# The largest vocabularies known (Gemma 3: 262 144 tokens) take 16 MiB of tokenizer. It is hashed at each reading.
+_LARGEST_TOKENIZER_BYTES = 64 << 20
+
+# Domains of operators that ONNX Runtime itself brings. Any other would need a library, which nobody loads here.
+_DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
+
+# Inputs of operators from which a forward reads a row per token instead of all: (operator, position).
+_LOOKUPS = frozenset(
+    {("Gather", 0), ("GatherBlockQuantized", 0), ("GroupQueryAttention", 7), ("GroupQueryAttention", 8)}
+)
+_UNREAD = frozenset({("Identity", 0)})  # only kept_ids, which nobody pays for unless it is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxArtefact:
+    """A checked artefact.
+
+    ``tokenizer_header`` is that of ``tokenizer.gguf``: all metadata of the source, no tensors. ``ids`` is int32
+    (kept,), ascending, the source token of each row of a trimmed head; None where the head has all
+    ``vocabulary_size`` rows. ``identity`` names the content as the manifest states it. ``weight_bytes`` counts each
+    byte of weights once, ``bytes_per_forward`` those that a forward of width 1 reads. ``static_cache`` is the fixed
+    length of the cache of a graph of fixed shape, None where the cache may have any length. ``cache`` tells how the
+    graph takes and gives its cache: one of ``onnx_interface.CACHES``. ``window`` is for a graph that is given its
+    masks: the tokens, itself included, that a token sees in layers with a window; None where there are none.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    graph_path: Path
+    tokenizer_header: GgufHeader
+    ids: NDArray[np.int32] | None
+    identity: str
+    architecture: str
+    vocabulary_size: int
+    kept: int | None
+    context_length: int
+    block_count: int
+    head_count_kv: int
+    key_length: int
+    value_length: int
+    embedding_length: int
+    weight_bytes: int
+    bytes_per_forward: int
+    static_cache: int | None
+    cache: str
+    window: int | None
+
+    @property
+    def data_path(self) -> Path:
+        """The file with the weights."""
+        return self.graph_path.with_name(DATA_NAME)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the head: logits per position."""
+        return self.vocabulary_size if self.kept is None else self.kept
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the cache per token, all layers: it is float32."""
+        return 4 * self.block_count * self.head_count_kv * (self.key_length + self.value_length)
+
+
+def is_onnx_folder(folder: Path) -> bool:
+    """Whether a folder is meant as an ONNX artefact, sound or not. Raises nothing."""
+    try:
+        _, document = read_manifest(folder / MANIFEST_NAME)
+    except ModelFileError:
+        # Whatever became of the manifest, no other folder holds these: reading it then says what is wrong.
+        try:
+            return check_place(folder, GRAPH_NAME) > 0 and check_place(folder, DATA_NAME) > 0
+        except ModelFileError:
+            return False
+    return document.get("kind") == ONNX_KIND
+
+
+def read_onnx_folder(folder: Path) -> OnnxArtefact:
+    """Read and check the ONNX artefact in ``folder``.
+
+    The graph and the tokenizer are checked by their sha256, the weights by their size and by where the graph says
+    each of them lies. Raises ModelFileError with the reason and a hint.
+    """
+    manifest, digest = check_manifest(folder, ONNX_KIND, _FILES, links=False)
+    limits = {GRAPH_NAME: _LARGEST_GRAPH_BYTES, TOKENIZER_NAME: _LARGEST_TOKENIZER_BYTES}
+    sizes = {name: check_size(folder, manifest, name, links=False, most_bytes=limits.get(name)) for name in _FILES}
+    tokenizer = _tokenizer(folder, manifest)
+    raw = read_content(folder / GRAPH_NAME)
+    check_hash(manifest, folder / GRAPH_NAME, raw)
+    graph = walk_model(folder / GRAPH_NAME, raw)
+    _check_operators(folder / GRAPH_NAME, graph)
+    ranges = _check_weights(folder, graph, sizes[DATA_NAME])
+    artefact = OnnxArtefact(
+        folder=folder,
+        manifest=MappingProxyType(manifest),
+        graph_path=folder / GRAPH_NAME,
+        tokenizer_header=tokenizer,
+        ids=None,
+        identity=f"onnx:{digest}",
+        architecture=tokenizer.architecture,
+        vocabulary_size=tokenizer.vocabulary_size,
+        kept=_optional_count(folder, manifest, "kept"),
+        context_length=tokenizer.context_length,
+        block_count=tokenizer.block_count,
+        head_count_kv=_uniform(tokenizer),
+        key_length=tokenizer.key_length,
+        value_length=tokenizer.value_length,
+        embedding_length=tokenizer.embedding_length,
+        weight_bytes=sum(ranges.values()),
+        bytes_per_forward=_read_bytes(graph, ranges),
+        static_cache=_optional_count(folder, manifest, "static_cache"),
+        cache=_cache(folder, manifest),
+        window=_optional_count(folder, manifest, "window"),
+    )
+    _check_manifest_agrees(artefact)
+    check_interface(artefact, graph)
+    return artefact if artefact.kept is None else replace(artefact, ids=_ids(artefact, graph))
+
+
+# ------------------------------------------------------------------------------------- tokenizer and manifest
+
+
+def _tokenizer(folder: Path, manifest: Mapping[str, Any]) -> GgufHeader:
+    path = folder / TOKENIZER_NAME
+    check_hash(manifest, path, read_content(path))
+    header = read_header(path)
+    if header.tensors:
+        raise bad_file(path, "it should hold no tensors")
+    return header
+
+
+def _uniform(tokenizer: GgufHeader) -> int:
+    heads = tokenizer.head_count_kv
+    if isinstance(heads, int):
+        return heads
+    if len(set(heads)) != 1:
+        raise bad_file(tokenizer.path, "its layers differ in their number of key-value heads")
+    return heads[0]
+
+
+def _optional_count(folder: Path, manifest: Mapping[str, Any], name: str) -> int | None:
+    value = manifest.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise bad_file(folder / MANIFEST_NAME, f"{name} is {show(value)}, not a count")
+    return value
+
+
+def _cache(folder: Path, manifest: Mapping[str, Any]) -> str:
+    value = manifest.get("cache", SHARED)
+    if value not in CACHES:
+        raise bad_file(folder / MANIFEST_NAME, f"cache is {show(value)}, not one of {', '.join(CACHES)}")
+    return str(value)
+
+
+def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
+    path = artefact.folder / MANIFEST_NAME
+    found: dict[str, object] = {
+        "architecture": artefact.architecture,
+        "vocabulary_size": artefact.vocabulary_size,
+        "context_length": artefact.context_length,
+        "block_count": artefact.block_count,
+        "embedding_length": artefact.embedding_length,
+        "head_count_kv": artefact.head_count_kv,
+        "key_length": artefact.key_length,
+        "kv_type": "f32",
+    }
+    for name, value in found.items():
+        said = artefact.manifest.get(name)
+        if said != value or isinstance(said, bool):
+            raise bad_file(path, f"{name} is {show(said)} but the files say {value!r}")
+    if artefact.kept is not None and artefact.kept > artefact.vocabulary_size:
+        raise bad_file(path, f"it keeps {artefact.kept} rows of {artefact.vocabulary_size} tokens")
+
+
+# ------------------------------------------------------------------------------------------------- the graph
+
+
+def _check_operators(path: Path, graph: OnnxGraph) -> None:
+    for domain in sorted({*graph.domains, *(node.domain for node in graph.nodes)}):
+        if domain not in _DOMAINS:
+            raise bad_file(path, f"it uses operators of {show(domain)}, which ONNX Runtime does not bring")
+
+
+def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tuple[int, int] | str, int]:
+    """Bytes of each stretch of weights, by (offset, length) or, inside the graph, by the initializer's name.
+
+    Two initializers may name the same stretch: a tied head and embedding do.
+    """
+    path, found = folder / GRAPH_NAME, dict[tuple[int, int] | str, int]()
+    for each in graph.initializers.values():
+        if each.location is None:
+            found[each.name] = each.byte_count
+            continue
+        if each.location != DATA_NAME:
+            raise bad_file(path, f"{show(each.name)} lies in {show(each.location)} instead of {DATA_NAME}")
+        if each.length != each.byte_count:
+            reason = f"{show(each.name)} of shape {show(str(each.shape))} takes {each.byte_count} bytes"
+            raise bad_file(path, f"{reason}, and {each.length} are set aside for it")
+        if each.offset + each.length > data_bytes:
+            reason = f"{show(each.name)} ends at byte {each.offset + each.length} of {DATA_NAME}"
+            raise bad_file(path, f"{reason}, which has {data_bytes}")
+        found[each.offset, each.length] = each.length
+    external = sum(length for key, length in found.items() if not isinstance(key, str))
+    if external > data_bytes:
+        raise bad_file(path, f"its weights overlap: they take {external} bytes of the {data_bytes} of {DATA_NAME}")
+    return found
+
+
+def _key(each: Initializer) -> tuple[int, int] | str:
+    return each.name if each.location is None else (each.offset, each.length)
+
+
+def _read_bytes(graph: OnnxGraph, ranges: Mapping[tuple[int, int] | str, int]) -> int:
+    """Bytes of weights that a forward of width 1 reads: everything but the tables it only looks rows up in."""
+    read = set()
+    for node in graph.nodes:
+        for position, name in enumerate(node.inputs):
+            use = (node.operator, position)
+            if name in graph.initializers and use not in _LOOKUPS and use not in _UNREAD:
+                read.add(_key(graph.initializers[name]))
+    return sum(ranges[key] for key in read)
+
+
+def _ids(artefact: OnnxArtefact, graph: OnnxGraph) -> NDArray[np.int32]:
+    """The token of each row of the head, from the constant behind the output kept_ids."""
+    import numpy as np
+
+    path, size = artefact.graph_path, artefact.vocabulary_size
+    sources = [node.inputs[0] for node in graph.nodes if node.outputs == (KEPT_IDS,) and node.operator == "Identity"]
+    constant = graph.initializers.get(sources[0]) if len(sources) == 1 else None
+    if constant is None or constant.kind != INT64 or math.prod(constant.shape) != artefact.kept:
+        raise bad_file(path, f"its output {KEPT_IDS} is not a constant of {artefact.kept} ids")
+    if constant.location is None:
+        raw = constant.inline
+    else:
+        try:
+            with artefact.data_path.open("rb") as file:
+                file.seek(constant.offset)
+                raw = file.read(constant.length)
+        except OSError as error:
+            raise bad_file(artefact.data_path, f"the file cannot be read: {error}") from error
+    if len(raw) != constant.byte_count:
+        raise bad_file(path, f"its output {KEPT_IDS} is not a constant of {artefact.kept} ids")
+    ids = np.frombuffer(raw, dtype="<i8")
+    if not (np.diff(ids) > 0).all():
+        raise bad_file(artefact.data_path, "its ids are not in ascending order")
+    if int(ids[0]) < 0 or int(ids[-1]) >= size:
+        raise bad_file(artefact.data_path, f"its ids lie outside 0..{size - 1}")
+    kept = ids.astype(np.int32)
+    kept.flags.writeable = False
+    return kept

@@ -1,0 +1,1 @@
+"""The machine: processor, memory, power, and the limits set on them."""

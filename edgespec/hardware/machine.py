@@ -1,0 +1,222 @@
+"""What is here: the processor, the memory a process may use, and an identity for measurements to be filed under."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from edgespec.hardware.control_groups import memory_limits, processor_limit
+
+PowerSource = Literal["mains", "battery"]
+
+# Linux's names for the instruction sets that CPU inference kernels are chosen by.
+_ISA_OF_INTEREST = (
+    "sse4_2",
+    "avx",
+    "fma",
+    "f16c",
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
+
+# Names of the kernel's drivers for sensors in the processor itself: Intel, AMD, and boards whose device tree names
+# a zone "cpu...". ACPI zones are left out: many report a constant.
+_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "x86_pkg_temp", "cpu", "soc_thermal")
+
+# Processors shut down around 100 to 115 degrees; a sensor that says more, or nothing above zero, is broken.
+_TOO_HOT_TO_BE_TRUE_C = 150.0
+
+# What psutil's sensors raise on platforms without them and on odd entries below /sys.
+_SENSOR_FAILURES = (AttributeError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
+
+# A name is worth no longer wait: a system too busy to answer by then gets the generic one.
+_SYSCTL_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """This machine, as far as it matters to running models. Bytes and counts; ``isa`` is in order of width.
+
+    ``power_source`` is None where the system tells nothing, as desktops and virtual machines do: having no battery
+    to ask is not the same as being on mains.
+    """
+
+    system: str
+    processor: str
+    isa: tuple[str, ...]
+    physical_cores: int
+    logical_cores: int
+    total_memory_bytes: int
+    available_memory_bytes: int
+    power_source: PowerSource | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when this is another machine, which no measurement outlives.
+
+        The power source is not in it, because it comes and goes; measurements are filed under it separately.
+        """
+        facts = (self.system, self.processor, self.isa, self.physical_cores, self.logical_cores)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def as_json(self) -> dict[str, Any]:
+        """The machine as reports have it: every field, and ``fingerprint``."""
+        return {
+            "system": self.system,
+            "processor": self.processor,
+            "isa": list(self.isa),
+            "physical_cores": self.physical_cores,
+            "logical_cores": self.logical_cores,
+            "total_memory_bytes": self.total_memory_bytes,
+            "available_memory_bytes": self.available_memory_bytes,
+            "power_source": self.power_source,
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What changes by the minute and disturbs measurements; None where the system does not tell.
+
+    ``temperature_c`` is the hottest sensor of the processor, in degrees Celsius; ``load_average`` the system's own,
+    over the last minute.
+    """
+
+    temperature_c: float | None = None
+    load_average: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Both fields as they are."""
+        return {"temperature_c": self.temperature_c, "load_average": self.load_average}
+
+
+def usable_processors() -> int:
+    """Logical processors that this process may keep busy: what it is bound to, or a container's quota."""
+    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(logical, processor_limit() or logical))
+
+
+def describe_machine() -> Machine:
+    """Look at the machine now."""
+    logical = usable_processors()
+    physical = psutil.cpu_count(logical=False) or logical
+    name, flags = _cpu_name_and_flags()
+    total, available = memory_bytes()
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        processor=name,
+        isa=tuple(flag for flag in _ISA_OF_INTEREST if flag in flags),
+        physical_cores=max(1, min(physical, logical)),
+        logical_cores=logical,
+        total_memory_bytes=total,
+        available_memory_bytes=available,
+        power_source=power_source(),
+    )
+
+
+def describe_conditions() -> Conditions:
+    """Look at what changes by the minute."""
+    return Conditions(temperature_c=_temperature_c(), load_average=_load_average())
+
+
+def _cpu_name_and_flags() -> tuple[str, frozenset[str]]:
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    if sys.platform == "linux":
+        try:
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return name, flags
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = frozenset(value.split())
+                break
+    elif sys.platform == "darwin":
+        name = _name_from_sysctl() or name
+    elif sys.platform == "win32":
+        name = _name_from_registry() or name
+    return name, flags
+
+
+def _name_from_sysctl() -> str | None:
+    """Elsewhere macOS only says "arm" or "i386"."""
+    command = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSCTL_TIMEOUT_S, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _name_from_registry() -> str | None:
+    """Elsewhere Windows only has the family and the stepping."""
+    winreg: Any = importlib.import_module("winreg")
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip() or None
+    except OSError:
+        return None
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) bytes for this process: the machine's, or its control groups' where that is less."""
+    memory = psutil.virtual_memory()
+    total, available = int(memory.total), int(memory.available)
+    for group in memory_limits():
+        if group.limit_bytes < memory.total:
+            total, available = min(total, group.limit_bytes), min(available, group.left_bytes)
+    return total, max(0, available)
+
+
+def power_source() -> PowerSource | None:
+    """Where the power comes from now; None where the system does not tell."""
+    try:
+        battery = psutil.sensors_battery()
+    except _SENSOR_FAILURES:
+        return None
+    if battery is None or battery.power_plugged is None:
+        return None
+    return "mains" if battery.power_plugged else "battery"
+
+
+def _temperature_c() -> float | None:
+    try:
+        by_sensor = psutil.sensors_temperatures()
+    except _SENSOR_FAILURES:
+        return None
+    readings = [
+        float(reading.current)
+        for name, sensor in by_sensor.items()
+        if name.lower().startswith(_CPU_SENSORS)
+        for reading in sensor
+        if reading.current is not None
+    ]
+    return max((reading for reading in readings if 0 < reading < _TOO_HOT_TO_BE_TRUE_C), default=None)
+
+
+def _load_average() -> float | None:
+    # Only systems that keep one: psutil would start a thread of its own to make one up elsewhere.
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""What runtimes, drafters and depth policies implement. Records and protocols only."""

@@ -1,0 +1,272 @@
+"""What a drafter takes and gives: the context, proposals, what became of them, and the gates of a depth policy.
+
+Everything here speaks token ids. The words (round, width, depth, committed, ...) are those of the README's glossary.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from edgespec.interfaces.rows import Distribution, Rows
+
+# (chains, length) that a proposal is best spread over, given the odds that the target's next token is the drafter's
+# best id, its second best, and so on.
+Spread = Callable[[abc.Sequence[float]], tuple[int, int]]
+
+
+class Context:
+    """What a drafter sees: ``committed_length`` tokens that stand, then possibly assumed ones.
+
+    A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
+    ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
+    asks has a use for ``Proposal.runners_up``. With ``wants_siblings`` a chain with other tokens beside
+    its own is welcome, with ``spread`` several chains.
+    """
+
+    __slots__ = ("committed_length", "spread", "tokens", "wants_runners_up", "wants_siblings")
+
+    def __init__(
+        self,
+        tokens: list[int],
+        committed_length: int | None = None,
+        *,
+        wants_runners_up: bool = False,
+        wants_siblings: bool = False,
+        spread: Spread | None = None,
+    ) -> None:
+        self.spread = spread
+        self.tokens = tokens
+        self.committed_length = len(tokens) if committed_length is None else committed_length
+        self.wants_runners_up = wants_runners_up
+        self.wants_siblings = wants_siblings
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def common_prefix(self, known: list[int]) -> int:
+        """Number of leading tokens that ``known`` shares with this context."""
+        return common_prefix(known, self.tokens)
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    """Number of leading tokens two lists share; whole-list comparisons first, since they usually decide."""
+    shorter = min(len(left), len(right))
+    if left[:shorter] == right[:shorter]:
+        return shorter
+    low, high = 0, shorter  # left[:low] agrees, left[:high] does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Tokens put forward for the next round: a chain, or a tree when ``parents`` is given.
+
+    ``draft_probs[i]`` is the distribution token i was drawn from; None means that it was not drawn at random
+    (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
+    ``drafted_by`` names who spent the time, also when nothing came of it (None: nobody did). ``sync_s`` is the
+    part of that time spent catching up with tokens the drafter had not seen, ``forwards`` how often the drafter's
+    weights were read. ``confidences[i]`` is how sure it was of token i before choosing it, from 0 to 1 (empty: it
+    cannot tell); what that is worth as a probability of acceptance is found out by whoever uses it.
+
+    ``runners_up[i]`` is what the drafter would have said in place of token i: the best id of the same scores that is
+    not token i (None: there is none; empty: nobody asked). It is never put forward, so nobody asks whether it stands.
+    It only names a text, prefix and runner-up, from which drafting may go on before the verdict: a branch. By the
+    keyed rule the text is the target's own, whatever is put forward. By the rejection rule it keeps its law as well.
+    A branch is put forward when the correction has made its text the history; that, and whether there is one at all,
+    may depend on anything drawn so far, but its own tokens are a function of the text they follow and are verified as
+    such, as not drawn at random. And what is drafted anew where no branch fits draws from noise that decided nothing
+    before.
+
+    ``alternatives[i]`` are the other tokens likeliest to be the target's in place of token i of a chain, each with
+    the drafter's odds of that, best first (empty: nobody asked). Those worth verifying are put forward as siblings:
+    behind the chain in ``tokens``, each with the parent that token i has.
+    """
+
+    tokens: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    draft_probs: tuple[Distribution | None, ...] | None = None
+    parents: tuple[int, ...] | None = None
+    drafted_by: str | None = None
+    sync_s: float = 0.0
+    forwards: int = 0
+    confidences: tuple[float, ...] = ()
+    runners_up: tuple[int | None, ...] = ()
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    def cut(self, length: int) -> Proposal:
+        """The first ``length`` tokens."""
+        if length >= len(self.tokens):
+            return self
+        return Proposal(
+            tokens=self.tokens[:length],
+            sources=self.sources[:length],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[:length],
+            parents=None if self.parents is None else self.parents[:length],
+            drafted_by=self.drafted_by,
+            sync_s=self.sync_s,
+            forwards=self.forwards,
+            confidences=self.confidences[:length],
+            runners_up=self.runners_up[:length],
+            alternatives=self.alternatives[:length],
+        )
+
+
+NOTHING = Proposal()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a proposal: ``evaluated`` tokens were compared, ``accepted`` of them stand."""
+
+    proposal: Proposal
+    evaluated: int
+    accepted: int
+    committed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One drafted token and, under the rejection rule, the distribution it was drawn from.
+
+    ``confidence`` is the highest probability there was, None if nobody asked for it; ``runner_up`` what would have
+    been the token if this one did not exist, None if nobody asked or there is no other. ``alternatives`` are as in
+    Proposal.
+    """
+
+    token: int
+    distribution: Distribution | None = None
+    confidence: float | None = None
+    runner_up: int | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+class TokenChooser(Protocol):
+    """How this session turns scores into a token; the target and its drafters share it."""
+
+    def draft(
+        self,
+        rows: Rows,
+        index: int,
+        context: abc.Sequence[int],
+        gate: ChainGate | None,
+        *,
+        runner_up: bool = False,
+        alternatives: int = 0,
+    ) -> Draft | None:
+        """The token a drafter with these scores proposes to follow ``context``; None if ``gate`` ends the chain.
+
+        With ``runner_up`` the draft says what it would have been otherwise, and it names at most so many
+        ``alternatives``: none under the rejection rule, where they have no part in the law.
+        """
+
+    def candidates(
+        self, rows: Rows, index: int, context: abc.Sequence[int], count: int
+    ) -> abc.Sequence[tuple[int, float]]:
+        """At most ``count`` ids, the likeliest choices of a target with these scores first, and the odds of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRequest:
+    """What a drafter is told when a session starts. A chain ends after a token of ``stop_ids``."""
+
+    chooser: TokenChooser
+    vocabulary_size: int
+    context_length: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+class DraftState(Protocol):
+    """One session's drafter. Syncs itself with the context it is given."""
+
+    @property
+    def free(self) -> bool:
+        """Whether proposing costs nothing worth counting: then it may be asked just to see whether it is right."""
+
+    def lag(self, context: Context) -> int:
+        """Tokens of ``context`` this would have to read before it could propose, the last one not counted."""
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """At most ``depth`` tokens to follow ``context``; fewer, or none, are always allowed."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a verified proposal. Changes nothing about the tokens the state has synced."""
+
+    def cancel(self) -> None:
+        """Make a ``propose`` in flight raise CancelledError; callable from any thread."""
+
+    def reset_cancel(self) -> None:
+        """Forget an earlier ``cancel``."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+@runtime_checkable
+class ExplainsSilence(Protocol):
+    """A DraftState that may have a reason of its own to propose nothing for a while."""
+
+    @property
+    def silent_because(self) -> str | None:
+        """Why it proposed nothing when last asked; None if it may."""
+
+
+@runtime_checkable
+class DraftsBranches(Protocol):
+    """A DraftState that can draft beside its latest proposal: what follows where a token of that is another one."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether the latest proposal stays in its cache meanwhile, so that a branch costs its own forwards only."""
+
+    def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        """As ``propose``, but a function of the context alone: the rejection rule draws nothing at random here."""
+
+
+class Drafter(Protocol):
+    """Something that proposes tokens; shared by sessions. Loads what it needs at its first proposal."""
+
+    @property
+    def kind(self) -> str:
+        """A short name: ``model``, ``lookup``, ..."""
+
+    def start(self, request: DraftRequest) -> DraftState: ...
+
+    def close(self) -> None: ...
+
+
+class ChainGate(Protocol):
+    """Where a chain ends early: asked for each token of one proposal in turn, by whoever drafts it.
+
+    Always before the token is chosen, from what the drafter's distribution looks like: whether a token is put forward
+    must never depend on the token itself, or the text would no longer be the target's.
+    """
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether ``admits`` wants to know the entropy, which takes another pass over the scores."""
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        """Whether the next token is put forward. ``confidence``: highest probability; ``entropy`` in nats."""
+
+    def goes_on(self) -> bool:
+        """Whether one more forward of the drafter is worth its time, before it is spent."""
+
+
+@runtime_checkable
+class SiblingGate(ChainGate, Protocol):
+    """A gate that also knows whether tokens put forward beside those of the chain it let through are worth it."""
+
+    def siblings(self, odds: abc.Sequence[abc.Sequence[float]], most: int) -> abc.Sequence[tuple[int, int]]:
+        """At most ``most`` pairs (i, j), ascending: the j-th alternative of the chain's token i is worth verifying.
+
+        ``odds[i][j]`` is what the drafter thinks of it, best first; there is an entry for each token let through.
+        """

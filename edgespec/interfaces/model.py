@@ -1,0 +1,180 @@
+"""What a runtime implements: weights (Model), one cache (Sequence), and the facts and numeric class of both."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from edgespec.interfaces.rows import Rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
+
+    ``can_branch``: its Sequences are TreeSequences, and a tree's rows are those of its paths as chains, bit for bit.
+    """
+
+    name: str
+    sha256: str | None
+    architecture: str
+    runtime: str
+    build: str
+    device: str
+    threads: int
+    vocabulary_size: int
+    trained_context_length: int
+    weight_bytes: int
+    bytes_per_forward: int
+    kv_bytes_per_token: int
+    kv_type: str
+    can_rewind: bool = True
+    can_fork: bool = False
+    can_branch: bool = False
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Sequence(Protocol):
+    """One KV cache. Owned by one Session; only ``cancel`` may be called from any thread."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens the cache can hold."""
+
+    def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
+        """Append ``tokens`` and score the last ``rows`` of them (0 <= rows <= len(tokens)).
+
+        On any exception the cache is back at its former length. Raises ContextFullError, CancelledError,
+        ForwardError, ClosedError.
+        """
+
+    def rewind(self, length: int) -> None:
+        """Drop everything from ``length`` on. Raises RewindError if the cache cannot."""
+
+    def fork(self) -> Sequence:
+        """A second Sequence with the same content. Raises RuntimeUnavailableError where unsupported."""
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run ``job`` on this Sequence's worker thread and wait: forwards inside it cost no thread switch."""
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Hand ``job`` to the worker thread without waiting for it."""
+
+    def cancel(self) -> None:
+        """Make the forward in flight, and every later one until ``reset_cancel``, raise CancelledError."""
+
+    def reset_cancel(self) -> None:
+        """Forget an earlier ``cancel``."""
+
+    def close(self) -> None:
+        """Free the cache and the thread. Idempotent."""
+
+
+@runtime_checkable
+class TreeSequence(Sequence, Protocol):
+    """A Sequence that scores several continuations at once, as a tree of tokens.
+
+    The tree is no part of the cache: ``length`` does not count it, and ``forward``, ``rewind`` and ``fork`` drop it.
+    """
+
+    def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
+        """Add ``tokens`` to the tree and score every one of them.
+
+        Token i follows the token of the tree with index ``parents[i]``, counted from the tree's first token on and
+        smaller than its own, or what the cache ends with where that is -1. Its row is the one that ``forward`` gives
+        at the end of its path. On any exception the tree is gone. Raises what ``forward`` raises.
+        """
+
+    def keep(self, path: abc.Sequence[int]) -> None:
+        """Append the tokens with these indices, a path down from the cache's end, and drop the rest of the tree.
+
+        Raises InvalidRequestError for what is no such path.
+        """
+
+
+@runtime_checkable
+class ShortHeadSequence(Sequence, Protocol):
+    """A Sequence that can leave most tokens unscored, to read fewer rows of its model's output head."""
+
+    @property
+    def short_ids(self) -> abc.Set[int] | None:
+        """The tokens that are scored at first; None where all are, and none can be left out."""
+
+    def score_all(self) -> None:
+        """Score all tokens from the next forward on. The cache stays; earlier Rows are stale. Raises ClosedError."""
+
+    def score_short(self, also: abc.Collection[int] = ()) -> None:
+        """Score ``short_ids`` and the tokens ``also`` alone, others being at -infinity; else as ``score_all``.
+
+        Raises InvalidRequestError for what is no token, MemoryLimitError.
+        """
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Weights on one device. Owned by the Engine; opens any number of Sequences."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def open(self, context_length: int) -> Sequence:
+        """A fresh, empty Sequence. Raises MemoryLimitError, ForwardError, ClosedError."""
+
+    def close(self) -> None:
+        """Free the weights, after closing every Sequence still open. Idempotent."""
+
+
+@runtime_checkable
+class Restarting(Protocol):
+    """A Model in a process of its own: loaded while others go on, and perhaps lost and started again."""
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why ``open`` would raise WorkerLostError now, though not later; None if there is nothing to wait for."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until there is nothing to wait for, for so many seconds at most; whether there is not.
+
+        Raises what loading raised, if the model is given up.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericClass:
+    """The setting within which rows are bit-equal: two runs in one class emit the same text.
+
+    ``widths`` are the forward widths whose rows were probed to be bit-equal; empty means not probed.
+    """
+
+    runtime: str
+    build: str
+    device: str
+    threads: int
+    kv_type: str
+    settings: Mapping[str, str | int | bool]
+    widths: tuple[int, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "runtime": self.runtime,
+            "build": self.build,
+            "device": self.device,
+            "threads": self.threads,
+            "kv_type": self.kv_type,
+            "settings": dict(self.settings),
+            "widths": list(self.widths),
+        }
+
+
+# The device whose memory is the machine's own.
+HOST = "cpu"

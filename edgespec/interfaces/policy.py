@@ -1,0 +1,81 @@
+"""What a depth policy implements: how far each source may draft, learned from the record of every round."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.interfaces.drafting import ChainGate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
+
+    Of the ``proposed`` tokens ``beside`` lie beside the longest path of a tree, so that ``depth`` is its length.
+    ``accepted`` are those of the path that stood; ``evaluated`` these, and one more if there were others to follow.
+    ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
+    comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
+    target's forward; ``draft_s`` is then what it took for the proposal that this round took in.
+    """
+
+    width: int
+    context_length: int
+    proposed: int
+    evaluated: int
+    accepted: int
+    invalid: int
+    emitted: int
+    source: str | None
+    draft_s: float
+    sync_s: float
+    verify_s: float
+    round_s: float
+    draft_forwards: int = 0
+    overlapped: bool = False
+    beside: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Tokens put forward one after another."""
+        return self.proposed - self.beside
+
+    @property
+    def target_idle_s(self) -> float:
+        """Seconds of the round in which the target computed nothing."""
+        return max(0.0, self.round_s - self.verify_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it."""
+
+    depth: int
+    gate: ChainGate | None = None
+
+
+class DepthPolicy(Protocol):
+    """How far each source may draft now, learned from the rounds so far. Sessions of one engine share it."""
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        """What ``source`` may do for the next round, if it is ``lag`` tokens behind the text."""
+
+    def learn(self, source: str, confidences: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
+        """What became of the tokens of one proposal, in order up to the first wrong one.
+
+        ``confidences`` is empty, or as long as ``hits``. Also told of proposals that were only watched.
+        """
+
+    def learn_siblings(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
+        """Which of the alternatives at one place of a chain was the target's token; put forward or not."""
+
+    def record(self, record: RoundRecord) -> None:
+        """Learn from the times of one round."""
+
+    def why_off(self, source: str) -> str | None:
+        """One sentence if ``source`` is off at present, else None."""
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """Plain decoding's speed as measured over recent plain rounds; None before there were enough."""

@@ -1,0 +1,1 @@
+"""How and where a model could run on this machine."""

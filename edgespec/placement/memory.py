@@ -1,0 +1,59 @@
+"""Whether a model fits, decided before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.errors import MemoryLimitError
+from edgespec.files.gguf.header import GgufHeader
+
+# Bytes per scored row and vocabulary entry that a forward may hold at once: the scores and one copy of them.
+_SCRATCH_BYTES_PER_SCORE = 8
+_SCORED_ROWS = 64
+
+# What a llama.cpp context was seen to allocate beside cache and scores, for models of 0.1 to 2 billion weights.
+_CONTEXT_OVERHEAD_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes a model needs: its weights, its cache at the wanted context, and working buffers."""
+
+    weights_bytes: int
+    cache_bytes: int
+    buffers_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes + self.buffers_bytes
+
+
+def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element: float) -> MemoryEstimate:
+    """What a model of this header will take with a cache of ``context_length`` tokens."""
+    return MemoryEstimate(
+        weights_bytes=header.tensor_bytes,
+        cache_bytes=header.kv_bytes_per_token(kv_bits_per_element) * context_length,
+        buffers_bytes=_CONTEXT_OVERHEAD_BYTES + _SCRATCH_BYTES_PER_SCORE * _SCORED_ROWS * header.vocabulary_size,
+    )
+
+
+def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> None:
+    """Raise MemoryLimitError, with the sum spelled out, if the estimate does not fit in ``allowed_bytes``."""
+    if estimate.total_bytes <= allowed_bytes:
+        return
+    raise MemoryLimitError(
+        f"{name} needs about {_gib(estimate.total_bytes)} (weights {_gib(estimate.weights_bytes)}, cache "
+        f"{_gib(estimate.cache_bytes)}) and {_gib(allowed_bytes)} may be used",
+        needed_bytes=estimate.total_bytes,
+        available_bytes=allowed_bytes,
+        hint="close other programs, use a smaller --context, or a smaller model",
+    )
+
+
+def too_large_words(name: str, needed_bytes: int, left_bytes: int) -> str:
+    """Why a drafter is left out: it would push the target out."""
+    return f"{name} needs about {_gib(needed_bytes)} and {_gib(max(0, left_bytes))} may be used beside the target"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,1 @@
+"""Which plan is expected to be fastest, and why."""

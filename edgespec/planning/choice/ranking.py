@@ -1,0 +1,235 @@
+"""Which way to run is predicted to be fastest: enumerate, turn away what does not fit or does not pay, rank, explain.
+
+The predictions are those of ``cost.py``. Placements follow Dovetail (Zhang et al., 2024: drafter on the GPU, target
+on the CPU) and DuoDecoding (Lv et al., 2025: the reverse); both are enumerated like any other pair of devices.
+Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from edgespec.errors import MemoryLimitError
+from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.plan import Mode
+from edgespec.planning.choice.weighing import Weighing, gib, rate, taken_bytes
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.widths import WIDEST
+
+__all__ = ["HEADROOM_BYTES", "MARGIN", "MODES", "explain", "rank", "reasons"]
+
+ExactnessWish = Literal["stable", "near", "any"]
+
+MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")
+
+# What a plan must be predicted to gain before it replaces plain decoding. Repeated measurements of the same thing
+# differ by 2 to 3 % on a quiet machine: a smaller gain cannot be told from none.
+MARGIN = 0.03
+
+# Beside weights and cache, for each model: what memory.py's estimate comes to with the largest vocabulary in use
+# (262 144 entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
+HEADROOM_BYTES = 192 * 2**20
+
+Pair = tuple[str, str]
+
+
+def rank(
+    targets: Sequence[TargetOption],
+    drafters: Sequence[DrafterOption],
+    memory_bytes: Mapping[str, int],
+    *,
+    contention: Mapping[Pair, Contention] | None = None,
+    hand_over_s: Mapping[Pair, float] | None = None,
+    exactness: ExactnessWish = "stable",
+    depth_limit: int = WIDEST - 1,
+    modes: Sequence[Mode] = MODES,
+    margin: float = MARGIN,
+    headroom_bytes: int = HEADROOM_BYTES,
+) -> Ranking:
+    """Rank every way to run ``targets[0].model``, in the configurations given, with or without each drafter.
+
+    ``memory_bytes`` is what may be used of each memory, by the name of the device that owns it. ``contention`` and
+    ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). Two devices that are not in
+    ``contention`` are not run at once, because nobody knows what that costs; nor is one device beside itself. A
+    hand-over that is not listed is free.
+
+    ``exactness``: "stable" keeps to depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
+    "any" too, without asking whether widths were probed (described machines). Plain decoding always competes,
+    whatever ``modes`` says. The target is placed first, by itself; a drafter gets what it leaves.
+
+    Raises MemoryLimitError if the target fits nowhere, ValueError if there is no target to place.
+    """
+    if not targets:
+        raise ValueError("there is no target to place")
+    names, drafter_names = _labels(targets), _labels(drafters)
+    rejected: list[Rejected] = []
+    placed: list[tuple[TargetOption, str]] = []
+    for target, name in zip(targets, names, strict=True):
+        refusal = _refused_target(target, name, memory_bytes, headroom_bytes)
+        if refusal is None:
+            placed.append((target, name))
+        else:
+            rejected.append(refusal)
+    if not placed:
+        raise _fits_nowhere(rejected)
+
+    fastest, fastest_name = min(placed, key=lambda pair: pair[0].curve.plain_s)
+    candidates = [_plain(target, name, fastest, headroom_bytes) for target, name in placed]
+    for target, name in placed:
+        for drafter, drafter_name in zip(drafters, drafter_names, strict=True):
+            weighing = Weighing(
+                target=target,
+                drafter=drafter,
+                name=name,
+                drafter_name=drafter_name,
+                fastest=fastest,
+                fastest_name=fastest_name,
+                cap=_depth_cap(target, exactness, depth_limit),
+                margin=margin,
+                headroom_bytes=headroom_bytes,
+            )
+            refusal = weighing.refused(memory_bytes)
+            if refusal is not None:
+                rejected.append(refusal)
+                continue
+            pair = (target.device, drafter.device or "")
+            hand_over = (hand_over_s or {}).get(pair, 0.0)
+            verdicts: list[Candidate | Rejected] = []
+            if "serial" in modes:
+                verdicts.append(weighing.serial(hand_over))
+            # One device is shared at a price that was measured or not at all; two may be known not to touch.
+            known = drafter.device != target.device or pair in (contention or {})
+            if "pipelined" in modes and drafter.device is not None and known:
+                verdicts.append(weighing.pipelined((contention or {}).get(pair), hand_over))
+            candidates += [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
+            rejected += [verdict for verdict in verdicts if isinstance(verdict, Rejected)]
+    return Ranking(candidates=tuple(sorted(candidates, key=_order)), rejected=tuple(rejected))
+
+
+def reasons(ranking: Ranking) -> tuple[str, ...]:
+    """Why the best candidate is the best: its own numbers, then what memory or time refused.
+
+    A plain plan says for each drafter how near it came; a speculative one only what did not fit.
+    """
+    said = list(ranking.best.reasons)
+    nearest: dict[tuple[str, str | None, str | None], Rejected] = {}
+    for refusal in ranking.rejected:
+        if refusal.drafter is None or (ranking.best.mode != "plain" and refusal.needed_bytes is not None):
+            said.append(refusal.sentence)
+        elif ranking.best.mode == "plain":
+            key = (refusal.drafter.kind, refusal.drafter.model, refusal.drafter.device)
+            kept = nearest.get(key)
+            if kept is None or (refusal.speedup or 0.0) > (kept.speedup or 0.0):
+                nearest[key] = refusal
+    return tuple(dict.fromkeys([*said, *(refusal.sentence for refusal in nearest.values())]))
+
+
+def explain(ranking: Ranking) -> tuple[str, ...]:
+    """Every candidate, the best first, and every rejection, a sentence each."""
+    lines = [
+        f"{rate(candidate.tokens_per_s)} tokens/s, {candidate.speedup:.2f}x: {candidate.what}"
+        for candidate in ranking.candidates
+    ]
+    return (*lines, *(f"not {refusal.sentence}" for refusal in ranking.rejected))
+
+
+# ---------------------------------------------------------------------------------------------- plain decoding
+
+
+def _refused_target(
+    target: TargetOption, name: str, memory_bytes: Mapping[str, int], headroom_bytes: int
+) -> Rejected | None:
+    for place, needed in taken_bytes(target, None, headroom_bytes).items():
+        if place not in memory_bytes:
+            return Rejected(what=name, reason=f"how much memory {place} has is not known", target=target)
+        if needed > memory_bytes[place]:
+            return Rejected(
+                what=name,
+                reason=f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used",
+                target=target,
+                needed_bytes=needed,
+                available_bytes=memory_bytes[place],
+            )
+    return None
+
+
+def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
+    """The error of a target without a place; the place that comes nearest is named."""
+    nearest = min(rejected, key=lambda one: (one.needed_bytes or float("inf")) - (one.available_bytes or 0))
+    assert nearest.target is not None  # it was an option
+    return MemoryLimitError(
+        f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.reason}"
+        if nearest.needed_bytes is not None
+        else f"{nearest.target.model} fits nowhere: {nearest.reason}",
+        needed_bytes=nearest.needed_bytes,
+        available_bytes=nearest.available_bytes,
+        hint="close other programs, use a smaller --context, or a smaller model",
+    )
+
+
+def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_bytes: int) -> Candidate:
+    seconds = target.curve.plain_s
+    speedup = fastest.curve.plain_s / seconds
+    said = "the fastest plain decoding" if target is fastest else f"{speedup:.2f}x the fastest plain decoding"
+    return Candidate(
+        what=f"{name}, plain",
+        target=target,
+        drafter=None,
+        mode="plain",
+        depth=0,
+        exactness="W",
+        tokens_per_round=1.0,
+        round_s=seconds,
+        tokens_per_s=1 / seconds,
+        speedup=speedup,
+        memory_bytes=taken_bytes(target, None, headroom_bytes),
+        memory_bound_speedup=None,
+        reasons=(f"{name}, plain: {rate(1 / seconds)} tokens/s, {said}",),
+    )
+
+
+def _depth_cap(target: TargetOption, exactness: ExactnessWish, depth_limit: int) -> int | None:
+    """How deep it may draft; None where it would have to be known and is not."""
+    if exactness != "stable":
+        return depth_limit
+    return None if target.depth_cap_stable is None else min(target.depth_cap_stable, depth_limit)
+
+
+# ------------------------------------------------------------------------------------------- order and names
+
+
+def _order(candidate: Candidate) -> tuple[float, int, int, int, str]:
+    """Faster first; of equals the simpler, then the smaller."""
+    # Sums in another order differ in the last digits: such rates are equal.
+    equal_rate = float(f"{candidate.tokens_per_s:.9g}")
+    models = 1 + (candidate.drafter is not None and candidate.drafter.model is not None)
+    return -equal_rate, MODES.index(candidate.mode), models, sum(candidate.memory_bytes.values()), candidate.what
+
+
+def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
+    """A name for each, as short as keeps them apart: model and device, and what else differs."""
+    return [
+        ", ".join([one.short_name, *_differing(one, [o for o in options if o.short_name == one.short_name])])
+        for one in options
+    ]
+
+
+def _differing(option: TargetOption | DrafterOption, alike: Sequence[TargetOption | DrafterOption]) -> list[str]:
+    parts = []
+    if len({other.runtime for other in alike}) > 1:
+        parts.append(str(option.runtime))
+    if len({other.threads for other in alike}) > 1:
+        parts.append(f"{option.threads} thread{'s' if option.threads > 1 else ''}")
+    if isinstance(option, TargetOption):
+        settings = [dict(other.settings) for other in alike if isinstance(other, TargetOption)]
+        for key in sorted({key for one in settings for key in one}):
+            if any(one.get(key) != settings[0].get(key) for one in settings):
+                parts.append(f"{key} {_setting(option.settings.get(key))}")
+    return parts
+
+
+def _setting(value: str | int | bool | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "by default" if value is None else str(value)

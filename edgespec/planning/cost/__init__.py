@@ -1,0 +1,1 @@
+"""What rounds cost and bring: curves, acceptance, contention."""

@@ -1,0 +1,242 @@
+"""Expected tokens and expected seconds of a round, and the depth that earns the most tokens a second.
+
+The formulas are those of speculative decoding (Leviathan et al., 2023) with measured times in place of a constant
+cost ratio, and depth 0 as a competitor like any other (SmartSpec, 2024). Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Sums of floats differ in their last digits: a token that is ready this share of its time late is ready in time.
+_SAME_MOMENT = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """T(w): seconds of a target forward by width, measured at ``widths`` (ascending, from 1).
+
+    Between measured widths it is linear; beyond the widest it keeps the last slope, never falling.
+    """
+
+    widths: tuple[int, ...]
+    forward_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.widths or self.widths[0] != 1 or len(self.widths) != len(self.forward_s):
+            raise ValueError("a curve needs one time for each of its widths, from width 1 on")
+        if any(left >= right for left, right in itertools.pairwise(self.widths)):
+            raise ValueError("the widths of a curve ascend")
+        if not all(0 < seconds < float("inf") for seconds in self.forward_s):
+            raise ValueError("a forward takes some time")
+
+    def seconds(self, width: int) -> float:
+        """T(width). Raises ValueError below width 1."""
+        if width < 1:
+            raise ValueError(f"there is no forward of width {width}")
+        place = bisect.bisect_left(self.widths, width)
+        if place < len(self.widths) and self.widths[place] == width:
+            return self.forward_s[place]
+        if place == len(self.widths):
+            if place == 1:  # one measured width says nothing about a slope; a row costs as much as the first
+                return self.forward_s[0] * width
+            place -= 1
+            slope = max(0.0, self._slope(place))
+            return self.forward_s[-1] + slope * (width - self.widths[-1])
+        return self.forward_s[place - 1] + self._slope(place) * (width - self.widths[place - 1])
+
+    def _slope(self, place: int) -> float:
+        """Seconds a further row costs between the measured widths ``place - 1`` and ``place``."""
+        rise = self.forward_s[place] - self.forward_s[place - 1]
+        return rise / (self.widths[place] - self.widths[place - 1])
+
+    @property
+    def plain_s(self) -> float:
+        """T(1)."""
+        return self.forward_s[0]
+
+    def ratio(self, width: int) -> float:
+        """T(width) / T(1)."""
+        return self.seconds(width) / self.plain_s
+
+    def scaled(self, factor: float) -> Curve:
+        """The same shape, ``factor`` times as slow."""
+        return Curve(widths=self.widths, forward_s=tuple(factor * seconds for seconds in self.forward_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """What a proposal costs beside its verification, in seconds.
+
+    ``token_s`` for each drafter forward, ``round_s`` once a proposal, ``lag_token_s`` for each token that the drafter
+    has to read before it can propose at all (its prefill, or what was decoded while it was off).
+    """
+
+    token_s: float = 0.0
+    round_s: float = 0.0
+    lag_token_s: float = 0.0
+
+    def seconds(self, depth: int, lag: int = 0) -> float:
+        """Seconds of drafting ``depth`` tokens, ``lag`` tokens behind; depth 0 drafts nothing."""
+        return 0.0 if depth == 0 else self.round_s + depth * self.token_s + lag * self.lag_token_s
+
+    def scaled(self, factor: float) -> DraftCost:
+        """The same drafter, ``factor`` times as slow in all it does."""
+        return DraftCost(
+            token_s=factor * self.token_s, round_s=factor * self.round_s, lag_token_s=factor * self.lag_token_s
+        )
+
+
+FREE = DraftCost()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthChoice:
+    """The best depth and what it is expected to bring. ``speedup`` is against plain decoding on the same curve."""
+
+    depth: int
+    tokens_per_round: float
+    tokens_per_s: float
+    speedup: float
+
+
+def expected_tokens(acceptance: Sequence[float]) -> float:
+    """Tokens a round commits, correction or bonus included: 1 + a1 + a1 a2 + ...
+
+    ``acceptance[i]`` is the probability that draft token i is accepted given that those before it were.
+    """
+    total, survives = 1.0, 1.0
+    for probability in acceptance:
+        survives *= probability
+        total += survives
+    return total
+
+
+def round_seconds(curve: Curve, draft: DraftCost, depth: int) -> float:
+    """Seconds of a serial round: drafting, then verifying ``depth + 1`` rows."""
+    return draft.seconds(depth) + curve.seconds(depth + 1)
+
+
+def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> DepthChoice:
+    """The depth from 0 to ``depth_cap`` with the most expected tokens a second; the shallower of two equals.
+
+    ``acceptance`` is as in ``expected_tokens``; where it is shorter than the cap its last entry goes on.
+    """
+    plain = 1.0 / curve.plain_s
+    best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
+    tokens, survives = 1.0, 1.0
+    for depth in range(1, depth_cap + 1):
+        if not acceptance:
+            break
+        survives *= acceptance[min(depth, len(acceptance)) - 1]
+        tokens += survives
+        rate = tokens / round_seconds(curve, draft, depth)
+        if rate > best.tokens_per_s:
+            best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
+    return best
+
+
+def best_possible(curve: Curve, draft: DraftCost, depth_cap: int) -> DepthChoice:
+    """The choice if every drafted token were accepted: what this drafter cannot exceed on this curve."""
+    return choose_depth(curve, draft, (1.0,), depth_cap)
+
+
+def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float], offered: float = 1.0) -> float:
+    """The best speed-up over plain at depths from 1 to the length of ``acceptance``, also where that is below 1.
+
+    It says what drafting would come to, where ``choose_depth`` would fall back on depth 0. ``acceptance`` is as in
+    ``expected_tokens``; if it is empty there is no such depth, and the speed-up is 0. In all but the share
+    ``offered`` of the rounds one forward of the drafter is spent for nothing.
+    """
+    in_vain_s = (1.0 - offered) * (draft.seconds(1) + curve.plain_s)
+    tokens, survives, best = 1.0, 1.0, 0.0
+    for depth, probability in enumerate(acceptance, start=1):
+        survives *= probability
+        tokens += offered * survives
+        best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_seconds(curve, draft, depth)))
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowChoice:
+    """The best window of a pipeline and what it is expected to bring.
+
+    ``tokens_per_round`` counts the rounds after a rejection as well, which verify nothing but the token in flight.
+    """
+
+    window: int
+    tokens_per_round: float
+    tokens_per_s: float
+
+
+def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> WindowChoice:
+    """The window, from 0 to ``depth_cap`` draft tokens, with which drafting beside the target earns most.
+
+    ``curve`` and ``draft`` are the times while both are at work. ``acceptance`` is as in ``expected_tokens``; a pipe
+    that is not emptied goes on from chunk to chunk, so one probability stands for all positions: the geometric mean,
+    which keeps that of a whole chunk. The model is that of decoding/pipelined/loop.py: the drafter writes as much
+    as there is time for (``tokens_beside``); a window of w tokens compares w + 1; after a rejection a round verifies
+    nothing but the first token that is drafted meanwhile. Raises ValueError without an acceptance.
+    """
+    if not acceptance:
+        raise ValueError("what is accepted of nothing is not known")
+    known = [*acceptance[:depth_cap], *[acceptance[-1]] * (depth_cap - len(acceptance))]
+    steady = math.prod(known) ** (1 / len(known)) if known else acceptance[0]
+    empty_s, _ = _beside(curve.seconds(1), draft, steady, depth_cap + 1)
+    best: WindowChoice | None = None
+    for window in range(depth_cap + 1):
+        full_s, drafted = _beside(curve.seconds(window + 1), draft, steady, depth_cap + 1)
+        if drafted < window + 1 and best is not None:
+            continue  # no drafter fills such a window in time
+        survives = steady ** (window + 1)
+        # Rounds with an empty pipe for each with a full one: entered by a rejection, left by one token that stands.
+        empty = (1 - survives) / steady if steady > 0 else math.inf
+        tokens = sum(steady**place for place in range(window + 1))
+        per_round = (empty + tokens) / (empty + 1) if math.isfinite(empty) else 1.0
+        seconds = (empty * empty_s + full_s) / (empty + 1) if math.isfinite(empty) else empty_s
+        choice = WindowChoice(window=window, tokens_per_round=per_round, tokens_per_s=per_round / seconds)
+        if best is None or choice.tokens_per_s > best.tokens_per_s:
+            best = choice
+    assert best is not None  # a window of 0 is always tried
+    return best
+
+
+def tokens_beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:
+    """How many tokens to draft, from 1 to ``most``, while the target is at work for ``target_s``.
+
+    As many as are ready when it is done; one more where what that brings is worth the wait (DuoDecoding, Lv et al.,
+    2025: draft time about verify time). A pipe that is full compares as many places a round as it drafts tokens,
+    each of which gives a token if those before it stood, with probability ``acceptance``.
+    """
+    if draft.token_s <= 0:
+        return most
+    ready = max(1, math.floor(min(most, (target_s - draft.round_s) / draft.token_s + _SAME_MOMENT)))
+
+    def rate(count: int) -> float:
+        return expected_tokens([acceptance] * (count - 1)) / max(target_s, draft.seconds(count))
+
+    return min(most, ready + 1 if rate(ready + 1) > rate(ready) else ready)
+
+
+def _beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> tuple[float, int]:
+    """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it: at least one."""
+    drafted = tokens_beside(target_s, draft, acceptance, most)
+    return max(target_s, draft.seconds(drafted)), drafted
+
+
+def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:
+    """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
+
+    The model of PEARL (Liu et al., 2024) with pre-verify passes of one token and post-verify passes of ``depth``
+    tokens without a bonus; ``depth`` is at least 2. At acceptance 1 a pass commits ``depth`` tokens.
+    """
+    if depth < 2:
+        raise ValueError("a pipelined chunk has at least two tokens")
+    if acceptance >= 1:
+        return float(depth)
+    tail = acceptance**depth
+    return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))

@@ -1,0 +1,149 @@
+"""Which forward widths are bit-equal to plain decoding, as measured: the record, and its JSON."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Attention kernels split the cache in blocks and pad it to multiples of 256; bit-equality was seen to break at
+# 512. Each probe starts a few tokens before a border and crosses it.
+BORDERS = (256, 512, 1024)
+
+
+POSITIONS = 12
+
+
+_FIRST_START = 96
+
+
+# No wider than a probe is long, so that every row of every width is compared. Deeper drafts than these 11 tokens have
+# paid on a consumer CPU in no published measurement.
+WIDEST = POSITIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextProbe:
+    """Differences between width 1 and each other width at one context. ``max_abs_diff`` in logits, by width."""
+
+    start: int
+    positions: int
+    max_abs_diff: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidthProbe:
+    """``widths`` are bit-equal to width 1 at every context probed; ``max_abs_diff`` is over all that are not.
+
+    ``complete`` says whether every unequal width was measured to the end, as a bound for near exactness needs.
+    ``plain_forward_s`` is the median time of a forward of width 1 at the first context.
+    """
+
+    widths: tuple[int, ...]
+    contexts: tuple[ContextProbe, ...] = field(default_factory=tuple)
+    complete: bool = False
+    plain_forward_s: float | None = None
+
+    @property
+    def max_abs_diff(self) -> float:
+        return max((diff for c in self.contexts for diff in c.max_abs_diff.values()), default=0.0)
+
+    @property
+    def depth_cap(self) -> int:
+        """The deepest draft that verifies within the class, through every smaller width as well."""
+        depth = 0
+        while depth + 2 in self.widths:
+            depth += 1
+        return depth
+
+    @property
+    def context_range(self) -> tuple[int, int]:
+        """First and last context length, in tokens, that was probed."""
+        if not self.contexts:
+            return (0, 0)
+        return (self.contexts[0].start, self.contexts[-1].start + self.contexts[-1].positions)
+
+    def covers(self, context_length: int) -> bool:
+        """Whether this reaches as far as a probe for a context of that length does."""
+        return self.context_range[1] >= probe_starts(context_length)[-1] + POSITIONS
+
+
+def probe_starts(context_length: int) -> list[int]:
+    """Where probes begin in a context of that length."""
+    starts = [_FIRST_START, *(border - POSITIONS // 2 for border in BORDERS)]
+    return [start for start in starts if start + POSITIONS <= context_length] or [0]
+
+
+def width_classes(
+    model: str, runtime: str, settings: Mapping[str, Any], probe: WidthProbe | None
+) -> list[dict[str, Any]]:
+    """A probe in the shape of CLI.md: the class of width 1 first, every other width by itself."""
+    if probe is None:
+        return []
+    others = sorted({width for context in probe.contexts for width in context.max_abs_diff if width > 0})
+    return [
+        {
+            "model": model,
+            "runtime": runtime,
+            "settings": dict(settings),
+            "context": list(probe.context_range),
+            "widths": [list(probe.widths), *([width] for width in others)],
+            # A width that differs is only measured to the end where a bound is wanted.
+            "max_abs_diff": probe.max_abs_diff if probe.complete or not probe.max_abs_diff else None,
+        }
+    ]
+
+
+def widths_to_json(probe: WidthProbe) -> dict[str, Any]:
+    """A probe as JSON holds it."""
+    return {
+        "widths": list(probe.widths),
+        "complete": probe.complete,
+        "plain_forward_s": probe.plain_forward_s,
+        "contexts": [
+            {
+                "start": context.start,
+                "positions": context.positions,
+                # JSON has no infinity: null stands for a difference without a bound.
+                "max_abs_diff": {
+                    str(width): diff if math.isfinite(diff) else None for width, diff in context.max_abs_diff.items()
+                },
+            }
+            for context in probe.contexts
+        ],
+    }
+
+
+def widths_from_json(stored: Mapping[str, Any]) -> WidthProbe:
+    """The probe again. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    widths = tuple(int(width) for width in stored["widths"])
+    if widths[:1] != (1,) or any(left >= right for left, right in itertools.pairwise(widths)):
+        raise ValueError("a width class starts with 1 and ascends")
+    contexts = tuple(
+        ContextProbe(
+            start=int(context["start"]),
+            positions=int(context["positions"]),
+            max_abs_diff={int(width): _difference_from_json(diff) for width, diff in context["max_abs_diff"].items()},
+        )
+        for context in stored["contexts"]
+    )
+    if len(widths) > 1 and any(width in context.max_abs_diff for context in contexts for width in widths):
+        raise ValueError("a width cannot be bit-equal and differ")
+    seconds = stored["plain_forward_s"]
+    if seconds is not None and not 0 < float(seconds) < math.inf:
+        raise ValueError("a forward takes some time")
+    return WidthProbe(
+        widths=widths,
+        complete=bool(stored["complete"]),
+        contexts=contexts,
+        plain_forward_s=None if seconds is None else float(seconds),
+    )
+
+
+def _difference_from_json(stored: float | None) -> float:
+    difference = math.inf if stored is None else float(stored)
+    if not difference > 0:
+        raise ValueError("a difference is positive")
+    return difference

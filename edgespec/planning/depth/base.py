@@ -1,0 +1,134 @@
+"""How far to draft, round by round: policies that can be exchanged, named as in the literature.
+
+``fixed`` the same depth always; ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al., 2024);
+``confidence`` stops it when some token is likely to be rejected (the rule of SpecDec++, Huang et al., 2024);
+``cost`` (the default) drafts what earns the most tokens a second by measured times (planning/depth/cost_model.py);
+``bandit`` chooses among the others (planning/depth/bandit.py). Only ``cost`` and ``bandit`` may find that drafting
+does not pay.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.planning.cost.live_curve import Pace
+
+PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+OFF = Allowance(0)
+
+# SVIP stops where the root of the drafter's entropy exceeds a threshold, a stand-in for a bound on the acceptance
+# probability. The paper's constant is not known to us; a root of 1.0 (an entropy of 1 nat, as of 2.7 equally likely
+# tokens) is where a draft token is about as likely to be rejected as accepted.
+ENTROPY_ROOT_LIMIT = 1.0
+
+# SpecDec++ stops when some token of the chain is rejected with more than this probability; the paper tunes it for its
+# models. At even odds a further token is more likely wasted than not.
+REJECTION_LIMIT = 0.5
+
+
+class TimedPolicy:
+    """What every policy knows: how fast plain decoding is. Subclasses say how far to draft."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._pace = Pace()
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        raise NotImplementedError
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        """Learns nothing about acceptance."""
+
+    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
+        """Nor about alternatives."""
+
+    def record(self, record: RoundRecord) -> None:
+        if record.overlapped:
+            return  # beside a drafter at work the target is slower, which says nothing about its own pace
+        with self._lock:
+            self._pace.record(record.width, record.context_length, record.verify_s)
+
+    def why_off(self, source: str) -> str | None:
+        return None
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        with self._lock:
+            seconds = self._pace.plain_s
+        return None if seconds is None else 1.0 / seconds
+
+
+class FixedDepth(TimedPolicy):
+    """The same depth in every round, because someone asked for it."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self._allowance = Allowance(depth)
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return self._allowance
+
+    def why_off(self, source: str) -> str | None:
+        return "depth 0 was asked for" if self._allowance.depth == 0 else None
+
+
+class EntropyGate:
+    """SVIP's stop: on the entropy of the drafter's distribution, before the token is chosen."""
+
+    needs_entropy = True
+
+    def __init__(self, limit: float = ENTROPY_ROOT_LIMIT) -> None:
+        self._limit = limit
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        if entropy is None:  # a drafter without a distribution: a copy as sure as its confidence says
+            return confidence >= math.exp(-self._limit)
+        return math.sqrt(max(0.0, entropy)) <= self._limit
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class ConfidenceGate:
+    """The rule of SpecDec++: stop once P(at least one token of the chain is rejected) exceeds a limit."""
+
+    needs_entropy = False
+
+    def __init__(self, limit: float = REJECTION_LIMIT) -> None:
+        self._limit = limit
+        self._survives = 1.0
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        self._survives *= confidence
+        return 1.0 - self._survives <= self._limit
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class EntropyDepth(TimedPolicy):
+    """Up to ``depth_cap`` tokens, ended by SVIP's entropy rule."""
+
+    def __init__(self, depth_cap: int, limit: float = ENTROPY_ROOT_LIMIT) -> None:
+        super().__init__()
+        self._depth_cap, self._limit = depth_cap, limit
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return Allowance(self._depth_cap, EntropyGate(self._limit))
+
+
+class ConfidenceDepth(TimedPolicy):
+    """Up to ``depth_cap`` tokens, ended by the rule of SpecDec++ on the drafter's own confidence."""
+
+    def __init__(self, depth_cap: int, limit: float = REJECTION_LIMIT) -> None:
+        super().__init__()
+        self._depth_cap, self._limit = depth_cap, limit
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return Allowance(self._depth_cap, ConfidenceGate(self._limit))

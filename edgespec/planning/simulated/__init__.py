@@ -1,0 +1,1 @@
+"""Plans for machines that are described in a file."""

@@ -1,0 +1,229 @@
+"""The planner's cost model on a machine described in a file: what would run where, with nothing measured.
+
+T(w) is a first-order roofline, max(bytes / bandwidth, w x operations / rate) + overhead, or the ratios that the
+description gives where an engine's kernels are known to do worse. It says which placement to expect, not how fast
+your machine is. Rounds at once are those of planning.round_simulation, as they are for a machine that was measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from edgespec.interfaces.model import HOST, NumericClass
+from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
+from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, MARGIN, rank, reasons
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.widths import WIDEST
+from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
+
+__all__ = ["contention", "described_curve", "plan_of", "simulate", "split_curve"]
+
+# A token reads the cache up to itself; over an answer that fills the context that is half of it on average.
+_FILLED = 0.5
+
+
+def described_curve(model: DescribedModel, device: DescribedDevice, context_length: int) -> Curve:
+    """T(w) of a model on a device, in seconds, for widths 1 to WIDEST."""
+    cache_bytes = _FILLED * context_length * model.kv_bytes_per_token
+    read_s = (model.bytes_per_token + cache_bytes) / device.read_bytes_per_s
+    row_s = model.operations_per_token / device.operations_per_s
+    if device.verify_curve:
+        plain_s = max(read_s, row_s) + device.launch_s
+        widths = tuple(width for width, _ in device.verify_curve)
+        return Curve(widths=widths, forward_s=tuple(plain_s * ratio for _, ratio in device.verify_curve))
+    widths = tuple(range(1, WIDEST + 1))
+    return Curve(widths=widths, forward_s=tuple(max(read_s, w * row_s) + device.launch_s for w in widths))
+
+
+def split_curve(model: DescribedModel, gpu: Curve, host: Curve, layers: int, link_s: float) -> Curve:
+    """T(w), in seconds, of a target with so many ``layers`` on a GPU and the rest on the processor, in turns.
+
+    ``gpu`` and ``host`` are T(w) of the whole model on either; ``link_s`` is the way of the activations there and
+    back. Every layer is taken to cost the same, and each side to have its overhead. Raises ValueError if not both
+    have some.
+    """
+    if model.layers is None or not 0 < layers < model.layers:
+        raise ValueError("a split target has layers on both sides")
+    share = layers / model.layers
+    widths = tuple(sorted({*gpu.widths, *host.widths}))
+    seconds = (share * gpu.seconds(width) + (1 - share) * host.seconds(width) + link_s for width in widths)
+    return Curve(widths=widths, forward_s=tuple(seconds))
+
+
+def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
+    """What each pair of devices costs each other, by (target's device, drafter's device).
+
+    Devices of one ``shared_bandwidth`` group share it in proportion to what they ask for. A pair that uses one
+    memory without such a group is left out: its contention is not known.
+    """
+    found = {}
+    for one, other in itertools.permutations(machine.devices, 2):
+        shared = [total for members, total in machine.shared_bandwidth if {one.name, other.name} <= members]
+        if one.memory == other.memory and not shared:
+            continue
+        asked = one.read_bytes_per_s + other.read_bytes_per_s
+        factor = max([1.0, *(asked / total for total in shared)])
+        found[one.name, other.name] = Contention(target_factor=factor, drafter_factor=factor)
+    return found
+
+
+def simulate(machine: DescribedMachine, *, margin: float = MARGIN) -> Ranking:
+    """Rank what could run on a described machine. Raises MemoryLimitError if its target fits nowhere."""
+    targets = [_target(machine, device) for device in _allowed(machine, machine.target)]
+    targets += _splits(machine)
+    drafters = []
+    for drafter in machine.drafters:
+        if drafter.model is None:
+            drafters.append(DrafterOption(kind="lookup", cost=FREE, acceptance=drafter.acceptance))
+            continue
+        for device in _allowed(machine, drafter.model):
+            drafters.append(_drafter(machine, drafter.model, device, drafter.acceptance))
+    return rank(
+        targets,
+        drafters,
+        {device.name: device.memory_bytes for device in machine.devices if device.memory == device.name},
+        contention=contention(machine),
+        hand_over_s=_hand_overs(machine),
+        exactness="any",
+        margin=margin,
+    )
+
+
+def plan_of(machine: DescribedMachine, ranking: Ranking) -> Plan:
+    """The best candidate as a plan. Its numeric class has no widths: nothing was probed."""
+    best = ranking.best
+    target, drafter = best.target, best.drafter
+    return Plan(
+        mode=best.mode,
+        exactness=best.exactness,
+        numeric_class=NumericClass(
+            runtime=target.runtime,
+            build="described",
+            device=target.device,
+            threads=target.threads,
+            kv_type="f16",
+            settings=dict(target.settings),
+            widths=(),
+        ),
+        target=PlannedModel(model=target.model, runtime=target.runtime, device=target.device, threads=target.threads),
+        drafter=None
+        if drafter is None
+        else PlannedDrafter(kind=drafter.kind, model=drafter.model, runtime=drafter.runtime, device=drafter.device),
+        depth_cap=best.depth,
+        context_length=machine.context_length,
+        predicted_tokens_per_s=best.tokens_per_s,
+        reasons=reasons(ranking),
+    )
+
+
+def _allowed(machine: DescribedMachine, model: DescribedModel) -> list[DescribedDevice]:
+    return [device for device in machine.devices if not model.devices or device.name in model.devices]
+
+
+def _hand_overs(machine: DescribedMachine) -> dict[tuple[str, str], float]:
+    """Seconds of a hand-over by (target's device, drafter's device); of a split target from its farther end."""
+    found = {}
+    for drafter in machine.devices:
+        for one, other in itertools.permutations(machine.devices, 2):
+            link_s = _link_s(machine, one, drafter)
+            found[one.name, drafter.name] = link_s
+            found[_both(one, other), drafter.name] = max(link_s, _link_s(machine, other, drafter))
+    return found
+
+
+def _link_s(machine: DescribedMachine, one: DescribedDevice, other: DescribedDevice) -> float:
+    """Seconds of a hand-over between two devices; none where no link is described."""
+    return next((seconds for ends, seconds in machine.links if ends == {one.name, other.name}), 0.0)
+
+
+def _both(gpu: DescribedDevice, host: DescribedDevice) -> str:
+    """Where a split target runs. As a device it is known to nobody, so nothing is assumed to run beside it."""
+    return f"{gpu.name}+{host.name}"
+
+
+def _splits(machine: DescribedMachine) -> list[TargetOption]:
+    """The target split between a GPU that it does not fit on and the processor: the rival of a drafter over there.
+
+    With as many layers on the GPU as fit, and with as many as leave room for each drafter. Only llama.cpp splits a
+    model.
+    """
+    target = machine.target
+    if target.layers is None:
+        return []
+    allowed = [device for device in _allowed(machine, target) if device.runtime == "llama"]
+    gpus = [device for device in allowed if device.kind == "gpu" and device.memory == device.name]
+    hosts = [device for device in allowed if device.kind == "cpu" and device.memory == device.name == HOST]
+    total_bytes = target.weights_bytes + target.kv_bytes_per_token * machine.context_length
+    found = []
+    for gpu, host in itertools.product(gpus, hosts):
+        room = gpu.memory_bytes - HEADROOM_BYTES
+        if total_bytes <= room:
+            continue
+        beside = [0, *(_drafter_bytes(machine, one.model, gpu) for one in machine.drafters if one.model is not None)]
+        fitting = {(room - taken) * target.layers // total_bytes for taken in beside}
+        found += [_split(machine, gpu, host, layers) for layers in sorted(fitting, reverse=True) if layers > 0]
+    return found
+
+
+def _drafter_bytes(machine: DescribedMachine, model: DescribedModel, device: DescribedDevice) -> int:
+    """What a drafter takes of a device's memory; nothing where it may not run."""
+    if model.devices and device.name not in model.devices:
+        return 0
+    return model.weights_bytes + model.kv_bytes_per_token * machine.context_length + HEADROOM_BYTES
+
+
+def _split(machine: DescribedMachine, gpu: DescribedDevice, host: DescribedDevice, layers: int) -> TargetOption:
+    model = machine.target
+    assert model.layers is not None  # or nobody would split it
+    cache_bytes = model.kv_bytes_per_token * machine.context_length
+    gpu_curve, host_curve = (described_curve(model, device, machine.context_length) for device in (gpu, host))
+    return TargetOption(
+        model=model.name,
+        runtime=host.runtime,
+        device=_both(gpu, host),
+        threads=host.threads,
+        curve=split_curve(model, gpu_curve, host_curve, layers, _link_s(machine, gpu, host)),
+        weights_bytes=model.weights_bytes,
+        cache_bytes=cache_bytes,
+        depth_cap_stable=None,
+        settings={"gpu_layers": layers},
+        memory=gpu.memory,
+        host_bytes=(model.weights_bytes + cache_bytes) * (model.layers - layers) // model.layers,
+        layers=(layers, model.layers),
+    )
+
+
+def _target(machine: DescribedMachine, device: DescribedDevice) -> TargetOption:
+    model = machine.target
+    return TargetOption(
+        model=model.name,
+        runtime=device.runtime,
+        device=device.name,
+        threads=device.threads,
+        curve=described_curve(model, device, machine.context_length),
+        weights_bytes=model.weights_bytes,
+        cache_bytes=model.kv_bytes_per_token * machine.context_length,
+        depth_cap_stable=None,
+        memory=device.memory,
+    )
+
+
+def _drafter(
+    machine: DescribedMachine, model: DescribedModel, device: DescribedDevice, acceptance: tuple[float, ...]
+) -> DrafterOption:
+    curve = described_curve(model, device, machine.context_length)
+    return DrafterOption(
+        kind="model",
+        model=model.name,
+        runtime=device.runtime,
+        device=device.name,
+        threads=device.threads,
+        cost=DraftCost(token_s=curve.plain_s, lag_token_s=model.operations_per_token / device.operations_per_s),
+        acceptance=acceptance,
+        weights_bytes=model.weights_bytes,
+        cache_bytes=model.kv_bytes_per_token * machine.context_length,
+        bytes_per_forward=model.bytes_per_token,
+        memory=device.memory,
+    )

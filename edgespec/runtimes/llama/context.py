@@ -1,0 +1,257 @@
+"""One ``llama_context``: every native call a Sequence makes, each return code checked."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import (
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    ForwardError,
+    MemoryLimitError,
+    RewindError,
+    RuntimeUnavailableError,
+)
+from edgespec.interfaces.rows import IdArray, LogitsArray
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.llama.trimmed import EmbeddingRows
+from edgespec.runtimes.native import library as native_library
+
+# ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
+KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
+    "f32": ((0, 0), 32.0),
+    "f16": ((1, 1), 16.0),
+    "q8_0+f16": ((8, 1), 12.25),  # keys in Q8_0, values in F16
+    "q8_0": ((8, 8), 8.5),
+    "q4_0": ((2, 2), 4.5),
+}
+
+# How a numeric class says that all of a model is on its device.
+EVERY_LAYER = -1
+
+# An abort flag that says stop: no byte of it is zero.
+RAISED = -1
+
+# llama_decode's return codes (llama.h).
+_DECODE_NO_SLOT = 1
+_DECODE_ABORTED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSettings:
+    """How to load and run a model. Everything here is part of the numeric class.
+
+    The defaults are the setting measured to keep the most widths bit-equal at every context on x86, at no cost to
+    plain decoding: flash attention splits a cache of one floating-point type in another way for one row than for
+    several, and any other cache it does not split. With keys in Q8_0 and values in F16 a plain step takes as long as
+    with the fastest cache there is; with both in Q8_0 it takes 12 % longer at 1 000 tokens of context, where
+    dequantised values cost most. ``repack`` lets llama.cpp re-lay the weights for faster kernels.
+
+    ``gpu_layers`` of a model are on ``device``, counted from its end, the output head being one; None is everything.
+    """
+
+    threads: int = 1
+    device: str = "cpu"
+    gpu_layers: int | None = None
+    kv_type: str = "q8_0+f16"
+    flash_attention: bool = True
+    repack: bool = True
+
+    def as_json(self) -> dict[str, str | int | bool]:
+        """The settings that enter the numeric class beside threads, device and cache type."""
+        chosen: dict[str, str | int | bool] = {"flash_attention": self.flash_attention, "repack": self.repack}
+        if self.device != "cpu":
+            chosen["gpu_layers"] = EVERY_LAYER if self.gpu_layers is None else self.gpu_layers
+        return chosen
+
+
+class NativeContext:
+    """The ``llama_context`` and its batch: every native call of a Sequence, each return code checked.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are. With
+    ``embedding`` its tokens enter as the rows of that table instead of by their ids.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        model_pointer: Any,
+        settings: LlamaSettings,
+        context_length: int,
+        flag: ctypes.Array[ctypes.c_int32],
+        embedding: EmbeddingRows | None = None,
+    ) -> None:
+        params = api.llama_context_default_params()
+        params.n_ctx = context_length
+        params.n_batch = params.n_ubatch = PREFILL_CHUNK_TOKENS
+        params.n_seq_max = 1
+        if hasattr(params, "n_outputs_max"):
+            params.n_outputs_max = MAX_SCORED_ROWS
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.type_k, params.type_v = KV_TYPES[settings.kv_type][0]
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_ENABLED if settings.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.offload_kqv = params.op_offload = settings.device != "cpu"
+        params.no_perf = True
+        self._abort_callback = _native_abort_callback(api)
+        if self._abort_callback is not None:
+            params.abort_callback = self._abort_callback
+            params.abort_callback_data = ctypes.cast(flag, ctypes.c_void_p)
+        self._api = api
+        self._pointer: Any = api.llama_init_from_model(model_pointer, params)
+        if not self._pointer:
+            raise MemoryLimitError(
+                f"llama.cpp could not allocate a context of {context_length} tokens",
+                needed_bytes=None,
+                available_bytes=None,
+                hint="try a smaller --context; its log (logger edgespec.native, --debug) says why",
+            )
+        self._memory = api.llama_get_memory(self._pointer)
+        self._greedy, self._sample = _greedy_sampler(api)
+        self._logits_at = _keeping_the_lock(api, "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float))
+        self.native_rows_left = 0
+        self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0 if embedding is None else embedding.columns, 1)
+        self._enter = _entry_by_id(self._batch) if embedding is None else _entry_by_row(self._batch, embedding)
+        shape = (PREFILL_CHUNK_TOKENS,)
+        self._positions = np.ctypeslib.as_array(self._batch.pos, shape)
+        self._scored = np.ctypeslib.as_array(self._batch.logits, shape)
+        np.ctypeslib.as_array(self._batch.n_seq_id, shape)[:] = 1
+        for index in range(PREFILL_CHUNK_TOKENS):
+            self._batch.seq_id[index][0] = 0
+
+    def decode(self, ids: Any, position: int, rows: int) -> None:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``. Raises what a forward raises."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        size = len(ids)
+        self._batch.n_tokens = size
+        self._enter(ids)
+        self._positions[:size] = np.arange(position, position + size, dtype=np.int32)
+        self._scored[:size] = 0
+        if rows:
+            self._scored[size - rows : size] = 1
+        code = int(self._api.llama_decode(self._pointer, self._batch))
+        if code == _DECODE_ABORTED:
+            raise CancelledError("the forward was cancelled")
+        if code == _DECODE_NO_SLOT:
+            raise ContextFullError("llama.cpp found no room for these tokens in its cache", hint="a larger --context")
+        if code != 0:
+            raise ForwardError(f"llama.cpp's forward failed with code {code}", code=code)
+
+    def row(self, index: int, vocabulary_size: int) -> LogitsArray:
+        """A view of the scores at batch index ``index``: float32 (vocabulary_size,)."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        pointer = self._logits_at(self._pointer, index)
+        if not pointer:
+            raise ForwardError(f"llama.cpp has no scores at batch index {index}")
+        return np.ctypeslib.as_array(pointer, (vocabulary_size,))
+
+    @property
+    def can_reduce(self) -> bool:
+        return self._sample is not None
+
+    def argmax(self, index: int) -> int:
+        """The id with the highest score at batch index ``index``, found natively with the interpreter lock held."""
+        if self._pointer is None or self._sample is None:
+            raise ClosedError("this sequence is closed")
+        return int(self._sample(self._greedy, self._pointer, index))
+
+    def trim(self, length: int) -> None:
+        """Cut the cache to ``length`` tokens and check. Raises RewindError."""
+        if self._pointer is None:
+            raise ClosedError("this sequence is closed")
+        removed = self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
+        left = int(self._api.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        if not removed or left != length:
+            raise RewindError(f"llama.cpp's cache did not rewind to {length} tokens: it holds {left}")
+
+    def free(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            if self._greedy is not None:
+                self._api.llama_sampler_free(self._greedy)
+            self._api.llama_batch_free(self._batch)
+            self._api.llama_free(pointer)
+
+
+def _entry_by_id(batch: Any) -> Callable[[IdArray], None]:
+    """Writes tokens into a batch as ids."""
+    tokens = np.ctypeslib.as_array(batch.token, (PREFILL_CHUNK_TOKENS,))
+
+    def enter(ids: IdArray) -> None:
+        tokens[: len(ids)] = ids
+
+    return enter
+
+
+def _entry_by_row(batch: Any, embedding: EmbeddingRows) -> Callable[[IdArray], None]:
+    """Writes tokens into a batch as their embeddings."""
+    vectors = np.ctypeslib.as_array(batch.embd, (PREFILL_CHUNK_TOKENS, embedding.columns))
+
+    def enter(ids: IdArray) -> None:
+        vectors[: len(ids)] = embedding.read(ids)
+
+    return enter
+
+
+def _greedy_sampler(api: Any) -> tuple[Any, Any]:
+    """llama.cpp's greedy sampler, and a way to call it that keeps the interpreter lock; (None, None) without it."""
+    try:
+        sample = ctypes.PyDLL(api._lib._name).llama_sampler_sample
+        greedy = api.llama_sampler_init_greedy()
+    except (OSError, AttributeError):
+        return None, None
+    sample.restype = ctypes.c_int32
+    sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
+    return greedy, sample
+
+
+def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
+    """A native function of (context, int32) that keeps the interpreter lock: for calls of microseconds, after which
+    the lock would have to be waited for beside a busy Python thread.
+    """
+    function = getattr(ctypes.PyDLL(api._lib._name), name)
+    function.restype, function.argtypes = result, [ctypes.c_void_p, ctypes.c_int32]
+    return function
+
+
+def abort_flag() -> ctypes.Array[ctypes.c_int32]:
+    """A flag that is not raised. ``flag[0] = RAISED`` raises it, from any thread, and 0 lowers it.
+
+    Also a C string, of four bytes or none: see ``_native_abort_callback``.
+    """
+    return (ctypes.c_int32 * 2)()
+
+
+def _native_abort_callback(api: Any) -> Any:
+    """What llama.cpp asks at every node of the graph whether to stop, or None where nothing native can serve.
+
+    A Python one would take the interpreter lock each time (measured: a forward 80 times slower beside a busy Python
+    thread). Our own library has a function for it. Without that library, ``strlen`` of the C library reads the flag:
+    "" gives 0, a raised flag 4, which is the ``bool`` the caller looks at. That needs a 64-bit calling convention
+    that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
+    """
+    own = _own_abort_callback(api)
+    if own is not None or sys.maxsize < 2**32:
+        return own
+    try:
+        runtime = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+        return ctypes.cast(runtime.strlen, api.ggml_abort_callback)
+    except (OSError, AttributeError):
+        return None
+
+
+def _own_abort_callback(api: Any) -> Any:
+    try:
+        return ctypes.cast(native_library.load().api.es_abort, api.ggml_abort_callback)
+    except RuntimeUnavailableError:
+        return None

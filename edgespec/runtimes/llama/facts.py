@@ -1,0 +1,80 @@
+"""What can be said of a model in llama.cpp before it is loaded: the settings it can have, and its facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf.header import GgufHeader
+from edgespec.interfaces.model import ModelFacts
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama.devices import Device, find_device
+from edgespec.runtimes.llama.library import LlamaLibrary, load
+
+__all__ = ["describe_model", "device_of", "usable_settings"]
+
+
+def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:
+    """The facts of a model as ``load_model`` would report them, from its header alone.
+
+    Raises InvalidRequestError, RuntimeUnavailableError without llama.cpp or without that device.
+    """
+    settings = usable_settings(settings, header)
+    library = load()
+    device = device_of(library, settings)
+    said = settings.as_json()
+    if device is not None:
+        # A name such as Vulkan0 counts devices in the order they were found: tomorrow it may be another card.
+        said["device_description"] = device.description
+    return ModelFacts(
+        name=name,
+        sha256=sha256,
+        architecture=header.architecture,
+        runtime="llama",
+        build=library.build,
+        device="cpu" if device is None else device.name,
+        threads=settings.threads,
+        vocabulary_size=header.vocabulary_size,
+        trained_context_length=header.context_length,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
+        kv_bytes_per_token=header.kv_bytes_per_token(KV_TYPES[settings.kv_type][1]),
+        kv_type=settings.kv_type,
+        settings=said,
+    )
+
+
+def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
+    """The settings as this model can have them: its cache type, and one way to write each placement.
+
+    Raises InvalidRequestError.
+    """
+    settings = _plainly_placed(settings, header)
+    if "q" not in settings.kv_type:
+        return settings
+    if not settings.flash_attention:
+        raise InvalidRequestError(f"a {settings.kv_type} cache needs flash attention", hint="use cache type f16")
+    # Quantized caches hold blocks of 32 along a head; llama.cpp accepts nothing else.
+    if header.key_length % 32 or header.value_length % 32:
+        return replace(settings, kv_type="f16")
+    return settings
+
+
+def device_of(library: LlamaLibrary, settings: LlamaSettings) -> Device | None:
+    """The device of these settings; None for the CPU, for which no driver is asked for anything.
+
+    Raises RuntimeUnavailableError if this build does not have it.
+    """
+    if settings.device == "cpu":
+        return None
+    return find_device(library.devices(with_memory=False), settings.device)
+
+
+def _plainly_placed(settings: LlamaSettings, header: GgufHeader) -> LlamaSettings:
+    """No layer on a device is the CPU, and all of them need no number: one class, one key for measurements."""
+    layers = settings.gpu_layers
+    if settings.device.lower() == "cpu" or layers == 0:
+        return replace(settings, device="cpu", gpu_layers=None)
+    if layers is not None and layers > header.block_count:  # the head is one more
+        return replace(settings, gpu_layers=None)
+    return settings

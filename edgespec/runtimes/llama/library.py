@@ -1,0 +1,166 @@
+"""The one place that loads llama.cpp's native library: availability, build identity, log bridge.
+
+The library is process-wide by nature (one backend, one log callback), so this module holds the only process-wide
+state edgespec has: the loaded library itself, and the callback object that native code keeps a pointer to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.llama.devices import Device, list_devices
+
+__all__ = ["INSTALL_HINT", "MINIMUM_VERSION", "Device", "LlamaLibrary", "load"]
+
+MINIMUM_VERSION = "0.3.36"
+INSTALL_HINT = (
+    f'install it with `pip install "llama-cpp-python>={MINIMUM_VERSION}"` (compiles for about 5 minutes; '
+    "its README names an index of prebuilt wheels)"
+)
+
+# What runtimes/llama/model.py and text/tokenizer.py call; a build that lacks one of them is too old.
+_NEEDED = (
+    "llama_backend_init",
+    "llama_print_system_info",
+    "llama_model_default_params",
+    "llama_model_load_from_file",
+    "llama_model_free",
+    "llama_model_n_ctx_train",
+    "llama_model_is_recurrent",
+    "llama_model_is_hybrid",
+    "llama_context_default_params",
+    "llama_init_from_model",
+    "llama_free",
+    "llama_get_memory",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_pos_max",
+    "llama_batch_init",
+    "llama_batch_free",
+    "llama_decode",
+    "llama_get_logits_ith",
+    "llama_model_get_vocab",
+    "llama_vocab_n_tokens",
+    "llama_vocab_is_eog",
+    "llama_vocab_is_control",
+    "llama_vocab_bos",
+    "llama_vocab_eos",
+    "llama_vocab_get_add_bos",
+    "llama_vocab_get_text",
+    "llama_tokenize",
+    "llama_token_to_piece",
+    "llama_log_callback",
+    "llama_log_set",
+    "llama_progress_callback",
+    "ggml_abort_callback",
+    "LLAMA_FLASH_ATTN_TYPE_DISABLED",
+    "LLAMA_FLASH_ATTN_TYPE_ENABLED",
+)
+
+_LOADING = threading.Lock()
+
+# ggml's log levels (ggml.h: NONE, DEBUG, INFO, WARN, ERROR, CONT in current sources; CONT continues a line).
+_CONTINUE = 5
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLibrary:
+    """llama-cpp-python's low-level module, loaded, with our log bridge installed."""
+
+    api: Any
+    version: str
+    build: str
+    log_bridge: object
+
+    def devices(self, *, with_memory: bool = True) -> tuple[Device, ...]:
+        """Every device of every backend in this build, the CPU included.
+
+        Without ``with_memory`` drivers are asked for names only, which wakes none of them up.
+        """
+        return list_devices(self.api._lib, with_memory=with_memory)
+
+
+def load() -> LlamaLibrary:
+    """Load the native library once per process.
+
+    Raises RuntimeUnavailableError, with the reason and what to install, if it is missing, broken or too old.
+    """
+    with _LOADING:  # two first calls at once would install two log bridges, and native code keep the one let go
+        return _load()
+
+
+@functools.cache
+def _load() -> LlamaLibrary:
+    try:
+        import llama_cpp
+
+        api: Any = llama_cpp.llama_cpp
+        version = str(llama_cpp.__version__)
+    except ImportError as error:
+        raise RuntimeUnavailableError(f"llama-cpp-python is not installed ({error})", hint=INSTALL_HINT) from error
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise RuntimeUnavailableError(
+            f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT
+        ) from error
+    missing = [name for name in _NEEDED if not hasattr(api, name)]
+    if missing:
+        raise RuntimeUnavailableError(
+            f"llama-cpp-python {version} lacks {missing[0]}; edgespec needs {MINIMUM_VERSION} or newer",
+            hint=INSTALL_HINT,
+        )
+    bridge = _install_log_bridge(api)
+    api.llama_backend_init()
+    return LlamaLibrary(api=api, version=version, build=_build_identity(api, version), log_bridge=bridge)
+
+
+def _build_identity(api: Any, version: str) -> str:
+    """Version plus a digest of the native code: two builds of one version may round differently."""
+    digest = hashlib.sha256(bytes(api.llama_print_system_info()))
+    folder = Path(str(api._lib._name)).parent
+    for library in sorted(folder.glob("*")):
+        if library.is_file() and not library.is_symlink() and ("llama" in library.name or "ggml" in library.name):
+            digest.update(library.read_bytes())
+    return f"{version}+{digest.hexdigest()[:12]}"
+
+
+def _install_log_bridge(api: Any) -> object:
+    """Send native log lines to ``logging.getLogger("edgespec.native")``.
+
+    Native code logs in fragments and from any of its threads; a line is passed on when it is complete.
+    """
+    logger = logging.getLogger("edgespec.native")
+    # Without any handler Python would print warnings to stderr by itself; whoever wants them adds one.
+    logger.addHandler(logging.NullHandler())
+
+    class Fragments(threading.local):
+        # Of each thread its own, not under a lock: collecting garbage in here may free a forgotten cache, whose own
+        # log lines come from another thread that this one would then be waiting for.
+        def __init__(self) -> None:
+            self.pending: list[str] = []
+            self.level = logging.INFO
+
+    fragments = Fragments()
+
+    def bridge(level: int, text: bytes | None, _user_data: object) -> None:
+        try:
+            if level != _CONTINUE:
+                fragments.level = _LEVELS.get(level, logging.DEBUG)
+            fragments.pending.append((text or b"").decode("utf-8", "replace"))
+            if fragments.pending[-1].endswith("\n"):
+                line = "".join(fragments.pending).rstrip()
+                fragments.pending.clear()
+                logger.log(fragments.level, "%s", line)
+        except Exception:  # an exception must not travel through native frames
+            fragments.pending.clear()
+
+    callback = api.llama_log_callback(bridge)
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    return callback

@@ -1,0 +1,1 @@
+"""edgespec's own processor kernels as a runtime."""

@@ -1,0 +1,295 @@
+"""The one place that loads the kernels' shared library and knows its interface (kernels/edgespec_kernels.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import threading
+from collections.abc import Mapping
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import RuntimeUnavailableError
+
+__all__ = [
+    "CANCELLED",
+    "LEVELS",
+    "OTHER_PROCESS",
+    "PORTABLE",
+    "Layer",
+    "Matrix",
+    "NativeLibrary",
+    "NativeModelStruct",
+    "Threads",
+    "load",
+    "load_from",
+]
+
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
+LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
+NOTE_NAME = "not_built.txt"
+INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
+
+ABI = 4
+OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
+PORTABLE = "portable"
+# The later, the faster; those of other processors' families are never there.
+LEVELS: Mapping[str, int] = {PORTABLE: 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
+
+_LOADING = threading.Lock()
+
+
+class Matrix(ctypes.Structure):
+    """struct es_matrix"""
+
+    _fields_ = (
+        ("tiles", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("type", c_int64),
+    )
+
+
+class Layer(ctypes.Structure):
+    """struct es_layer"""
+
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("feed_forward_norm", c_void_p),
+        ("attention_post_norm", c_void_p),
+        ("feed_forward_post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query", Matrix),
+        ("key", Matrix),
+        ("value", Matrix),
+        ("output", Matrix),
+        ("gate", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("window", c_int64),
+        ("rope_table", c_int64),
+    )
+
+
+class Threads(ctypes.Structure):
+    """struct es_threads"""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("most_busy", c_int64),
+        ("processors", POINTER(c_int32)),
+    )
+
+
+class NativeModelStruct(ctypes.Structure):
+    """struct es_model"""
+
+    _fields_ = (
+        ("layers", c_int64),
+        ("embedding", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_length", c_int64),
+        ("feed_forward", c_int64),
+        ("vocabulary", c_int64),
+        ("activation", c_int64),
+        ("rope_length", c_int64),
+        ("rope", c_int64),
+        ("norm_epsilon", c_double),
+        ("embedding_scale", c_double),
+        ("attention_scale", c_double),
+        ("rope_tables", c_int64),
+        ("rope_frequencies", c_void_p),
+        ("layer", POINTER(Layer)),
+        ("output_norm", c_void_p),
+        ("head", Matrix),
+        ("embedding_rows", c_void_p),
+        ("embedding_type", c_int64),
+    )
+
+
+_FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays pass theirs
+
+# Calls that take their time, and give the interpreter lock away meanwhile.
+_LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32)),
+    "es_close": (None, (c_void_p,)),
+    "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
+    "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
+    "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
+    "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
+    "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
+    "es_coarsen": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES, c_int32)),
+    "es_memory_take": (c_void_p, (c_int64, c_int32)),
+    "es_memory_give": (None, (c_void_p, c_int64)),
+    "es_checksum": (c_uint64, (_BYTES, c_int64)),
+    "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_attend": (
+        c_int32,
+        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, _FLOATS, c_int32),
+    ),
+}
+# Calls of microseconds. They keep the lock: beside a busy Python thread, getting it back takes milliseconds.
+_SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "es_abi": (c_int32, ()),
+    "es_level_name": (c_char_p, (c_int32,)),
+    "es_level_runs": (c_bool, (c_int32,)),
+    "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
+    "es_cancel": (None, (c_void_p, c_int32)),
+    "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
+    "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
+    "es_hidden": (c_void_p, (c_void_p, c_int64)),
+    "es_scores": (POINTER(c_float), (c_void_p,)),
+    "es_abort": (c_bool, (c_void_p,)),
+    "es_argmax": (c_int64, (c_void_p, c_int32)),
+    "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
+    "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
+    "es_exponential": (c_int32, (_FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_geglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_dequantise": (c_int32, (c_int64, _BYTES, c_int64, _FLOATS)),
+    "es_quantise": (c_int32, (_FLOATS, c_int64, _BYTES, c_int32)),
+}
+
+
+class _Calls:
+    """The library's functions, with their types."""
+
+    def __init__(self, path: Path) -> None:
+        for library, calls in ((ctypes.CDLL(str(path)), _LONG), (ctypes.PyDLL(str(path)), _SHORT)):
+            for name, (result, arguments) in calls.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLibrary:
+    """The loaded library. ``levels`` are the instruction sets that run here, the fastest last; ``left_out`` are those
+    that this processor has as well and that cannot be used, with the reason.
+    """
+
+    api: Any
+    build: str
+    levels: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def load() -> NativeLibrary:
+    """The library that came with edgespec, loaded once per process.
+
+    Raises RuntimeUnavailableError, with the reason and what to install, if there is none or it does not fit.
+    """
+    with _LOADING:
+        return _load()
+
+
+@functools.cache
+def _load() -> NativeLibrary:
+    for name in LIBRARY_NAMES:
+        if (KERNELS / name).is_file():
+            return load_from(KERNELS / name)
+    note = KERNELS / NOTE_NAME
+    try:
+        reason = note.read_text(encoding="utf-8").strip()
+    except OSError:
+        reason = "its library was not built"
+    raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=INSTALL_HINT)
+
+
+def load_from(path: Path) -> NativeLibrary:
+    """A library of these sources, built elsewhere. Raises RuntimeUnavailableError."""
+    try:
+        calls: Any = _Calls(path)
+        abi = int(calls.es_abi())
+    except (OSError, AttributeError) as error:
+        raise RuntimeUnavailableError(
+            f"the native runtime's library does not load: {error}", hint=INSTALL_HINT
+        ) from error
+    if abi != ABI:
+        raise RuntimeUnavailableError(
+            f"the native runtime's library has interface {abi} and edgespec needs {ABI}", hint=INSTALL_HINT
+        )
+    wanted = [name for name, number in LEVELS.items() if calls.es_level_runs(number)]
+    built = [name for name in wanted if calls.es_level_name(LEVELS[name])]
+    levels = _sound_levels(calls, built)
+    left_out = {name: _UNSOUND if name in built else _NOT_BUILT for name in wanted if name not in levels}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels, left_out=left_out)
+
+
+_NOT_BUILT = "the C compiler could not build it; with a newer one, install edgespec again"
+_UNSOUND = "it does not compute here what portable C does"
+
+# Number in GGUF, columns of a block, its bytes, and where halves stand that may not be just anything: scales, what
+# goes with minimums, exponents.
+_PROBED = (
+    (0, 1, 4, (2,)),
+    (1, 1, 2, (0,)),
+    (30, 1, 2, (0,)),
+    (2, 32, 18, (0,)),
+    (3, 32, 20, (0, 2)),
+    (6, 32, 22, (0,)),
+    (7, 32, 24, (0, 2)),
+    (8, 32, 34, (0,)),
+    (12, 256, 144, (0, 2)),
+    (13, 256, 176, (0, 2)),
+    (14, 256, 210, (208,)),
+)
+_PROBED_INPUTS = 9  # two passes, of 4 and 5
+_NOWHERE = 2**40  # where positions of a tree of their own would begin
+_PROBED_POSITIONS = 300  # more than a block of attention
+
+
+def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
+    """The levels that compute here what the portable one does: one that a compiler or a virtual machine broke is not
+    offered.
+
+    A small product of each type and a little attention, in some milliseconds for all levels together.
+    """
+    draw = np.random.default_rng(0)
+    rows = 16
+    for number, block, block_bytes, halves in _PROBED:
+        columns = 288 if block <= 32 else 512  # more than one group
+        x = draw.standard_normal((_PROBED_INPUTS, columns), dtype=np.float32)
+        raw = draw.integers(0, 256, (rows * columns // block, block_bytes), dtype=np.uint8)
+        for at in halves:
+            raw[:, at : at + 2] = np.array([0.0625], dtype="<f2").view(np.uint8)
+        tiles = np.zeros(calls.es_relaid_bytes(number, rows, columns), dtype=np.uint8)
+        calls.es_relay(number, raw.ctypes.data, rows, columns, tiles.ctypes.data)
+        matrix = ctypes.byref(Matrix(tiles=tiles.ctypes.data, rows=rows, columns=columns, type=number))
+        products = []
+        for name in levels:
+            y = np.zeros((_PROBED_INPUTS, rows), dtype=np.float32)
+            calls.es_multiply(matrix, x.ctypes.data, _PROBED_INPUTS, y.ctypes.data, LEVELS[name])
+            products.append(y)
+        levels = _like_the_first(levels, products)
+    keys, values = draw.standard_normal((2, _PROBED_POSITIONS, 32), dtype=np.float32)
+    seen = np.array([[0, _PROBED_POSITIONS], [1, 7]], dtype=np.int64)
+    mixed = [np.zeros((2, 32), dtype=np.float32) for _ in levels]
+    for name, out in zip(levels, mixed, strict=True):
+        calls.es_attend(
+            keys.ctypes.data,
+            values.ctypes.data,
+            len(keys),
+            32,
+            keys.ctypes.data,  # as queries as well
+            seen.ctypes.data,
+            len(seen),
+            _NOWHERE,
+            out.ctypes.data,
+            LEVELS[name],
+        )
+    return tuple(_like_the_first(levels, mixed))
+
+
+def _like_the_first(levels: list[str], found: list[NDArray[np.float32]]) -> list[str]:
+    return [name for name, own in zip(levels, found, strict=True) if own.tobytes() == found[0].tobytes()]

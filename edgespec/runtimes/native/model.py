@@ -1,0 +1,280 @@
+"""A model file in the native runtime: its settings, its facts, and the weights that its Sequences share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import abc
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.trimmed_drafter import TrimmedDrafter
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native.parts import HeadRows, ModelPart
+from edgespec.runtimes.native.requantized import COARSE_TYPE, coarsened, spared_by
+from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.tensors import ModelLayout
+from edgespec.runtimes.native.threads import check_threads
+from edgespec.runtimes.native.weights import SidecarPlace, load_weights
+
+__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
+
+KV_TYPE, KV_BITS = "f16", 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeSettings:
+    """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
+
+    With ``processors`` each thread stays on the processor of that number, the first on the first; on Linux only.
+    ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
+    None of these changes a bit of what is computed.
+    """
+
+    threads: int = 1
+    level: str = "auto"
+    processors: tuple[int, ...] | None = None
+    sidecar: bool = True
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def kv_type(self) -> str:
+        return KV_TYPE
+
+
+def load_native(
+    path: Path,
+    settings: NativeSettings,
+    *,
+    name: str | None = None,
+    sha256: str | None = None,
+    header: GgufHeader | None = None,
+    sidecar: Path | None = None,
+    artefact: TrimmedDrafter | None = None,
+    short_head: IdArray | None = None,
+    coarse: bool = False,
+) -> NativeModel:
+    """Check the file, then lay its weights out for the kernels.
+
+    With a ``short_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed head,
+    whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the next
+    load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
+    tells which model it is of and if there is plenty of room.
+
+    A ``coarse`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would: for a
+    drafter.
+
+    Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
+    MemoryLimitError, CancelledError.
+    """
+    header = read_header(path) if header is None else header
+    facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
+    place = None
+    if settings.sidecar and sidecar is not None and sha256 is not None:
+        place = SidecarPlace(path=sidecar, sha256=sha256)
+    layout = _read_layout(header, artefact, coarse=coarse)
+    embedding = None if artefact is None else artefact.embedding.path
+    weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
+    head_ids = None if artefact is None else artefact.ids.astype(np.int64)
+    head = None if short_head is None else HeadRows(weights, short_head)
+    return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)
+
+
+def describe_native(
+    header: GgufHeader,
+    settings: NativeSettings,
+    *,
+    name: str,
+    sha256: str | None,
+    head_rows: int | None = None,
+    coarse: bool = False,
+    artefact: TrimmedDrafter | None = None,
+) -> ModelFacts:
+    """The facts of a model as ``load_native`` would report them, from its header alone.
+
+    ``head_rows``: how many rows its head has at first, if not all and without an ``artefact``. Raises
+    RuntimeUnavailableError, InvalidRequestError, ModelFileError.
+    """
+    check_threads(settings.threads, settings.processors)
+    library = load()
+    facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
+    if settings.processors is not None:
+        facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
+    whole = ModelFacts(
+        name=name,
+        sha256=sha256,
+        architecture=header.architecture,
+        runtime="native",
+        build=library.build,
+        device=settings.device,
+        threads=settings.threads,
+        vocabulary_size=header.vocabulary_size,
+        trained_context_length=header.context_length,
+        weight_bytes=header.tensor_bytes,
+        bytes_per_forward=header.bytes_per_forward,
+        kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
+        kv_type=KV_TYPE,
+        can_fork=True,
+        can_branch=True,
+        settings=facts_settings,
+    )
+    if not coarse and head_rows is None:
+        return whole
+    return _facts_of_part(whole, header, _read_layout(header, artefact, coarse=coarse), (), head_rows)
+
+
+def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, coarse: bool) -> ModelLayout:
+    layout = read_layout(header, artefact)
+    return coarsened(layout) if coarse else layout
+
+
+def _level(library: NativeLibrary, wanted: str) -> str:
+    if wanted == "auto":
+        return library.levels[-1]
+    if wanted not in LEVELS:
+        raise InvalidRequestError(f"unknown level {wanted!r}", hint=f"one of auto, {', '.join(LEVELS)}")
+    if wanted not in library.levels:
+        raise RuntimeUnavailableError(
+            f"this processor or this build cannot run {wanted}", hint=f"here are {', '.join(library.levels)}"
+        )
+    return wanted
+
+
+def _facts_of_part(
+    facts: ModelFacts, header: GgufHeader, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None
+) -> ModelFacts:
+    """``facts`` are those of the whole file, its weights as they are there."""
+    spared = spared_by(layout)
+    read, kv = facts.bytes_per_forward - spared, facts.kv_bytes_per_token
+    settings = dict(facts.settings)
+    if spared:
+        settings["weights"] = COARSE_TYPE
+    if skipped:
+        blocks = tuple(f"blk.{number}." for number in skipped)
+        kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
+        left_out = [tensor for tensor in header.tensors if tensor.name.startswith(blocks)]
+        read -= sum(kept.get(tensor.name, tensor.byte_count) for tensor in left_out)
+        kv = kv // header.block_count * (header.block_count - len(skipped))  # layers are all alike
+        settings["skipped_layers"] = ",".join(map(str, skipped))
+    if head_rows is not None:
+        read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
+        settings["head_rows"] = head_rows
+    return replace(
+        facts,
+        weight_bytes=facts.weight_bytes - spared,
+        bytes_per_forward=read,
+        kv_bytes_per_token=kv,
+        settings=settings,
+    )
+
+
+class NativeModel:
+    """Weights laid out for the kernels. Implements the Model contract."""
+
+    def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
+        self.header = header
+        self.settings = settings
+        self._facts = _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows)
+        self._part: ModelPart | None = part
+        self._lock = threading.Lock()
+        self._sequences: weakref.WeakSet[NativeSequence] = weakref.WeakSet()
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    def facts_with(self, *, threads: int | None = None) -> ModelFacts:
+        """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
+        with self._lock:
+            part = self._open_part()
+            whole = self._whole_facts(self._settings_with(threads))
+            return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
+
+    def with_caches(self, *, threads: int | None = None) -> NativeModel:
+        """The same weights, shared, on another number of threads; to be closed like any other model.
+
+        Raises ClosedError, InvalidRequestError.
+        """
+        with self._lock:
+            return self._with_part(self._open_part(), self._settings_with(threads))
+
+    def with_layers(self, skip: abc.Sequence[int]) -> NativeModel:
+        """The same weights, shared, without these of the file's layers: what a file without them would compute, to
+        the bit (self-speculation; Zhang et al., 2024). To be closed like any other model, and its caches are its own.
+
+        What this model skips itself comes back unless it is named again. Raises ClosedError, InvalidRequestError.
+        """
+        with self._lock:
+            part = self._open_part()
+            return self._with_part(part.without(skip), self.settings)
+
+    def with_head_rows(self, ids: IdArray) -> NativeModel:
+        """The same weights, shared, with a head that scores these tokens at first: ascending ids, integers (n,).
+
+        Any token can be fed; those without a score are at -infinity, the others' scores are the whole head's, to the
+        bit (VocabTrim, Goel et al., 2025). Its Sequences can score more (``ShortHeadSequence``). To be closed like
+        any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
+        """
+        with self._lock:
+            part = self._open_part()
+            if part.head_ids is not None:
+                raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
+            head = HeadRows(part.weights, ids)
+            return self._with_part(part.scoring(head), self.settings)
+
+    def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
+        return NativeModel(part, self.header, settings, self._whole_facts(settings))
+
+    def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
+        return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
+
+    def _settings_with(self, threads: int | None) -> NativeSettings:
+        return self.settings if threads is None else replace(self.settings, threads=threads)
+
+    def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
+        """A fresh Sequence with room for ``context_length`` tokens, which can tell the hidden states of its forwards
+        behind the layers ``keep_hidden``; -1 is behind the head's norm.
+
+        Raises MemoryLimitError, ClosedError, InvalidRequestError.
+        """
+        if context_length < 1:
+            raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
+        kept = tuple(dict.fromkeys(keep_hidden))
+        with self._lock:
+            part = self._open_part()
+            strange = [layer for layer in kept if not -1 <= layer < part.struct.layers]
+            if strange:
+                raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
+            sequence = NativeSequence(self, part, context_length, kept)
+            self._sequences.add(sequence)
+            return sequence
+
+    def _open_part(self) -> ModelPart:
+        if self._part is None:
+            raise ClosedError(f"model {self._facts.name} is closed")
+        return self._part
+
+    def close(self) -> None:
+        """Close every open Sequence, then free the weights. Idempotent."""
+        with self._lock:
+            part, self._part = self._part, None
+            sequences = list(self._sequences)
+        for sequence in sequences:
+            sequence.close()
+        del part  # a forgotten Sequence still being finalized on another thread may hold it a moment longer
+
+    def __enter__(self) -> NativeModel:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()

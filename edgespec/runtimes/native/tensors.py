@@ -1,0 +1,136 @@
+"""What the native runtime knows of a model: its numbers, and its tensors with the types they are laid out in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
+
+__all__ = ["TYPES", "LayerTensors", "ModelLayout", "Rope", "WeightTensor"]
+
+# The types that kernels exist for, by the numbers GGUF and the kernels give them.
+TYPES: Mapping[str, int] = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One matrix, ``rows`` x ``columns``, and its bias. ``kept_as`` names the type it is laid out in, if not the
+    file's.
+    """
+
+    tensor: TensorInfo
+    bias: TensorInfo | None
+    rows: int
+    columns: int
+    kept_as: str | None = None
+
+    @property
+    def file_type_number(self) -> int:
+        return TYPES[self.tensor.type_name]
+
+    @property
+    def type_number(self) -> int:
+        return self.file_type_number if self.kept_as is None else TYPES[self.kept_as]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the file."""
+        return self.tensor.byte_count // self.rows
+
+    @property
+    def kept_row_bytes(self) -> int:
+        """Bytes of a row in the type that it is laid out in, as a file would have it."""
+        if self.kept_as is None:
+            return self.row_bytes
+        _, block, block_bytes = GGML_TYPES[self.type_number]
+        return self.columns // block * block_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.rows * self.kept_row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTensors:
+    attention_norm: TensorInfo
+    feed_forward_norm: TensorInfo
+    attention_post_norm: TensorInfo | None
+    feed_forward_post_norm: TensorInfo | None
+    query_norm: TensorInfo | None
+    key_norm: TensorInfo | None
+    query: WeightTensor
+    key: WeightTensor
+    value: WeightTensor
+    output: WeightTensor
+    gate: WeightTensor
+    up: WeightTensor
+    down: WeightTensor
+    window: int
+    rope_table: int
+
+    @property
+    def matrices(self) -> Mapping[str, WeightTensor]:
+        """By their names here, in the order in which they lie in memory."""
+        return {
+            "query": self.query,
+            "key": self.key,
+            "value": self.value,
+            "output": self.output,
+            "gate": self.gate,
+            "up": self.up,
+            "down": self.down,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """What rotary frequencies are made of: base ** -(2i / rope_length) / scale / factors[i]."""
+
+    base: float
+    scale: float
+    factors: TensorInfo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayout:
+    """A model's numbers and tensors. A layer's ``rope_table`` is one of ``ropes``, its ``window`` the number of
+    positions that a row sees, 0 for all.
+    """
+
+    embedding: int
+    heads: int
+    kv_heads: int
+    head_length: int
+    feed_forward: int
+    vocabulary: int
+    rope_length: int
+    rope_pairs: int
+    ropes: tuple[Rope, ...]
+    norm_epsilon: float
+    embedding_scale: float
+    attention_scale: float
+    activation: int
+    layers: tuple[LayerTensors, ...]
+    output_norm: TensorInfo
+    head: WeightTensor
+    embedding_rows: WeightTensor
+
+    @property
+    def matrices(self) -> Iterator[WeightTensor]:
+        """Those that are laid out, in the order in which they lie in memory."""
+        for layer in self.layers:
+            yield from layer.matrices.values()
+        yield self.head

