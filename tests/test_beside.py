@@ -13,8 +13,9 @@ from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement.settings import memory_needed, open_model
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement import settings as opening
 from edgespec.placement.settings import (
     COARSE_SIDECAR,
@@ -26,7 +27,7 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer

@@ -16,6 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.pair_measurements import Knowledge
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.model import Restarting
 from edgespec.placement.settings import (
@@ -28,7 +29,7 @@ from edgespec.placement.settings import (
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.restarting import RestartingModel, WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.calibrating import shorten_contention
 from tests.support.processor import processor_runtimes

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement import settings as opening
 from edgespec.placement.memory import MemoryEstimate, estimate_memory
 from edgespec.placement.settings import (
@@ -38,7 +39,7 @@ from edgespec.runtimes.native.native import NativeSettings
 from edgespec.runtimes.onnx.model import OnnxSettings
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement.candidates import (
     Placement,
     Placements,
@@ -29,7 +30,7 @@ from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
 from edgespec.runtimes.onnx.model import OnnxSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels

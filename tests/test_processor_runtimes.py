@@ -13,6 +13,7 @@ import pytest
 import edgespec.placement.settings as opening
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement.candidates import Placement, Placements, default_settings, find_placements
 from edgespec.placement.settings import (
     describe,
@@ -28,7 +29,7 @@ from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native.native import NativeSettings
 from edgespec.runtimes.onnx.model import OnnxSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.native_devices import gpu

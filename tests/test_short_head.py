@@ -14,6 +14,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.rows import IdArray
 from edgespec.placement import settings as opening
 from edgespec.placement.settings import describe, describe_drafter, open_drafter
@@ -22,7 +23,7 @@ from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
 from edgespec.runtimes.native.native import NativeSettings
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from edgespec.files.home import Home
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.files.model_file import LocatedModel
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, put_into_store
 from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder

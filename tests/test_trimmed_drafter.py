@@ -17,9 +17,10 @@ from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement.memory import estimate_memory
 from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.trimmed_folder import edit_manifest, write_trimmed_folder
@@ -144,7 +145,7 @@ def test_its_inner_file_alone_is_no_model(tiny: TinyModels, folder: Path) -> Non
 def test_a_folder_is_a_model_argument(folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     located = locate(folder, home)
     assert located.artefact is not None
-    assert (located.name, located.path, located.spec) == ("small-drafter", folder / "drafter.gguf", None)
+    assert (located.name, located.path, located.store_folder) == ("small-drafter", folder / "drafter.gguf", None)
     assert located.identity == located.artefact.identity
     assert located.header.vocabulary_size == located.artefact.embedding.rows
     monkeypatch.chdir(folder)

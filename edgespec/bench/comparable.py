@@ -8,7 +8,8 @@ from typing import Literal, cast
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.header import compare_vocabularies
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.files.model_file import LocatedModel
+from edgespec.store.locate import Locator
 
 
 def find_beside(target: str, others: Sequence[str], locator: Locator) -> tuple[LocatedModel, ...]:

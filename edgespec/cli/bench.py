@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from edgespec.bench.run import Answer
     from edgespec.bench.runtimes import NamedModel, RuntimeTimes
     from edgespec.engine.engine import Engine
+    from edgespec.files.model_file import LocatedModel
     from edgespec.profiles.profile import Profile
-    from edgespec.store.locate import LocatedModel
 
 
 def bench(

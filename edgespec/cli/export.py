@@ -17,8 +17,9 @@ from edgespec.cli.output import ProgressPrinter, State, print_json
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.home import home
+from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import ProgressCallback
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
 if TYPE_CHECKING:
@@ -225,9 +226,9 @@ def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
 
 def _licence(source: LocatedModel) -> str | None:
     """What the catalogue, the store or the file itself says."""
-    if source.spec is not None:
-        stored = Store(home()).find(source.spec.name)
-        known = source.spec.licence or (None if stored is None else stored.licence)
+    if source.store_folder is not None:
+        stored = Store(home()).find(source.name)
+        known = source.licence or (None if stored is None else stored.licence)
         if known:
             return known
     stated = source.header.metadata.get("general.license")

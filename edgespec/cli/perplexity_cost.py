@@ -20,6 +20,7 @@ from edgespec.export.gguf.files import DRAFTER, MODEL
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.home import home
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
 from edgespec.placement.settings import (
@@ -31,7 +32,7 @@ from edgespec.placement.settings import (
     target_settings,
 )
 from edgespec.runtimes.llama.model import LlamaSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
 

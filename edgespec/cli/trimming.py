@@ -40,10 +40,11 @@ from edgespec.export.trim.token_counts import (
 from edgespec.files.atomic import temporary_name
 from edgespec.files.gguf.header import compare_vocabularies
 from edgespec.files.home import home
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
 from edgespec.placement.settings import choose_threads, drafter_settings, memory_needed, open_model
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizer import LlamaVocabulary

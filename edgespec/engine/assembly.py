@@ -16,6 +16,7 @@ from edgespec.engine.pair_measurements import Knowledge
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError
 from edgespec.files.gguf.header import compare_vocabularies
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 from edgespec.placement.candidates import (
@@ -46,7 +47,7 @@ from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.library import load as load_library
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.text.tokenizer import LlamaVocabulary
 
 
@@ -326,7 +327,7 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
     if wanted == "none" or profile.depth == 0:
         return None, None
     if wanted == "auto":
-        name = None if target.spec is None else target.spec.drafter
+        name = target.drafter
         if name is None:
             return None, f"no drafter is known for {target.name}"
         wanted = name

@@ -20,6 +20,7 @@ from edgespec.engine.events import LoadProgress
 from edgespec.engine.session import Session, Speculation
 from edgespec.errors import ClosedError, TemplateError
 from edgespec.files.home import Home, home
+from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled
 from edgespec.hardware.machine import power_source
 from edgespec.interfaces.drafting import Drafter
@@ -48,7 +49,7 @@ from edgespec.planning.depth.factory import make_budget, make_policy
 from edgespec.planning.depth.pipelined import PipelinedDepth
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel, Locator
+from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.chat_template.template import ChatTemplate
 

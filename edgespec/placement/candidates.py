@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.errors import MemoryLimitError
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
 from edgespec.placement.memory import estimate_memory
@@ -32,7 +33,6 @@ from edgespec.profiles.profile import Profile
 from edgespec.runtimes.devices import Device, llama_gpus
 from edgespec.runtimes.llama.model import LlamaSettings, usable_settings
 from edgespec.runtimes.native.native import NativeSettings
-from edgespec.store.locate import LocatedModel
 
 __all__ = [
     "NOT_MEASURED",

@@ -6,6 +6,7 @@ import threading
 
 from edgespec.engine.assembly import Parts
 from edgespec.errors import ClosedError
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import Model
 from edgespec.placement.candidates import Placement
 from edgespec.placement.memory import MemoryEstimate, require_memory
@@ -19,7 +20,6 @@ from edgespec.placement.settings import (
 )
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.restarting import WorkerSettings
-from edgespec.store.locate import LocatedModel
 
 
 class Elsewhere:

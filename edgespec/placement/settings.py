@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, TypeAlias
 
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 from edgespec.interfaces.rows import IdArray
@@ -23,7 +24,6 @@ from edgespec.runtimes.native.library import load as load_kernels
 from edgespec.runtimes.onnx import model as onnx
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
-from edgespec.store.locate import LocatedModel
 
 ModelSettings: TypeAlias = llama.LlamaSettings | native.NativeSettings | onnx.OnnxSettings
 
