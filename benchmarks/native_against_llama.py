@@ -61,7 +61,7 @@ def open_models(stack: ExitStack, path: Path, threads: int) -> dict[str, Model]:
         models[f"llama, {weights}, {threads} threads"] = loaded
         fewer = threads // 2
         while fewer:
-            own = stack.enter_context(loaded.with_caches(threads=fewer))
+            own = stack.enter_context(loaded.with_settings(threads=fewer))
             models[f"llama, {weights}, {fewer} threads"] = own
             fewer //= 2
     return models

@@ -22,7 +22,7 @@ from edgespec import Done, Engine, Session
 from edgespec.bench.controls import Script, SleepingDrafter
 from edgespec.bench.suite import builtin_suite
 from edgespec.calibration.width_probe import probe_tokens
-from edgespec.engine.session import Speculation
+from edgespec.engine.loaded_pair import Speculation
 from edgespec.hardware.machine import describe_machine
 from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, expected_serial
@@ -67,8 +67,8 @@ def write(session: Session, prompt: str) -> Done:
 
 def time_widths(engine: Engine, samples: dict[int, list[float]]) -> None:
     """One forward of every width, in turn."""
-    tokens = probe_tokens(CONTEXT + max(samples), engine.vocabulary_size)
-    with closing(engine.open_target()) as sequence:
+    tokens = probe_tokens(CONTEXT + max(samples), engine.pair.vocabulary_size)
+    with closing(engine.target_model.open(engine.plan.context_length)) as sequence:
         sequence.forward(tokens[:CONTEXT], 0)
         for turn in range(4):
             for width, seconds in samples.items():
@@ -110,7 +110,7 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
         for turn in range(passes):
             for prompt in prompts:
                 plain = write(sessions["plain"], prompt)
-                script.tokens = [*engine.request_tokens(prompt), *plain.token_ids]
+                script.tokens = [*engine.pair.prompts.request_tokens(prompt), *plain.token_ids]
                 samples["plain"].add(plain, None)
                 for name in ("serial", "pipelined") if turn % 2 else ("pipelined", "serial"):
                     samples[name].add(write(sessions[name], prompt), plain)
@@ -157,7 +157,7 @@ def main() -> None:
     with Engine.load(
         arguments.target, draft="none", lookup=False, context=1024, depth=MOST_DEPTH, threads=threads
     ) as engine:
-        depth_cap = engine.depth_cap_allowed or MOST_DEPTH
+        depth_cap = engine.pair.depth_cap_allowed or MOST_DEPTH
         report = {
             "machine": machine.as_json(),
             "threads": threads,

@@ -96,7 +96,7 @@ def equality(results: Results, name: str) -> bool:
 
     prompts = verification_prompts()
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
-    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True, keep_class=True) as engine:
+    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True, stay_exact=True) as engine:
         plan = engine.plan.as_json()
 
         def keep(result: PromptResult) -> None:

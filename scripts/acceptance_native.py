@@ -199,7 +199,7 @@ def row_bits(results: Results, name: str) -> bool:
     with ExitStack() as stack:
         one = stack.enter_context(open_model(located, NativeSettings(threads=1)))
         assert isinstance(one, NativeModel)
-        models = {threads: stack.enter_context(one.with_caches(threads=threads)) for threads in ROW_THREADS}
+        models = {threads: stack.enter_context(one.with_settings(threads=threads)) for threads in ROW_THREADS}
         sequences = {n: stack.enter_context(closing(model.open(context))) for n, model in models.items()}
         plain = stack.enter_context(closing(one.open(context)))
         for start in ROW_CONTEXTS:
@@ -235,16 +235,16 @@ def equality(results: Results, name: str) -> bool:
     prompts |= {prompt.id: prompt for prompt in verification_prompts()}
     kept: dict[str, Any] = {}
     with Engine.load(
-        profile="laptop", runtime=NATIVE, download=True, calibrate=True, keep_class=True, mode="serial"
+        profile="laptop", runtime=NATIVE, download=True, calibrate=True, stay_exact=True, mode="serial"
     ) as engine:
 
         def keep(result: PromptResult) -> None:
             kept[result.prompt_id] = row_of(result)
-            results.save(name, prompts=kept, depth=DEEPEST, depth_cap=engine.depth_cap_allowed)
+            results.save(name, prompts=kept, depth=DEEPEST, depth_cap=engine.pair.depth_cap_allowed)
             print(f"  {len(kept)}/{len(prompts)} {result.prompt_id}: {not result.divergences}", flush=True)
 
         check_equality(engine, list(prompts.values()), depths=(DEEPEST,), on_result=keep)
-        cap = engine.depth_cap_allowed
+        cap = engine.pair.depth_cap_allowed
     same = sum(row["identical"] for row in kept.values())
     results.save(name, identical=same, of=len(kept), accepted=sum(row["accepted"] for row in kept.values()))
     return same == len(kept) == len(prompts) and cap >= DEEPEST

@@ -26,7 +26,7 @@ def equality(results: Results, name: str) -> bool:
     from edgespec.engine.engine import Engine
 
     rows: dict[str, Any] = {}
-    with Engine.load(profile="laptop", mode="pipelined", download=True, calibrate=True, keep_class=True) as engine:
+    with Engine.load(profile="laptop", mode="pipelined", download=True, calibrate=True, stay_exact=True) as engine:
 
         def keep(result: PromptResult) -> None:
             rows[result.prompt_id] = row_of(result)
@@ -34,7 +34,7 @@ def equality(results: Results, name: str) -> bool:
             print(f"  {len(rows)}/{PROMPTS} {result.prompt_id}: {not result.divergences}", flush=True)
 
         # The deepest chunk: shallower ones are parts of it, and tests go through all of them on tiny models.
-        deepest = (engine.depth_cap_allowed,)
+        deepest = (engine.pair.depth_cap_allowed,)
         report = check_equality(
             engine, verification_prompts(), max_tokens=EQUALITY_TOKENS, depths=deepest, on_result=keep
         )

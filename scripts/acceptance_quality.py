@@ -176,7 +176,7 @@ def measure(twins: Mapping[str, Path], tokens: int = TOKENS, kl_tokens: int = KL
             name: open_here.enter_context(open_model(locator.locate(str(twins[name])), own))
             for name, own in settings.items()
         }
-        ours = models[LLAMA].with_caches(kv_type=LlamaSettings().kv_type)
+        ours = models[LLAMA].with_settings(kv_type=LlamaSettings().kv_type)
         models[LLAMA_OURS] = open_here.enter_context(ours)
         found = compare(models, text, kl_tokens)
         kinds = {name: {"kv_type": m.facts.kv_type, **m.facts.settings} for name, m in models.items()}

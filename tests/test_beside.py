@@ -11,7 +11,7 @@ import edgespec.engine.engine as engine_module
 from edgespec.bench.comparable import find_beside
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
-from edgespec.engine.session import Speculation
+from edgespec.engine.loaded_pair import Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.settings import memory_needed, open_model
@@ -63,7 +63,7 @@ def test_it_is_loaded_in_that_runtime_whatever_the_target_runs_in(
 ) -> None:
     for own in processor_runtimes():
         with load(tiny, runtime=own) as engine:
-            (model,) = engine.load_beside(find(f"{runtime}:{tiny.target}"))
+            (model,) = engine.load_comparable(find(f"{runtime}:{tiny.target}"))
             assert (engine.plan.target.runtime, model.facts.runtime) == (own, runtime)
 
 
@@ -86,8 +86,8 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
 ) -> None:
     with load(tiny) as engine:
-        assert engine.load_beside(()) == ()
-        first, second = engine.load_beside(find(tiny.target, tiny.drafter))
+        assert engine.load_comparable(()) == ()
+        first, second = engine.load_comparable(find(tiny.target, tiny.drafter))
         assert (first.facts.name, second.facts.name) == ("target", "drafter")
         assert first.settings.threads == engine.target_model.settings.threads
         told = []
@@ -100,7 +100,7 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
         with pytest.raises(ClosedError):
             model.open(16)
     with pytest.raises(ClosedError):
-        engine.load_beside(find(tiny.target))
+        engine.load_comparable(find(tiny.target))
 
 
 def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
@@ -125,11 +125,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(engine_module, "open_model", count)
     with load(tiny, limits=Limits(max_memory_bytes=own + 2 * twice)) as engine:
         with pytest.raises(MemoryLimitError, match="target needs about"):
-            engine.load_beside([located] * 3)
+            engine.load_comparable([located] * 3)
         assert opened == []
-        assert len(engine.load_beside([located] * 2)) == 2
+        assert len(engine.load_comparable([located] * 2)) == 2
         with pytest.raises(MemoryLimitError):
-            engine.load_beside([located])
+            engine.load_comparable([located])
         session = engine.session()
         with pytest.raises(MemoryLimitError, match="another session"):
             engine.session()  # the room is taken
@@ -142,6 +142,6 @@ def test_a_drafter_keeps_its_room(tiny: TinyModels, find: Callable[..., tuple[Lo
         twice, own = needed(engine, located)
     limits = Limits(max_memory_bytes=own + own + twice // 2)
     with load(tiny, limits=limits) as alone:
-        alone.load_beside([located])
+        alone.load_comparable([located])
     with tiny.load(limits=limits) as engine, pytest.raises(MemoryLimitError):
-        engine.load_beside([located])
+        engine.load_comparable([located])

@@ -58,7 +58,7 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
     begin_with(monkeypatch, first)
     with load(draft="none", lookup=True) as engine:
         assert engine.plan.target.runtime == first
-        store, places = engine.knowledge.store, engine.elsewhere.places
+        store, places = engine.measurements.store, engine.pair.pool.places
         store.save_times(engine.target_model.facts, invented_times(FORWARD_S))
         rival = place(places.targets, OTHER[first]).facts
         store.save_plain_s(rival, FORWARD_S * 1.1)
@@ -79,12 +79,12 @@ def test_speculation_counts_and_not_plain_decoding_alone(load: Load) -> None:
     """Our kernels verify eight drafts in the time of one forward: that is worth more than a few per cent."""
     with load() as engine:
         invent_measurements(engine)
-        store = engine.knowledge.store
-        store.save_plain_s(place(engine.elsewhere.places.targets, "llama").facts, FORWARD_S / 1.05)
+        store = engine.measurements.store
+        store.save_plain_s(place(engine.pair.pool.places.targets, "llama").facts, FORWARD_S / 1.05)
     with load() as engine:
         require_speculation(engine, 8)
         assert engine.plan.target.runtime == "native"
-    store.save_plain_s(place(engine.elsewhere.places.targets, "llama").facts, FORWARD_S / 20)
+    store.save_plain_s(place(engine.pair.pool.places.targets, "llama").facts, FORWARD_S / 20)
     with load() as engine:
         assert engine.plan.target.runtime == "llama", "twenty times as fast is more than drafts can bring"
 
@@ -95,7 +95,7 @@ def test_both_measured_whole_the_faster_is_used(load: Load) -> None:
         with load(runtime=runtime) as engine:
             invent_measurements(engine)
             found[runtime] = engine.target_model.facts
-            store = engine.knowledge.store
+            store = engine.measurements.store
     for fast, slow in OTHER.items():
         store.save_times(found[fast], invented_times(FORWARD_S / 3))
         store.save_times(found[slow], invented_times(FORWARD_S))
@@ -108,7 +108,7 @@ def test_both_measured_whole_the_faster_is_used(load: Load) -> None:
 def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
     with load() as engine:
         invent_measurements(engine)
-        store, drafters = engine.knowledge.store, engine.elsewhere.places.drafters
+        store, drafters = engine.measurements.store, engine.pair.pool.places.drafters
         for runtime in OTHER:
             seconds = DRAFT_S / 2 if runtime == fast else DRAFT_S * 2
             store.save_times(place(drafters, runtime).facts, invented_times(seconds))
@@ -116,9 +116,9 @@ def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
         require_speculation(engine)
         assert engine.plan.target.runtime == "native"
         assert (engine.profile.draft_device, engine.profile.draft_runtime) == ("cpu", fast)
-        assert engine.knowledge.drafter is not None
-        assert engine.knowledge.drafter == engine.drafter_model().facts
-        assert engine.knowledge.drafter.runtime == fast
+        assert engine.measurements.drafter is not None
+        assert engine.measurements.drafter == engine.pair.pool.drafter_model().facts
+        assert engine.measurements.drafter.runtime == fast
         assert engine.plan.drafter is not None
         assert engine.plan.drafter.runtime == fast
         with engine.session() as session:
@@ -127,15 +127,15 @@ def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
         assert done.stats.rounds_by_source["model"] > 0
         assert plain.stats.proposed == 0
     with load(draft_runtime=OTHER[fast]) as engine:
-        assert engine.drafter_model().facts.runtime == OTHER[fast], "asked for by name"
+        assert engine.pair.pool.drafter_model().facts.runtime == OTHER[fast], "asked for by name"
 
 
 def test_what_is_measured_of_one_runtime_says_nothing_of_the_other(load: Load) -> None:
     for runtime in OTHER:
         with load(runtime=runtime, draft_runtime=runtime) as engine:
-            assert engine.knowledge.target_times() is engine.knowledge.drafter_times() is None
+            assert engine.measurements.target_times() is engine.measurements.drafter_times() is None
             invent_measurements(engine)
-            assert None not in (engine.knowledge.target_times(), engine.knowledge.drafter_times())
+            assert None not in (engine.measurements.target_times(), engine.measurements.drafter_times())
 
 
 def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load) -> None:
@@ -145,11 +145,11 @@ def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load)
         assert ranking is not None
         unmeasured = [refusal.what for refusal in ranking.rejected if "not measured" in refusal.reason]
         assert unmeasured == ["target on cpu (llama)", "drafter on cpu (llama), drafting"]
-        other = place(engine.elsewhere.places.targets, "llama")
-        with engine.elsewhere.open_target(other) as model:
+        other = place(engine.pair.pool.places.targets, "llama")
+        with engine.pair.pool.open_target(other) as model:
             probe: Any = probe_widths(model, context_length=300)
-        engine.knowledge.store.save_times(other.facts, invented_times(FORWARD_S))
-        engine.knowledge.store.save_widths(other.facts, probe)
+        engine.measurements.store.save_times(other.facts, invented_times(FORWARD_S))
+        engine.measurements.store.save_widths(other.facts, probe)
         ranking = engine.ranking()
         assert ranking is not None
         assert {each.target.runtime for each in ranking.candidates} == set(OTHER)

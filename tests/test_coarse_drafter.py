@@ -124,7 +124,7 @@ def test_an_engine_drafts_with_them_and_writes_the_same(tiny: TinyModels, sampli
             runtime="native", draft_runtime="native", lookup=False, draft_weights=weights
         ) as engine:
             coarse = weights == "auto"
-            assert engine.drafter_model().facts.settings.get("weights") == ("Q4_0" if coarse else None)
+            assert engine.pair.pool.drafter_model().facts.settings.get("weights") == ("Q4_0" if coarse else None)
             assert "weights" not in engine.target_model.facts.settings
             assert ("kept in four bits" in " ".join(engine.plan.reasons)) is coarse
             drafted, plain = (

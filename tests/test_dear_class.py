@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.assembly import class_too_dear, fastest_plain
+from edgespec.engine.assembly import exact_setting_too_slow, fastest_plain
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from edgespec.planning.choice.planner import CLASS_TOO_DEAR
+from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.runtimes.llama.model import LlamaSettings
 from tests.support.calibrating import find_other_faster, time_other
@@ -34,10 +34,10 @@ def test_a_dear_class_is_left_at_the_next_load(load: Callable[..., Engine]) -> N
         assert engine.target_model.settings.kv_type == "f16"
         assert (engine.plan.mode, engine.plan.depth_cap) == ("plain", 0)
         assert engine.plan.numeric_class.widths == (1,)
-        assert engine.plan.reasons[-1] == f"plain: {CLASS_TOO_DEAR}"
+        assert engine.plan.reasons[-1] == f"plain: {EXACT_SETTING_TOO_SLOW}"
         assert not engine.unmeasured, "nothing is drafted in this setting, so nothing else has to be measured"
         done = answer(session.generate("hello", max_tokens=5))
-        assert (done.stats.proposed, done.speculation_off) == (0, CLASS_TOO_DEAR)
+        assert (done.stats.proposed, done.speculation_off) == (0, EXACT_SETTING_TOO_SLOW)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.03])
@@ -50,20 +50,22 @@ def test_three_percent_are_no_reason(load: Callable[..., Engine], factor: float)
 
 def test_a_drafter_that_repays_it_stays(load: Callable[..., Engine]) -> None:
     find_other_faster(load, 1.5)
-    with load(keep_class=True) as engine:
+    with load(stay_exact=True) as engine:
         sure = Acceptance()
         for _ in range(50):
             sure.learn((0.9,), (True,))
-        engine.knowledge.learn_prior("model", sure)
-        gain = engine.knowledge.expected_gain(engine.depth_cap_allowed)
+        engine.measurements.learn_prior("model", sure)
+        gain = engine.measurements.expected_gain(engine.pair.depth_cap_allowed)
         assert gain > 1.5
-        assert class_too_dear(engine.target_model, engine.knowledge, engine.depth_cap_allowed) is None
-        assert class_too_dear(engine.target_model, engine.knowledge, 0) == F16, "nothing is gained at depth 0"
+        assert exact_setting_too_slow(engine.target_model, engine.measurements, engine.pair.depth_cap_allowed) is None
+        assert exact_setting_too_slow(engine.target_model, engine.measurements, 0) == F16, (
+            "nothing is gained at depth 0"
+        )
     with load() as engine:
         assert engine.plan.mode == "serial"
 
 
-@pytest.mark.parametrize("wish", [{"keep_class": True}, {"depth": 2}, {"exactness": "near"}])
+@pytest.mark.parametrize("wish", [{"stay_exact": True}, {"depth": 2}, {"exactness": "near"}])
 def test_who_asks_for_the_class_stays_in_it(load: Callable[..., Engine], wish: dict[str, Any]) -> None:
     find_other_faster(load, 1.5)
     with load(draft="none", **wish) as engine:
@@ -72,9 +74,9 @@ def test_who_asks_for_the_class_stays_in_it(load: Callable[..., Engine], wish: d
 
 
 def test_fewer_threads_may_draft_as_well(load: Callable[..., Engine]) -> None:
-    with load(threads=2, keep_class=True) as engine:
+    with load(threads=2, stay_exact=True) as engine:
         invent_measurements(engine)
-    with load(threads=1, keep_class=True) as engine:
+    with load(threads=1, stay_exact=True) as engine:
         invent_measurements(engine, forward_s=FORWARD_S / 1.5)
         require_speculation(engine)
     with load(threads=2, draft="none") as engine:
@@ -88,15 +90,15 @@ def test_an_open_session_keeps_its_class(load: Callable[..., Engine]) -> None:
         invent_measurements(engine)
         time_other(engine, 1.5)
         with engine.session():
-            assert not engine.leave_dear_class()
-        assert engine.leave_dear_class()
-        assert not engine.leave_dear_class(), "it is in the fastest setting now"
-        assert engine.plan.reasons[-1] == f"plain: {CLASS_TOO_DEAR}"
+            assert not engine.leave_slow_exact_setting()
+        assert engine.leave_slow_exact_setting()
+        assert not engine.leave_slow_exact_setting(), "it is in the fastest setting now"
+        assert engine.plan.reasons[-1] == f"plain: {EXACT_SETTING_TOO_SLOW}"
 
 
 def test_the_fastest_of_several_settings(load: Callable[..., Engine]) -> None:
-    with load(keep_class=True) as engine:
-        model, store = engine.target_model, engine.knowledge.store
+    with load(stay_exact=True) as engine:
+        model, store = engine.target_model, engine.measurements.store
         assert fastest_plain(model, store) is None, "nothing was timed"
         invent_measurements(engine)
         time_other(engine, 0.5)
@@ -115,12 +117,12 @@ def test_old_files_of_the_other_setting_change_nothing(load: Callable[..., Engin
     with load(draft="none") as engine:
         plan = engine.plan
         facts = engine.target_model.facts
-        assert engine.probe is None
-        with load(draft="none", keep_class=True) as other:
+        assert engine.pair.probe is None
+        with load(draft="none", stay_exact=True) as other:
             assert other.probe is not None
-            engine.knowledge.store.save_widths(facts, other.probe)
+            engine.measurements.store.save_widths(facts, other.probe)
     newest = max(home.measurements.glob("widths-*"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_text("{")
     with load(draft="none") as engine:
-        engine.replan()
+        engine.pair.replan()
         assert engine.plan == plan

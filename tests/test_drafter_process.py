@@ -13,7 +13,7 @@ import pytest
 from edgespec.bench.arms import open_arm
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
@@ -60,7 +60,7 @@ def drafter(request: pytest.FixtureRequest, tiny: TinyModels) -> Path:
 
 
 def wait_for_drafter(engine: Engine) -> RestartingModel:
-    model = engine.drafter_model()
+    model = engine.pair.pool.drafter_model()
     assert isinstance(model, RestartingModel)
     assert model.wait(WAIT_S)
     return model
@@ -95,7 +95,7 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
     ) as engine:
         require_speculation(engine, 2)
         model = wait_for_drafter(engine)
-        assert model.facts == engine.knowledge.drafter, "what is measured is found again"
+        assert model.facts == engine.measurements.drafter, "what is measured is found again"
         assert model.facts.runtime == runtime
         monkeypatch.chdir(tmp_path)  # where its file was is remembered
         with engine.session() as session:
@@ -116,7 +116,7 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
 def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny: TinyModels) -> None:
     for isolation, processes in (("auto", 0), ("thread", 0), ("process", 1)):
         with tiny.load(lookup=False, draft_isolation=isolation) as engine:
-            model = engine.drafter_model()
+            model = engine.pair.pool.drafter_model()
             assert isinstance(model, Restarting) is bool(processes)
             if isinstance(model, Restarting):
                 model.wait(WAIT_S)
@@ -152,7 +152,7 @@ def test_its_memory_counts_as_that_of_a_drafter_in_this_process(tiny: TinyModels
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
-    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 Load = Callable[..., Engine]
@@ -169,23 +169,23 @@ def load(tiny: TinyModels, home: Home, quick: None) -> Load:
 def test_it_is_calibrated_where_it_runs(load: Load) -> None:
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
-        assert engine.knowledge.drafter_times() is not None
-        assert engine.knowledge.drafter is not None
-        assert engine.knowledge.drafter.settings["process"] is True
-        here = replace(engine.knowledge.drafter, settings={})
-        assert engine.knowledge.store.load_times(here) is None, "in a thread it takes other times"
+        assert engine.measurements.drafter_times() is not None
+        assert engine.measurements.drafter is not None
+        assert engine.measurements.drafter.settings["process"] is True
+        here = replace(engine.measurements.drafter, settings={})
+        assert engine.measurements.store.load_times(here) is None, "in a thread it takes other times"
 
 
 @pytest.mark.parametrize("learn", [False, True])
 def test_one_that_does_not_load_is_no_reason_not_to_measure_the_rest(load: Load, learn: bool) -> None:
     with load(worker=HANGING) as engine:
         if learn:
-            while not engine.learn(0.05):
+            while not engine.calibrate_for(0.05):
                 pass
         else:
             engine.calibrate()
-        assert engine.knowledge.target_times() is not None
-        assert "did not start again" in str(engine.knowledge.drafter_failure)
+        assert engine.measurements.target_times() is not None
+        assert "did not start again" in str(engine.measurements.drafter_failure)
         assert any("the model drafter is lost: drafter is off" in reason for reason in engine.plan.reasons)
 
 
@@ -193,7 +193,7 @@ def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypat
     def lose(*_arguments: object) -> Iterator[float]:
         (process,) = psutil.Process().children()
         process.kill()
-        drafter = engine.drafter_model()
+        drafter = engine.pair.pool.drafter_model()
         while True:
             sequence = drafter.open(16)
             sequence.forward([1], 1)
@@ -203,12 +203,12 @@ def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypat
     monkeypatch.setattr("edgespec.engine.background_calibration.measure_drafter", lose)
     with load() as engine:
         engine.calibrate()
-        assert "is lost: it was ended by SIGKILL" in str(engine.knowledge.drafter_failure)
-        assert engine.knowledge.drafter_times() is None
+        assert "is lost: it was ended by SIGKILL" in str(engine.measurements.drafter_failure)
+        assert engine.measurements.drafter_times() is None
 
 
 def test_the_arm_with_the_drafter_in_memory_waits_for_it(load: Load) -> None:
     with load() as engine, open_arm(engine, "loaded", 2).session:
-        model = engine.drafter_model()
+        model = engine.pair.pool.drafter_model()
         assert isinstance(model, Restarting)
         assert model.waits_because is None

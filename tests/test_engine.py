@@ -155,12 +155,12 @@ def test_uncalibrated_the_plan_is_plain(
 ) -> None:
     fix_plain_ratio(monkeypatch, 100.0)  # else the last engine may choose the other runtime, which is not measured
     with tiny.load(store_home=home) as engine:
-        assert (engine.plan.mode, engine.plan.depth_cap, engine.probe) == ("plain", 0, None)
+        assert (engine.plan.mode, engine.plan.depth_cap, engine.pair.probe) == ("plain", 0, None)
         assert "not calibrated yet" in engine.plan.reasons[-1]
         assert say_hello(engine, depth=5).token_ids == expected
     with tiny.load(store_home=home, calibrate=True) as engine:
         measured = engine.plan
-        assert engine.probe is not None
+        assert engine.pair.probe is not None
         assert measured.predicted_tokens_per_s is not None
     with tiny.load(store_home=home) as engine:
         assert engine.plan == measured  # what was stored serves
@@ -177,7 +177,7 @@ def test_a_depth_given_as_a_number_needs_no_calibration(tiny: TinyModels, home: 
 def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with tiny.load(store_home=Home(tmp_path / "file" / "home"), calibrate=True) as engine:
-        assert engine.probe is not None
+        assert engine.pair.probe is not None
         assert not engine.unmeasured
         assert engine.plan.predicted_tokens_per_s is not None
         assert say_hello(engine).token_ids
@@ -187,7 +187,7 @@ def test_depth_zero_opens_no_drafter(tiny: TinyModels, expected: tuple[int, ...]
     with tiny.load(depth=0, draft="/nowhere/at-all.gguf") as engine:
         assert engine.plan.mode == "plain"
         assert [drafter.kind for drafter in engine.drafters] == ["lookup"]  # which holds nothing
-        assert engine.knowledge.drafter is None
+        assert engine.measurements.drafter is None
         assert say_hello(engine).token_ids == expected
 
 
@@ -364,10 +364,10 @@ def test_a_model_without_a_template_still_continues_text(tiny: TinyModels) -> No
 def test_a_template_that_writes_the_first_token_itself(tiny: TinyModels) -> None:
     template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with tiny.load(tiny.with_template("with-bos", template), draft="none") as engine:
-        text = engine.render([{"role": "user", "content": "hello"}])
+        text = engine.pair.prompts.render([{"role": "user", "content": "hello"}])
         assert text == "<s>hello"
-        assert engine.encode_prompt(text).count(1) == 1
-        assert engine.encode_prompt("hello")[0] == 1
+        assert engine.pair.prompts.encode(text).count(1) == 1
+        assert engine.pair.prompts.encode("hello")[0] == 1
 
 
 # -------------------------------------------------------------------------------------------------- closing

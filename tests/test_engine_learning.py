@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
@@ -33,7 +33,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     # is measured.
     fix_plain_ratio(monkeypatch, 100.0)
     # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
-    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def learn_all(engine: Engine) -> tuple[str, ...]:
     for _ in range(2000):
-        reasons = engine.learn(0.02)
+        reasons = engine.calibrate_for(0.02)
         if reasons:
             return reasons
     raise AssertionError("it never came to an end")
@@ -95,12 +95,12 @@ def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> 
         answer(session.generate("hello", max_tokens=3))
         engine.calibrate()
         assert not engine.unmeasured
-        first, first_facts = engine.knowledge.target_times(), engine.target_model.facts
+        first, first_facts = engine.measurements.target_times(), engine.target_model.facts
         engine.calibrate()
-        assert engine.knowledge.target_times() == first
+        assert engine.measurements.target_times() == first
         engine.calibrate(afresh=True)
-        assert engine.knowledge.target_times() != first
-        rivals = [each for each in engine.elsewhere.places.targets if each.facts.runtime != first_facts.runtime]
+        assert engine.measurements.target_times() != first
+        rivals = [each for each in engine.pair.pool.places.targets if each.facts.runtime != first_facts.runtime]
         assert stored(home).get("plain", 0) == len(rivals), "of other settings of this runtime none was timed"
         assert answer(session.generate("more", max_tokens=3)).text
 
@@ -110,14 +110,14 @@ def test_calibrate_later_and_afresh(load: Callable[..., Engine], home: Home) -> 
 
 def test_learning_in_slices_makes_the_plan(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine:
-        assert engine.learn(0.0) == ()
+        assert engine.calibrate_for(0.0) == ()
         assert measured(home) == {}
         reasons = learn_all(engine)
         assert reasons == engine.plan.reasons
         assert NOT_CALIBRATED not in reasons
         assert not engine.unmeasured
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
-        assert engine.learn() == ()  # nothing is left
+        assert engine.calibrate_for() == ()  # nothing is left
 
 
 def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine]) -> None:
@@ -149,7 +149,7 @@ def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list
     stop = threading.Event()
     stop.set()
     with load() as engine:
-        assert engine.learn(1e9, stop) == ()
+        assert engine.calibrate_for(1e9, stop) == ()
         assert forwards == []
 
 
@@ -157,7 +157,7 @@ def test_learning_stops_at_the_event(load: Callable[..., Engine], forwards: list
 def test_a_given_depth_needs_no_learning(load: Callable[..., Engine], forwards: list[int], depth: int) -> None:
     with load(depth=depth) as engine:
         forwards.clear()
-        assert engine.learn() == ()
+        assert engine.calibrate_for() == ()
         assert forwards == []
 
 
@@ -165,14 +165,14 @@ def test_a_lost_drafter_is_told_once(load: Callable[..., Engine], monkeypatch: p
     with load() as engine:
         monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
         assert any("the model drafter is lost" in reason for reason in learn_all(engine))
-        assert engine.learn() == ()
+        assert engine.calibrate_for() == ()
         with engine.session() as session:
             assert answer(session.generate("hello", max_tokens=5)).text
 
 
 def test_nothing_is_learned_after_the_end(load: Callable[..., Engine]) -> None:
     engine = load()
-    assert engine.learn(0.01) == ()
+    assert engine.calibrate_for(0.01) == ()
     engine.close()
     assert engine.unmeasured
 
@@ -180,12 +180,12 @@ def test_nothing_is_learned_after_the_end(load: Callable[..., Engine]) -> None:
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
 def test_closing_while_another_thread_learns(load: Callable[..., Engine], delay_s: float) -> None:
     engine = load()
-    engine.learn(0.0)  # begun
+    engine.calibrate_for(0.0)  # begun
     outcome: list[object] = []
 
     def learn() -> None:
         try:
-            outcome.append(engine.learn(1e9))
+            outcome.append(engine.calibrate_for(1e9))
         except BaseException as error:
             outcome.append(error)
 
@@ -238,7 +238,7 @@ def test_while_another_process_calibrates_nothing_is_learned(
     load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
 ) -> None:
     with load() as engine:
-        assert engine.learn(1e9) == ()
+        assert engine.calibrate_for(1e9) == ()
         assert forwards == []
         with engine.session() as session:  # answering needs no lock
             answer(session.generate("hello", max_tokens=3))
@@ -268,7 +268,7 @@ def test_another_process_s_measurements_are_taken_over(load: Callable[..., Engin
             invent_measurements(other)
         assert not engine.unmeasured
         assert engine.plan.mode == "plain"
-        engine.replan()
+        engine.pair.replan()
         assert engine.plan == other.plan
 
 
@@ -293,7 +293,7 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
     with load() as engine:
         invent_measurements(engine)
         require_speculation(engine)
-        assert engine.knowledge.priors == {}
+        assert engine.measurements.priors == {}
         assert isinstance(engine.policy, CostDepth)
         with engine.session() as session:
             # Tiny models draft no faster than they decode: in a later answer the drafter may rest all along.
@@ -307,12 +307,12 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
         assert "acceptance" not in stored(home)
     assert any(prior != NO_PRIOR for prior in learned.values())
     with load() as engine:
-        assert engine.knowledge.priors == {source: prior for source, prior in learned.items() if prior != NO_PRIOR}
+        assert engine.measurements.priors == {source: prior for source, prior in learned.items() if prior != NO_PRIOR}
         assert isinstance(engine.policy, CostDepth)
         assert engine.policy.priors() == learned
     damaged = damage(home, "acceptance")
     with load() as engine:
-        assert engine.knowledge.priors == {}
+        assert engine.measurements.priors == {}
         assert any(damaged[0].name in reason for reason in engine.plan.reasons)
 
 
@@ -357,7 +357,7 @@ def test_the_drafters_measurements_are_filed_as_the_loaded_drafter_is(tiny: Tiny
     narrow = tiny._make("narrow", heads=4, kv_heads=2)  # its heads allow no quantised cache
     for drafter in (tiny.drafter, narrow):
         with tiny.load(store_home=home, draft=str(drafter)) as engine:
-            described, loaded = engine.knowledge.drafter, engine.drafter_model().facts
+            described, loaded = engine.measurements.drafter, engine.pair.pool.drafter_model().facts
             assert described is not None
             assert described == loaded
     assert isinstance(narrow, Path)

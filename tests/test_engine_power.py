@@ -8,7 +8,7 @@ import pytest
 
 import edgespec.engine.engine as module
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import Learning
+from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.files.home import Home
@@ -27,7 +27,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 @pytest.fixture
 def engine(tiny: TinyModels, home: Home, source: list[str | None]) -> Iterator[Engine]:
     with tiny.load(store_home=home, context=300) as engine:
-        engine.follow_power()
+        engine.pair.follow_power()
         invent_measurements(engine)
         require_speculation(engine)
         yield engine
@@ -52,32 +52,32 @@ def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: lis
 def test_a_source_that_cannot_be_told_for_a_moment_is_no_change(engine: Engine, source: list[str | None]) -> None:
     plan = engine.plan
     source.append(None)
-    assert not engine.follow_power()
+    assert not engine.pair.follow_power()
     assert engine.plan is plan
     source.append("mains")
-    assert not engine.follow_power()
+    assert not engine.pair.follow_power()
 
 
 def test_measuring_under_way_is_given_up(engine: Engine, source: list[str | None]) -> None:
-    engine._learning = learning = Learning(engine, QUICK, afresh=True)
+    engine._calibration = learning = BackgroundCalibration(engine.pair, QUICK, afresh=True)
     assert not learning.run_for(0.01, module.threading.Event())
     source.append("battery")
-    assert engine.follow_power()
-    assert engine._learning is None
+    assert engine.pair.follow_power()
+    assert engine._calibration is None
     assert not learning.run_for(1e9, module.threading.Event()), "it is over"
-    assert engine.knowledge.target_times() is None
+    assert engine.measurements.target_times() is None
 
 
 def test_what_no_folder_could_take_is_not_forgotten(tiny: TinyModels, source: list[str | None]) -> None:
     file = tiny.folder / "a-file"
     file.write_text("")
     with tiny.load(store_home=Home(file / "home"), context=300) as engine:
-        engine.follow_power()
+        engine.pair.follow_power()
         invent_measurements(engine)
         source.append("battery")
-        assert engine.follow_power()
-        assert engine.knowledge.target_times() is None
-        assert engine.knowledge.widths() is not None, "widths do not depend on the source of power"
+        assert engine.pair.follow_power()
+        assert engine.measurements.target_times() is None
+        assert engine.measurements.widths() is not None, "widths do not depend on the source of power"
         source.append("mains")
-        assert engine.follow_power()
-        assert engine.knowledge.target_times() is not None
+        assert engine.pair.follow_power()
+        assert engine.measurements.target_times() is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
 from edgespec.planning.cost.curve import FREE
@@ -36,8 +36,8 @@ def knowledge(
     *sources: str,
     drafter: ModelFacts | None = DRAFTER,
     context_length: int = 2048,
-) -> Knowledge:
-    return Knowledge(store, TARGET, drafter, sources, context_length)
+) -> PairMeasurements:
+    return PairMeasurements(store, TARGET, drafter, sources, context_length)
 
 
 def test_nothing_is_known_at_first(store: Measurements) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.assembly import choose_places
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
 from edgespec.placement.layer_split import Split
@@ -82,7 +82,7 @@ def measured(store: Measurements) -> Measurements:
 def rank(
     store: Measurements, places: Placements | None = BOTH, *, own: Placement = HERE, allowed: int = 32 * GIB
 ) -> Ranking:
-    known = Knowledge(store, own.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = PairMeasurements(store, own.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     ranking = known.ranking((), CONTEXT, allowed, near=False, places=places)
     assert ranking is not None
     return ranking
@@ -103,7 +103,7 @@ def said(ranking: Ranking) -> list[str]:
 
 def test_without_places_nothing_changes(measured: Measurements) -> None:
     assert rank(measured, Placements()) == rank(measured, None)
-    known = Knowledge(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = PairMeasurements(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     assert known.ranking((), CONTEXT, 32 * GIB, near=False) == rank(measured, None)
     assert {candidate.target.device for candidate in rank(measured, None).candidates} == {"cpu"}
 
@@ -125,7 +125,7 @@ def test_what_was_not_measured_is_named_and_not_guessed(measured: Measurements) 
 
 def test_the_notes_say_which_part_is_on_the_card(store: Measurements) -> None:
     def note(at: Placement) -> str:
-        return Knowledge(store, at.facts, None, (), CONTEXT).notes[0]
+        return PairMeasurements(store, at.facts, None, (), CONTEXT).notes[0]
 
     assert note(HERE) == "big on cpu, 4 threads"
     assert note(WHOLE) == "big on Vulkan0, 4 threads"
@@ -134,7 +134,7 @@ def test_the_notes_say_which_part_is_on_the_card(store: Measurements) -> None:
 
 def test_nothing_is_ranked_before_the_target_was_measured_where_it_runs(store: Measurements) -> None:
     time_target(store, SOME, 0.01)
-    known = Knowledge(store, HERE.facts, None, (), CONTEXT)
+    known = PairMeasurements(store, HERE.facts, None, (), CONTEXT)
     assert known.ranking((), CONTEXT, 32 * GIB, near=False, places=BOTH) is None
 
 
@@ -222,8 +222,8 @@ def test_processors_that_both_share_do_no_more_work_than_there_are(
     measured.save_times(DRAFTING_HERE.facts, invented_times(0.04))
     measured.save_contention(HERE.facts, DRAFTING_HERE.facts, loaded)
     measured.save_contention(WHOLE.facts, DRAFTING_HERE.facts, loaded)
-    known = Knowledge(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
-    elsewhere = Knowledge(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    known = PairMeasurements(measured, HERE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
+    elsewhere = PairMeasurements(measured, WHOLE.facts, DRAFTING_HERE.facts, ("model",), CONTEXT)
     for processors, factor, mode in ((4, done / 4.4, "serial"), (8, 1.0, "pipelined")):
         monkeypatch.setattr(
             "edgespec.engine.pair_measurements.usable_processors", lambda processors=processors: processors

@@ -10,10 +10,10 @@ import pytest
 
 import edgespec.engine.background_calibration as module
 from edgespec.calibration.timing import FULL, QUICK
-from edgespec.engine.background_calibration import LEARNING_BUDGET_S, Learning
+from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
@@ -28,7 +28,7 @@ RIVALS = ("on cpu (llama)", "on cpu (native)")
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten_contention(monkeypatch)
     # By the times of these tiny models it may pay or not, which decides whether agreement is measured.
-    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def all_closed(sequences: list[ProcessorSequence]) -> bool:
 
 def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[ProcessorSequence]) -> None:
     told: list[Loading] = []
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
     assert not engine.unmeasured
     assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter side by side"]
@@ -85,27 +85,27 @@ def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[Proces
         assert fractions == sorted(fractions)  # type: ignore[type-var]
         assert fractions[-1] == 1
     assert all_closed(sequences)
-    times = engine.knowledge.target_times()
+    times = engine.measurements.target_times()
     assert times is not None
     assert (times.contexts, times.repetitions) == ((96, 250), QUICK.repetitions)
 
 
 def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[ProcessorSequence]) -> None:
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     assert sequences
     sequences.clear()
     told: list[Loading] = []
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert (told, sequences) == ([], [])
 
 
 def test_afresh_everything_is(engine: Engine) -> None:
-    Learning(engine, QUICK).run()
-    first = engine.knowledge.target_times()
+    BackgroundCalibration(engine.pair, QUICK).run()
+    first = engine.measurements.target_times()
     told: list[Loading] = []
-    Learning(engine, FULL, afresh=True).run(told.append)
+    BackgroundCalibration(engine.pair, FULL, afresh=True).run(told.append)
     assert len(labels(told)) == 3
-    again = engine.knowledge.target_times()
+    again = engine.measurements.target_times()
     assert again is not None
     assert again != first
     assert again.repetitions == FULL.repetitions
@@ -117,7 +117,7 @@ def test_alternatives_are_other_settings_of_the_target(
     fix_plain_ratio(monkeypatch, 1.5)
     told: list[Loading] = []
     with tiny.load(store_home=home, context=300, threads=2, runtime="llama", draft_runtime="llama") as engine:
-        Learning(engine, QUICK, alternatives=True).run(told.append)
+        BackgroundCalibration(engine.pair, QUICK, alternatives=True).run(told.append)
         assert engine.target_model.settings.threads == 2
         assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
         others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
@@ -126,10 +126,10 @@ def test_alternatives_are_other_settings_of_the_target(
             "2 threads, a f16 cache",
             "2 threads, a f16 cache, no flash attention",
         }
-        times = engine.knowledge.target_times()
+        times = engine.measurements.target_times()
         assert times is not None
-        with engine.target_model.with_caches(threads=1) as other:
-            seconds = engine.knowledge.store.load_plain_s(other.facts)
+        with engine.target_model.with_settings(threads=1) as other:
+            seconds = engine.measurements.store.load_plain_s(other.facts)
         assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
 
 
@@ -137,11 +137,11 @@ def test_fewer_threads_are_gone_on_with_if_they_are_faster(
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
-    Learning(engine, QUICK, alternatives=True).run()
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
     assert engine.target_model.settings.threads == 1
-    engine.replan()
+    engine.pair.replan()
     assert engine.plan.target.threads == 1
-    assert engine.knowledge.target_times() is not None
+    assert engine.measurements.target_times() is not None
     assert not engine.unmeasured
 
 
@@ -153,7 +153,7 @@ def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypa
         return next(ratios, 1.5)
 
     monkeypatch.setattr(module, "measure_plain_ratio", measure)
-    Learning(engine, QUICK, alternatives=True).run()
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
     assert engine.target_model.settings.threads == 2
     assert next(ratios, None) is None
 
@@ -161,25 +161,25 @@ def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypa
 def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
     with engine.session() as session:
-        Learning(engine, QUICK, alternatives=True).run()
+        BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
         assert engine.target_model.settings.threads == 2
         assert answer(session.generate("hello", max_tokens=3)).text
 
 
 def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, draft="none", context=200) as engine:
-        Learning(engine, QUICK).run()
+        BackgroundCalibration(engine.pair, QUICK).run()
         assert measured(home) == {"times": 1, "widths": 1}
         assert not engine.unmeasured
 
 
 def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None:
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter side by side")):
         for path in home.measurements.glob(f"{kind}-*"):
             path.unlink()
         told: list[Loading] = []
-        Learning(engine, QUICK).run(told.append)
+        BackgroundCalibration(engine.pair, QUICK).run(told.append)
         assert labels(told) == [label]
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
 
@@ -188,31 +188,31 @@ def test_agreement_is_made_up_for_where_the_drafter_could_pay(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its measurement comes last, so it is what a chat that ends early leaves out."""
-    Learning(engine, QUICK).run()
-    assert not engine.knowledge.unproven
-    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: True)
-    assert engine.knowledge.unproven
+    BackgroundCalibration(engine.pair, QUICK).run()
+    assert not engine.measurements.unproven
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: True)
+    assert engine.measurements.unproven
     told: list[Loading] = []
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert labels(told) == ["measuring how often drafter says what target says"]
-    assert "model" in engine.knowledge.priors
-    assert not engine.knowledge.unproven
+    assert "model" in engine.measurements.priors
+    assert not engine.measurements.unproven
 
 
 def test_another_setting_is_planned_for_at_once(engine: Engine) -> None:
     """The old plan's depths are those of another numeric class, also if measuring the new one fails."""
-    Learning(engine, QUICK).run()
-    engine.replan()
-    assert engine.adopt(threads=1)
-    assert engine.probe is None
+    BackgroundCalibration(engine.pair, QUICK).run()
+    engine.pair.replan()
+    assert engine.pair.adopt(threads=1)
+    assert engine.pair.probe is None
     assert engine.plan.depth_cap == 0
     assert engine.plan.numeric_class.threads == 1
 
 
 def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=200, exactness="near") as engine:
-        Learning(engine, QUICK, afresh=True).run()
-        probe = engine.knowledge.widths()
+        BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
+        probe = engine.measurements.widths()
         assert probe is not None
         assert probe.complete
 
@@ -220,17 +220,17 @@ def test_near_exactness_has_its_bound_measured(tiny: TinyModels, home: Home) -> 
 def test_a_width_class_of_a_shorter_context_does_not_serve(tiny: TinyModels, home: Home) -> None:
     """It says nothing about the rest of a longer one: there the promise would be a guess."""
     with tiny.load(store_home=home, context=128, draft="none") as engine:
-        Learning(engine, QUICK).run()
-        engine.replan()
-        assert engine.probe is not None
+        BackgroundCalibration(engine.pair, QUICK).run()
+        engine.pair.replan()
+        assert engine.pair.probe is not None
     with tiny.load(store_home=home, context=2048, draft="none") as engine:
         assert engine.unmeasured
-        engine.replan()
-        assert (engine.probe, engine.plan.depth_cap) == (None, 0)
-        Learning(engine, QUICK).run()
-        engine.replan()
-        assert engine.probe is not None
-        assert engine.probe.covers(2048)
+        engine.pair.replan()
+        assert (engine.pair.probe, engine.plan.depth_cap) == (None, 0)
+        BackgroundCalibration(engine.pair, QUICK).run()
+        engine.pair.replan()
+        assert engine.pair.probe is not None
+        assert engine.pair.probe.covers(2048)
 
 
 def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
@@ -238,10 +238,10 @@ def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
 ) -> None:
     with tiny.load(store_home=home, context=300) as engine:
         monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
-        Learning(engine, QUICK).run()
+        BackgroundCalibration(engine.pair, QUICK).run()
         assert measured(home) == {"times": 1, "widths": 1}
         assert not engine.unmeasured
-        engine.replan()
+        engine.pair.replan()
         assert any("the model drafter is lost: drafter needs about" in reason for reason in engine.plan.reasons)
         assert engine.plan.drafter is None or engine.plan.drafter.kind == "lookup"
 
@@ -253,7 +253,7 @@ def test_an_error_in_the_progress_ends_it_cleanly(
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Learning(engine, QUICK).run(fail)
+        BackgroundCalibration(engine.pair, QUICK).run(fail)
     assert sequences
     assert all_closed(sequences)
     assert measured(home) == {}
@@ -264,11 +264,11 @@ def test_an_error_in_the_progress_ends_it_cleanly(
 
 def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home: Home) -> None:
     steps: list[Loading] = []
-    Learning(engine, QUICK).run(steps.append)
+    BackgroundCalibration(engine.pair, QUICK).run(steps.append)
     for path in home.measurements.iterdir():
         path.unlink()
-    engine.knowledge.priors.clear()
-    learning, slices, seen = Learning(engine, QUICK), 0, [stored(home)]
+    engine.measurements.priors.clear()
+    learning, slices, seen = BackgroundCalibration(engine.pair, QUICK), 0, [stored(home)]
     while not learning.run_for(10, NEVER, Ticks()):  # looks at the clock: once before, once before each step
         slices += 1
         seen.append(stored(home))
@@ -282,12 +282,12 @@ def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home:
 
 
 def test_no_time_no_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
-    assert not Learning(engine, QUICK).run_for(0, NEVER, Ticks())
+    assert not BackgroundCalibration(engine.pair, QUICK).run_for(0, NEVER, Ticks())
     assert sequences == []
 
 
 def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
-    learning, stop = Learning(engine, QUICK), threading.Event()
+    learning, stop = BackgroundCalibration(engine.pair, QUICK), threading.Event()
     stop.set()
     assert not learning.run_for(1e9, stop)
     assert sequences == []
@@ -308,13 +308,13 @@ def test_the_event_ends_a_slice_within_a_step(engine: Engine, sequences: list[Pr
 
 
 def test_by_default_a_slice_is_as_long_as_a_person_reads() -> None:
-    assert LEARNING_BUDGET_S == 8.0
+    assert CALIBRATION_BUDGET_S == 8.0
 
 
 def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_missing(
     engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learning = Learning(engine, QUICK)
+    learning = BackgroundCalibration(engine.pair, QUICK)
 
     def fail(_sequence: object, _tokens: list[int], _rows: int) -> None:
         raise ForwardError("the device went away", code=-3)
@@ -330,7 +330,7 @@ def test_an_error_is_raised_once_and_the_next_slice_starts_over_with_what_is_mis
 
 
 def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[ProcessorSequence]) -> None:
-    learning = Learning(engine, QUICK)
+    learning = BackgroundCalibration(engine.pair, QUICK)
     assert not learning.run_for(5, NEVER, Ticks())
     assert not all_closed(sequences)
     learning.close()
@@ -342,10 +342,16 @@ def test_closing_half_way_frees_the_sequence(engine: Engine, sequences: list[Pro
 
 def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequences: list[ProcessorSequence]) -> None:
     for delay_s in (0.0, 0.005, 0.02):
-        learning, begun, outcome = Learning(engine, QUICK, afresh=True), threading.Event(), list[object]()
+        learning, begun, outcome = (
+            BackgroundCalibration(engine.pair, QUICK, afresh=True),
+            threading.Event(),
+            list[object](),
+        )
 
         def learn(
-            learning: Learning = learning, begun: threading.Event = begun, outcome: list[object] = outcome
+            learning: BackgroundCalibration = learning,
+            begun: threading.Event = begun,
+            outcome: list[object] = outcome,
         ) -> None:
             begun.set()
             try:

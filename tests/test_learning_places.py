@@ -132,11 +132,11 @@ def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest
 
 def test_what_was_found_is_ranked_by_its_times(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
-    place = next(place for place in engine.elsewhere.places.targets if place.layers is not None)
-    times = engine.knowledge.store.load_times(place.facts)
+    place = next(place for place in engine.pair.pool.places.targets if place.layers is not None)
+    times = engine.measurements.store.load_times(place.facts)
     assert times is not None
     fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)
-    engine.knowledge.store.save_times(place.facts, replace(times, forward_s=fast))
+    engine.measurements.store.save_times(place.facts, replace(times, forward_s=fast))
     assert ranked(engine).best.target.short_name == "target, 2 of 3 layers on Vulkan0"
 
 
@@ -146,7 +146,7 @@ def test_what_was_found_is_ranked_by_its_times(engine: Engine) -> None:
 def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
     limits = Limits(max_memory_bytes=1 << 28)
     with tiny.load(store_home=home, context=CONTEXT, device="auto", draft_device="auto", limits=limits) as engine:
-        elsewhere = engine.elsewhere
+        elsewhere = engine.pair.pool
         elsewhere._left_bytes = 1000
         for place, open_there in (
             (elsewhere.places.targets[-1], elsewhere.open_target),
@@ -158,6 +158,6 @@ def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
 
 def test_without_a_drafter_there_is_none_to_open(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=CONTEXT, device="auto", draft="none") as engine:
-        assert engine.elsewhere.places.drafters == ()
+        assert engine.pair.pool.places.drafters == ()
         with pytest.raises(ClosedError, match="no drafter"):
-            engine.elsewhere.open_drafter(engine.elsewhere.places.targets[0])
+            engine.pair.pool.open_drafter(engine.pair.pool.places.targets[0])

@@ -14,10 +14,10 @@ import pytest
 import edgespec.placement.model_pool as elsewhere_module
 import edgespec.placement.settings as opening
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import Learning, _opened
+from edgespec.engine.background_calibration import BackgroundCalibration, _opened
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ClosedError, ModelFileError
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
@@ -35,7 +35,7 @@ OTHER = {"native": "llama", "llama": "native"}
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     require_native()
     shorten_contention(monkeypatch)
-    monkeypatch.setattr(Knowledge, "may_pay", lambda _self, _source: False)
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: False)
 
 
 @pytest.fixture(params=OTHER)
@@ -69,7 +69,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
 
 def rival(engine: Engine) -> Placement:
     """The place in the other runtime."""
-    (place,) = [each for each in engine.elsewhere.places.targets if each.facts.runtime != engine.plan.target.runtime]
+    (place,) = [each for each in engine.pair.pool.places.targets if each.facts.runtime != engine.plan.target.runtime]
     return place
 
 
@@ -93,17 +93,17 @@ def test_the_other_runtime_is_timed_once(
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     told: list[Loading] = []
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert stages(told) == ["measuring target", f"measuring target on cpu ({OTHER[first]})"]
     assert stored(home) == {"plain": 1, "times": 1, "widths": 1}
-    own_s = engine.knowledge.store.plain_s(engine.target_model.facts)
+    own_s = engine.measurements.store.plain_s(engine.target_model.facts)
     assert own_s is not None
-    assert engine.knowledge.store.load_plain_s(rival(engine).facts) == pytest.approx(1.5 * own_s)
+    assert engine.measurements.store.load_plain_s(rival(engine).facts) == pytest.approx(1.5 * own_s)
     (model,) = opened
     assert model.facts == rival(engine).facts
     assert is_closed(model)
     told.clear()
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert (told, len(opened)) == ([], 1)
 
 
@@ -111,16 +111,16 @@ def test_measuring_afresh_times_the_other_runtime_again(
     engine: Engine, opened: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     fix_plain_ratio(monkeypatch, 1.25)
-    Learning(engine, QUICK, afresh=True).run()
-    own_s = engine.knowledge.store.plain_s(engine.target_model.facts)
+    BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
+    own_s = engine.measurements.store.plain_s(engine.target_model.facts)
     assert own_s is not None
-    assert engine.knowledge.store.load_plain_s(rival(engine).facts) == pytest.approx(1.25 * own_s)
+    assert engine.measurements.store.load_plain_s(rival(engine).facts) == pytest.approx(1.25 * own_s)
     assert len(opened) == 2
     # Where all of it was measured, that stands until all of it is measured again.
-    Learning(engine, QUICK, alternatives=True).run()
-    Learning(engine, QUICK, afresh=True).run()
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
+    BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
     assert len(opened) == 3
 
 
@@ -133,12 +133,12 @@ def test_the_ratio_is_the_rivals_time_over_the_own(engine: Engine, monkeypatch: 
         return 0.25
 
     monkeypatch.setattr("edgespec.engine.background_calibration.measure_plain_ratio", measure)
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     assert seen == [(engine.plan.target.runtime, OTHER[engine.plan.target.runtime], 200)]
 
 
 def test_in_slices_too(engine: Engine, home: Home) -> None:
-    learning = Learning(engine, QUICK)
+    learning = BackgroundCalibration(engine.pair, QUICK)
     for _ in range(3000):
         if learning.run_for(0.001, NEVER):
             break
@@ -151,13 +151,13 @@ def test_with_alternatives_it_is_measured_whole(
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     told: list[Loading] = []
-    Learning(engine, QUICK, alternatives=True).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run(told.append)
     assert f"measuring target on cpu ({OTHER[first]})" in stages(told)
     counts = stored(home)
     assert (counts["times"], counts["widths"]) == (2, 2)
-    assert engine.knowledge.store.load_times(rival(engine).facts) is not None
+    assert engine.measurements.store.load_times(rival(engine).facts) is not None
     told.clear()
-    Learning(engine, QUICK).run(told.append)
+    BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert told == [], "its times hold its plain decoding"
 
 
@@ -166,13 +166,13 @@ def test_a_drafter_is_measured_in_both_by_a_calibration_only(
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     with tiny.load(store_home=home, context=200) as engine:
-        Learning(engine, QUICK).run()
+        BackgroundCalibration(engine.pair, QUICK).run()
         assert stored(home)["times"] == 2
         engine.calibrate(alternatives=True)
         assert stored(home)["times"] == 4
-        drafters = {place.facts.runtime: place.facts for place in engine.elsewhere.places.drafters}
+        drafters = {place.facts.runtime: place.facts for place in engine.pair.pool.places.drafters}
         assert set(drafters) == set(OTHER)
-        assert all(engine.knowledge.store.load_times(facts) is not None for facts in drafters.values())
+        assert all(engine.measurements.store.load_times(facts) is not None for facts in drafters.values())
 
 
 # ------------------------------------------------------------------------------------------------- what is not
@@ -183,13 +183,13 @@ def test_who_asks_for_a_runtime_has_no_rival(
     tiny: TinyModels, home: Home, opened: list[LoadedModel], runtime: str
 ) -> None:
     with tiny.load(store_home=home, context=200, draft="none", runtime=runtime) as engine:
-        Learning(engine, QUICK).run()
+        BackgroundCalibration(engine.pair, QUICK).run()
         assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
 
 
 def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
-    engine.elsewhere._left_bytes = 1000
-    learning = Learning(engine, QUICK)
+    engine.pair.pool._left_bytes = 1000
+    learning = BackgroundCalibration(engine.pair, QUICK)
     learning.run()
     assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
     assert not engine.unmeasured
@@ -200,7 +200,7 @@ def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, mon
         raise ModelFileError(located.path, "it could not be loaded")
 
     monkeypatch.setattr(elsewhere_module, "open_model", refuse)
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     assert stored(home) == {"times": 1, "widths": 1}
     assert not engine.unmeasured
 
@@ -219,7 +219,7 @@ class Ticks:
 
 
 def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
-    learning = Learning(engine, QUICK)
+    learning = BackgroundCalibration(engine.pair, QUICK)
     while not opened or is_closed(opened[0]):
         assert not learning.run_for(2, NEVER, Ticks())  # a step or two
     assert not learning.run_for(2, NEVER, Ticks())
@@ -227,7 +227,7 @@ def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: li
     learning.close()
     assert is_closed(opened[0])
     assert stored(home) == {"times": 1, "widths": 1}
-    Learning(engine, QUICK).run()
+    BackgroundCalibration(engine.pair, QUICK).run()
     assert stored(home) == {"plain": 1, "times": 1, "widths": 1}, "it is made up for"
 
 

@@ -11,7 +11,8 @@ from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.widths import WIDEST
@@ -70,9 +71,9 @@ def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyMode
             assert answers(session, DEPTH) == plain
         with engine.session(speculation=at_once(engine)) as session:
             assert answers(session, None) == plain
-        drafter = engine.drafter_model()
+        drafter = engine.pair.pool.drafter_model()
         assert isinstance(drafter, NativeModel)
-        assert drafter.facts == engine.knowledge.drafter
+        assert drafter.facts == engine.measurements.drafter
     with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
         assert answers(session, 0) == answers(session, DEPTH) == plain
 
@@ -113,7 +114,7 @@ def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime
     with tiny.load_speculating(
         runtime="native", draft_runtime=draft_runtime, draft_isolation=isolation, lookup=False
     ) as engine:
-        model = engine.drafter_model()
+        model = engine.pair.pool.drafter_model()
         assert model.facts.runtime == draft_runtime
         assert ("process" in model.facts.settings) == (isolation == "process")
         if isolation == "process":

@@ -84,9 +84,9 @@ def test_the_rejection_rule_works_with_what_the_drafter_cannot_say(engine: Engin
 
 
 def test_the_engine_knows_it_by_its_folder_and_its_manifest(engine: Engine, folder: Path, tiny: TinyModels) -> None:
-    facts = engine.drafter_model().facts
+    facts = engine.pair.pool.drafter_model().facts
     assert facts.name == "small-drafter"
-    assert facts == engine.knowledge.drafter  # what was measured is found again
+    assert facts == engine.measurements.drafter  # what was measured is found again
     whole = read_header(tiny.drafter)
     assert facts.vocabulary_size == whole.vocabulary_size
     assert facts.bytes_per_forward < whole.bytes_per_forward
@@ -95,7 +95,7 @@ def test_the_engine_knows_it_by_its_folder_and_its_manifest(engine: Engine, fold
 def test_it_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
     with tiny.load(draft=str(folder), lookup=False, calibrate=True, store_home=home, context=256) as engine:
         assert not engine.unmeasured
-        times = engine.knowledge.drafter_times()
+        times = engine.measurements.drafter_times()
         assert times is not None
         assert times.draft_cost.token_s > 0
 
@@ -174,7 +174,7 @@ def test_a_closed_engine_lets_go_of_the_folder(tiny: TinyModels, folder: Path, t
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     with tiny.load(draft=str(own), depth=2, lookup=False) as engine:
         say(engine, "hello", Sampling())
-        engine.drafter_model()
+        engine.pair.pool.drafter_model()
     del engine
     gc.collect()
     maps = Path("/proc/self/maps")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
 from edgespec.engine.engine import Engine
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, Restarting
@@ -84,8 +85,8 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
     if name == PLANNED:
         return None
     if name in (PLAIN, AGAIN, "loaded"):
-        if name == "loaded" and engine.knowledge.drafter is not None:
-            drafter = engine.drafter_model()
+        if name == "loaded" and engine.measurements.drafter is not None:
+            drafter = engine.pair.pool.drafter_model()
             if isinstance(drafter, Restarting):
                 drafter.wait()
         return _plain()
@@ -108,7 +109,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         if depth and not drafters:
             raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
         if who == "pipelined":
-            curves = engine.knowledge.costs().curves
+            curves = engine.measurements.costs().curves
             curve = None if curves is None else curves.curves[0]
             return Speculation(
                 drafters=drafters,
@@ -119,7 +120,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
             )
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     sources = [d.kind for d in engine.drafters]
-    costs, priors = engine.knowledge.costs(), engine.knowledge.priors
+    costs, priors = engine.measurements.costs(), engine.measurements.priors
     like = "cost" if name == "chains" else name
     policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, sources, costs, priors)
     return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, siblings=name != "chains")
@@ -127,7 +128,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
     """One drafter alone that costs nothing to ask, drafting what pays."""
-    costs = Costs(curves=engine.knowledge.costs().curves, drafts={drafter.kind: FREE})
+    costs = Costs(curves=engine.measurements.costs().curves, drafts={drafter.kind: FREE})
     return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], costs), depth_cap=cap)
 
 

@@ -13,7 +13,8 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.tree_width import FullTrees
 from edgespec.planning.cost.widths import WidthProbe, width_classes
@@ -151,7 +152,7 @@ class EqualityReport:
 
 def depths_to_check(engine: Engine) -> tuple[int, ...]:
     """Every depth of the stable class, whether or not the plan uses it; under near exactness the one asked for."""
-    cap, wanted = engine.depth_cap_allowed, engine.profile.depth
+    cap, wanted = engine.pair.depth_cap_allowed, engine.profile.depth
     if wanted != "auto":
         cap = min(cap, wanted)
     if cap < 1 or not engine.drafters:
@@ -161,7 +162,7 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
 
 def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
     """Whether trees are compared too: a plan that drafts in turns, as deep as it chooses, may put them forward."""
-    may = engine.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
+    may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
     deepest = max(depths, default=0)
     return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == _MODEL for each in engine.drafters)
 
@@ -172,7 +173,7 @@ def _at_once(engine: Engine) -> bool:
 
 
 def _stable_cap(engine: Engine) -> int:
-    return 0 if engine.probe is None else engine.probe.depth_cap
+    return 0 if engine.pair.probe is None else engine.pair.probe.depth_cap
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
@@ -204,10 +205,10 @@ def check_equality(
     if samplings is None:
         samplings = (Sampling(),) if near else (Sampling(), SAMPLED)
     samplings = tuple(samplings)
-    bound = 2 * engine.probe.max_abs_diff if engine.probe is not None and near else 0.0
+    bound = 2 * engine.pair.probe.max_abs_diff if engine.pair.probe is not None and near else 0.0
     # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
     cap = max(depths, default=0)
-    costs = engine.knowledge.costs()
+    costs = engine.measurements.costs()
     trees = checks_trees(engine, depths)
     every = Speculation(
         drafters=engine.drafters,
@@ -228,7 +229,7 @@ def check_equality(
     return EqualityReport(
         plan=engine.plan,
         level=level,
-        probe=engine.probe,
+        probe=engine.pair.probe,
         depths=depths,
         bound=bound,
         results=tuple(results),
@@ -306,9 +307,10 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:
     """How close plain decoding's two best choices after ``prefix`` were: in logits, the keyed noise included."""
-    prompt_tokens = engine.encode_prompt(engine.render([{"role": "user", "content": prompt.prompt}]))
+    prompts = engine.pair.prompts
+    prompt_tokens = prompts.encode(prompts.render([{"role": "user", "content": prompt.prompt}]))
     tokens = [*prompt_tokens, *prefix]
-    with closing(engine.open_target()) as target:
+    with closing(engine.target_model.open(engine.plan.context_length)) as target:
         # As plain decoding does it: the prompt but for its last token, then one token at a time.
         if len(prompt_tokens) > 1:
             target.forward(prompt_tokens[:-1], 0)

@@ -96,7 +96,7 @@ def bench_report(
     """CLI.md's ``bench`` object. ``beside``: the arms that decode with another model than the engine's target."""
     beside = beside or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
-    costs = engine.knowledge.costs()
+    costs = engine.measurements.costs()
     known = [answer for answer in answers if answer.arm not in beside]  # what it costs is known of the target only
     now, before = predictions.current(costs, known), predictions.calibrated(costs, known)
     arms = {
@@ -157,7 +157,7 @@ def _work(
     engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None, other: ModelFacts | None
 ) -> dict[str, Any]:
     """What the arm asked of memory and where its time went, over all of its answers."""
-    target, drafter = other or engine.knowledge.target, engine.knowledge.drafter
+    target, drafter = other or engine.measurements.target, engine.measurements.drafter
     rounds = [record for answer in own for record in answer.rounds]
     tokens = sum(answer.tokens - 1 for answer in own if answer.tokens > 1)
     seconds = sum(answer.decode_s for answer in own)

@@ -127,7 +127,7 @@ def run_passes(
 
 
 def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
-    tokens = engine.request_tokens(prompt.prompt)
+    tokens = engine.pair.prompts.request_tokens(prompt.prompt)
     if len(tokens) >= engine.plan.context_length:
         raise PromptTooLongError(
             f"the prompt {prompt.id} has {len(tokens)} tokens and the context holds {engine.plan.context_length}",

@@ -89,7 +89,7 @@ def bench(
     )
     others = _find_beside(chosen, beside, state) if beside else ()
     with open_engine(chosen, state, calibrate=True) as engine:
-        cap = engine.depth_cap_allowed
+        cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)
         models = _load_beside(engine, others)
         own = {each.name: each.model for each in models if each.name == each.arm}
@@ -194,7 +194,7 @@ def _load_beside(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[Nam
 
     if not located:
         return ()
-    models = (engine.target_model, *engine.load_beside(located))
+    models = (engine.target_model, *engine.load_comparable(located))
     names = arm_names((each.facts.runtime, each.facts.name) for each in models)
     arms = (PLAIN, *(None if each.drafts_only else name for each, name in zip(located, names[1:], strict=True)))
     return tuple(

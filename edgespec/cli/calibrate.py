@@ -44,7 +44,7 @@ def calibrate(
 
     state = state_of(context)
     chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)
-    with open_engine(chosen, state, keep_class=True) as engine:
+    with open_engine(chosen, state, stay_exact=True) as engine:
         started = time.perf_counter()
         with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
             engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
@@ -57,7 +57,7 @@ def calibrate(
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine, bandwidth)
         took_s = time.perf_counter() - started
-        engine.leave_dear_class()
+        engine.leave_slow_exact_setting()
         plan = engine.plan
     if json:
         print_json({**report.as_json(), "plan": plan.as_json(), "took_s": took_s})

@@ -18,10 +18,10 @@ from edgespec.cli.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
-from edgespec.runtimes.devices import DeviceReport, list_devices
 from edgespec.runtimes.llama.library import INSTALL_HINT, load
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.onnx import providers as onnx_providers
+from edgespec.runtimes.table import DeviceReport, list_devices
 from edgespec.store.store import Store
 
 # Importing a broken native library can kill the process (an instruction this CPU lacks), so a child tries first.

@@ -10,7 +10,7 @@ from edgespec.errors import EdgespecError
 
 
 class IdleLearning:
-    """``Engine.learn`` on a thread of its own between two answers. Use as a context manager around the chat."""
+    """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -29,7 +29,7 @@ class IdleLearning:
 
     def _learn(self) -> None:
         try:
-            reasons = self._engine.learn(stop=self._stop)
+            reasons = self._engine.calibrate_for(stop=self._stop)
         except EdgespecError as error:
             self._given_up = True
             self._lines = (f"measuring this machine failed: {error.message}",)

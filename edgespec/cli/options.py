@@ -53,10 +53,10 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
     )
 
 
-def open_engine(profile: Profile, state: State, *, calibrate: bool = False, keep_class: bool = False) -> Engine:
+def open_engine(profile: Profile, state: State, *, calibrate: bool = False, stay_exact: bool = False) -> Engine:
     """Load what the profile asks for, fetching models that are missing, with progress on stderr.
 
-    ``calibrate`` and ``keep_class`` are those of ``Engine.load``.
+    ``calibrate`` and ``stay_exact`` are those of ``Engine.load``.
     """
     from edgespec.engine.engine import Engine
 
@@ -66,5 +66,5 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False, keep
             download=not state.offline,
             progress=progress,
             calibrate=calibrate,
-            keep_class=keep_class,
+            stay_exact=stay_exact,
         )

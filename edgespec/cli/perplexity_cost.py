@@ -22,16 +22,10 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
-from edgespec.placement.memory import require_memory
-from edgespec.placement.settings import (
-    ModelSettings,
-    choose_threads,
-    describe,
-    memory_needed,
-    open_model,
-    target_settings,
-)
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.placement.memory import memory_needed, require_memory
+from edgespec.placement.prepared import Preparation, PreparedModel, prepare_model
+from edgespec.placement.settings import choose_threads
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
@@ -124,20 +118,20 @@ def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCo
     threads = choose_threads(profile, machine, None)
     allowed_bytes = int(machine.available_memory_bytes * profile.max_memory_fraction)
     models = (source, Locator(store=Store(home())).locate(str(folder)))
-    settings = [_plain_cache(target_settings(profile, threads, model)) for model in models]
-    facts = [describe(model, own) for model, own in zip(models, settings, strict=True)]
-    tokens = _tokens(source, min(TOKENS, *(each.trained_context_length for each in facts)))
+    prepared = [_prepared(Preparation(profile, threads, TOKENS + 1), model) for model in models]
+    tokens = _tokens(source, min(TOKENS, *(each.facts.trained_context_length for each in prepared)))
     found = []
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
-        for model, own, when in zip(models, settings, ("before", "after"), strict=True):
+        for model, when in zip(prepared, ("before", "after"), strict=True):
             progress(Loading(f"measuring the perplexity {when}"))
-            found.append(_perplexity(model, own, tokens, allowed_bytes))
+            found.append(_perplexity(model, tokens, allowed_bytes))
     return PerplexityCost(before=found[0], after=found[1], tokens=len(tokens) - 1)
 
 
-def _plain_cache(settings: ModelSettings) -> ModelSettings:
+def _prepared(prepare: Preparation, file: LocatedModel) -> PreparedModel:
     """With nothing rounded but weights: the usual cache of llama.cpp moves some models more than 8-bit weights do."""
-    return replace(settings, kv_type="f16") if isinstance(settings, LlamaSettings) else settings
+    settings = prepare.target(file).settings
+    return prepare_model(file, runtime_of(settings).comparable_settings(settings), prepare.context_length)
 
 
 def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
@@ -150,13 +144,13 @@ def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
     return tokens
 
 
-def _perplexity(model: LocatedModel, settings: ModelSettings, tokens: Sequence[int], allowed_bytes: int) -> float:
-    require_memory(model.name, memory_needed(model.header, model.weight_bytes, len(tokens), settings), allowed_bytes)
+def _perplexity(model: PreparedModel, tokens: Sequence[int], allowed_bytes: int) -> float:
+    require_memory(model.file.name, memory_needed(model.file, model.settings, len(tokens)), allowed_bytes)
     losses: list[float] = []
-    with open_model(model, settings) as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
+    with model.load() as loaded, closing(loaded.open(len(tokens) - 1)) as sequence:
         for rows in quality.teacher_forced_rows(sequence, tokens[:-1]):
             following = tokens[len(losses) + 1 : len(losses) + 1 + len(rows)]
             if not np.isfinite(rows).all():
-                raise NonFiniteLogitsError(f"{model.name} computes scores that are no finite numbers")
+                raise NonFiniteLogitsError(f"{model.file.name} computes scores that are no finite numbers")
             losses += quality.token_losses(rows, following).tolist()
     return quality.perplexity(losses)

@@ -43,7 +43,8 @@ from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
-from edgespec.placement.settings import choose_threads, drafter_settings, memory_needed, open_model
+from edgespec.placement.prepared import Preparation
+from edgespec.placement.settings import choose_threads
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.chat_template.template import ChatTemplate
@@ -305,12 +306,12 @@ def _measure(
         export_trimmed(whole.path, place / "trimmed", name=source.name, sha256=None, kept=kept, progress=progress)
         trimmed = locator.locate(str(place / "trimmed"))
         allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
-        settings = [drafter_settings(profile, threads, each) for each in (trimmed, whole)]
-        for each, own in zip((trimmed, whole), settings, strict=True):
-            needed = memory_needed(each.header, each.weight_bytes, CONTEXT_TOKENS + 1, own)
-            require_memory(source.name, needed, allowed)
-            allowed -= needed.total_bytes
-        with open_model(trimmed, settings[0]) as few, open_model(whole, settings[1]) as many:
+        prepare = Preparation(profile, threads, CONTEXT_TOKENS + 1)
+        models = [prepare.drafter(each) for each in (trimmed, whole)]
+        for model in models:
+            require_memory(source.name, model.memory, allowed)
+            allowed -= model.memory.total_bytes
+        with models[0].load() as few, models[1].load() as many:
             label = f"timing {source.name} with {len(kept)} and with all rows"
             trimmed_s, whole_s = _told(measure_heads([few, many]), label, progress)
             label = f"asking {source.name} for what {len(kept)} rows lack"

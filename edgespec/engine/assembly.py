@@ -1,4 +1,4 @@
-"""From a profile to loaded models: everything an Engine is made of, in the order in which it can fail."""
+"""From a profile to a loaded pair: everything an Engine is made of, in the order in which it can fail."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.events import Loading, LoadProgress
-from edgespec.engine.pair_measurements import Knowledge
+from edgespec.engine.loaded_pair import LoadedPair
+from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError
 from edgespec.files.gguf.header import compare_vocabularies
 from edgespec.files.home import Home
@@ -26,29 +27,22 @@ from edgespec.placement.candidates import (
     require_room,
     room_for_drafter,
 )
-from edgespec.placement.memory import require_memory, too_large_words
-from edgespec.placement.settings import (
-    LoadedModel,
-    ModelSettings,
-    choose_threads,
-    describe_drafter,
-    drafter_bytes_spared,
-    drafter_head_rows,
-    drafter_memory,
-    drafter_settings,
-    memory_needed,
-    open_model,
-    other_settings,
-    runtime_of,
-    stable_settings,
-)
-from edgespec.planning.choice.planner import SLOWER_ALLOWED, Wish
+from edgespec.placement.memory import memory_needed, require_memory, too_large_words
+from edgespec.placement.model_pool import ModelPool
+from edgespec.placement.prepared import Preparation, PreparedModel
+from edgespec.placement.settings import choose_threads, other_settings
+from edgespec.planning.choice.planner import SLOWER_ALLOWED, PlanRequest
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.library import load as load_library
 from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.runtime import LoadedModel, Settings
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.text.tokenizer import LlamaVocabulary
+
+M = TypeVar("M", bound=Model)
+S = TypeVar("S")  # a runtime's settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,183 +53,177 @@ class Limits:
     max_threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What an Engine is made of. ``memory_left_bytes`` may be used beyond the target and one session.
-
-    ``whole_drafter`` is what a ``drafter`` with a trimmed head was made from, where the store holds it. ``located``
-    is the target's file, ``places`` are those that it and the drafter could be in.
-    """
-
-    profile: Profile
-    machine: Machine
-    target: LoadedModel
-    located: LocatedModel
-    places: Placements
-    tokenizer: LlamaVocabulary
-    drafter: LocatedModel | None
-    whole_drafter: LocatedModel | None
-    wish: Wish
-    probe: WidthProbe | None
-    knowledge: Knowledge
-    home: Home
-    memory_left_bytes: int
-    worker: WorkerSettings
-
-
-def load_parts(
+def load_pair(
     profile: Profile,
-    place: Home,
+    own_home: Home,
     locator: Locator,
     limits: Limits,
     tell: LoadProgress,
     *,
     calibrate: bool,
     worker: WorkerSettings | None = None,
-) -> Parts:
+) -> LoadedPair:
     """Find and load what the profile asks for. Raises EdgespecError and its subclasses only."""
     load_library()  # before anything is fetched for it
     machine = describe_machine()
-    allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
-    if limits.max_memory_bytes is not None:
-        allowed = min(allowed, limits.max_memory_bytes)
-    located = locator.locate(profile.target)
-    if located.drafts_only:
-        raise InvalidRequestError(
-            f"{located.name} has a trimmed output head, so it can only draft",
-            hint="give it with `--draft`, and an untrimmed model as the target",
-        )
-    header = located.header
-    threads = choose_threads(profile, machine, limits.max_threads)
-    context_length = min(profile.context, header.context_length or profile.context)
-    store = Measurements(place.measurements, machine.fingerprint, machine.power_source)
+    allowed = _allowed_bytes(profile, machine, limits)
+    target = _find_target(profile, locator)
+    context_length = min(profile.context, target.header.context_length or profile.context)
+    store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
+    prepare = Preparation(profile, choose_threads(profile, machine, limits.max_threads), context_length)
 
-    def places_with(drafter: LocatedModel | None) -> Placements:
-        return find_placements(
-            profile, threads, located, drafter, context_length, lambda facts: store.load_times(facts) is not None
-        )
+    def is_known(facts: ModelFacts) -> bool:
+        return store.load_times(facts) is not None
 
-    def require_place(wanted: ModelSettings, places: Placements) -> int:
-        """Bytes that are left of those allowed."""
-        require_room(wanted, places)
-        estimate = memory_needed(header, located.weight_bytes, context_length, wanted)
-        require_memory(located.name, estimate, allowed)
-        return allowed - estimate.total_bytes
-
-    alone = places_with(None)
-    settings = default_settings(profile, threads, located, alone, allowed)
-    require_place(settings, alone)  # before a drafter is fetched for it
-    drafter, drafter_off = find_drafter(profile, located, locator)
-    places = places_with(drafter)
-    settings, profile = choose_places(store, profile, settings, drafter, places, context_length, allowed)
-    left = require_place(settings, places)
-    if drafter is not None:
-        too_large = _too_large(profile, drafter, settings, places, context_length, left)
-        drafter, drafter_off = (drafter, drafter_off) if too_large is None else (None, too_large)
-    drafting = None if drafter is None else drafter_settings(profile, settings.threads, drafter)
-    drafter_head, drafter_bytes = None, None
-    if drafter is not None and drafting is not None:
-        head_rows = drafter_head_rows(profile, drafter, drafting)
-        drafter_head = None if head_rows is None else (head_rows, drafter.header.vocabulary_size)
-        spared = drafter_bytes_spared(profile, drafter, drafting)
-        drafter_bytes = (drafter.weight_bytes - spared, drafter.weight_bytes) if spared else None
-    wish = Wish(
-        depth=profile.depth,
-        exactness=profile.exactness,
-        context_length=context_length,
-        sources=source_names(profile, drafter),
-        drafter_model=None if drafter is None else drafter.name,
-        drafter_runtime="llama" if drafting is None else runtime_of(drafting),
-        drafter_device="cpu" if drafting is None else drafting.device,
-        drafter_off=drafter_off,
-        drafter_head=drafter_head,
-        drafter_bytes=drafter_bytes,
-        weighs_siblings=profile.depth_policy in ("cost", "bandit"),
-        mode=profile.mode,
-    )
-
-    def open_target(wanted: ModelSettings) -> LoadedModel:
-        tell(Loading(f"loading {located.name}"))
-        return open_model(located, wanted)
-
-    if wish.depth == 0 or not wish.sources:
-        model, widths = open_target(settings), None
-    else:
-        model, widths = find_stable_model(
-            open_target,
-            stable_settings(settings),
-            store,
-            measure=_measure(wish, store, place, tell, calibrate=calibrate),
-            complete=wish.exactness == "near",
-            context_length=context_length,
-        )
+    alone = find_placements(prepare, target, None, is_known)
+    settings = default_settings(prepare, target, alone, allowed)
+    _require_place(target, settings, alone, context_length, allowed)  # before a drafter is fetched for it
+    drafter_file, drafter_off = find_drafter(profile, target, locator)
+    places = alone if drafter_file is None else find_placements(prepare, target, drafter_file, is_known)
+    settings, drafter = choose_places(store, prepare, settings, drafter_file, places, allowed)
+    left = _require_place(target, settings, places, context_length, allowed)
+    too_large = None if drafter is None else _too_large(drafter, settings, places, left)
+    if too_large is not None:
+        drafter, drafter_off = None, too_large
+    request = _plan_request(prepare.profile, context_length, drafter, drafter_off)
+    measure = _measure(request, store, own_home, tell, calibrate=calibrate)
+    model, widths = _open_target(target, settings, request, store, measure, tell)
     try:
-        tokenizer = LlamaVocabulary(located.tokenizer_path)
-        knowledge = know(store, profile, model, drafter, wish)
+        return LoadedPair(
+            profile=prepare.profile,
+            machine=machine,
+            home=own_home,
+            target=model,
+            tokenizer=LlamaVocabulary(target.tokenizer_path),
+            pool=ModelPool(
+                prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings()
+            ),
+            request=request,
+            probe=widths,
+            store=store,
+        )
     except BaseException:
         model.close()
         raise
-    return Parts(
-        profile=profile,
-        machine=machine,
-        target=model,
-        located=located,
-        places=places,
-        tokenizer=tokenizer,
-        drafter=drafter,
-        whole_drafter=None if drafter is None or not drafter.drafts_only else locator.find_source(drafter),
-        wish=wish,
-        probe=widths,
-        knowledge=knowledge,
-        home=place,
-        memory_left_bytes=left,
-        worker=worker or WorkerSettings(),
+
+
+def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
+    allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
+    return allowed if limits.max_memory_bytes is None else min(allowed, limits.max_memory_bytes)
+
+
+def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
+    target = locator.locate(profile.target)
+    if target.drafts_only:
+        raise InvalidRequestError(
+            f"{target.name} has a trimmed output head, so it can only draft",
+            hint="give it with `--draft`, and an untrimmed model as the target",
+        )
+    return target
+
+
+def _require_place(
+    target: LocatedModel, settings: Settings, places: Placements, context_length: int, allowed: int
+) -> int:
+    """Bytes that are left of those allowed. Raises MemoryLimitError."""
+    require_room(settings, places)
+    estimate = memory_needed(target, settings, context_length)
+    require_memory(target.name, estimate, allowed)
+    return allowed - estimate.total_bytes
+
+
+def _too_large(drafter: PreparedModel, target_settings: Settings, places: Placements, left_bytes: int) -> str | None:
+    """Why the drafter cannot be beside the target, None if it can: it never pushes the target out of their memory."""
+    name, device = drafter.file.name, drafter.settings.device
+    room = room_for_drafter(target_settings, device, places)
+    if room is not None and room[0] > room[1]:
+        return too_large_words(name, *room)
+    if drafter.file.onnx is not None and device != target_settings.device:
+        return None  # what a provider keeps where is not known
+    needed = drafter.memory.total_bytes
+    return None if needed <= left_bytes else too_large_words(name, needed, left_bytes)
+
+
+def _plan_request(
+    profile: Profile, context_length: int, drafter: PreparedModel | None, drafter_off: str | None
+) -> PlanRequest:
+    request = PlanRequest(
+        depth=profile.depth,
+        exactness=profile.exactness,
+        context_length=context_length,
+        sources=source_names(profile, drafting=drafter is not None),
+        drafter_off=drafter_off,
+        weighs_siblings=profile.depth_policy in ("cost", "bandit"),
+        mode=profile.mode,
+    )
+    if drafter is None:
+        return request
+    rows, filed_bytes = drafter.form.head_rows, drafter.file.weight_bytes
+    return replace(
+        request,
+        drafter_model=drafter.file.name,
+        drafter_runtime=drafter.facts.runtime,
+        drafter_device=drafter.settings.device,
+        drafter_head=None if rows is None else (rows, drafter.file.header.vocabulary_size),
+        drafter_bytes=(drafter.facts.weight_bytes, filed_bytes) if drafter.form.requantized else None,
     )
 
 
-def _too_large(
-    profile: Profile,
-    drafter: LocatedModel,
-    target_settings: ModelSettings,
-    places: Placements,
-    context_length: int,
-    left_bytes: int,
-) -> str | None:
-    """Why the drafter cannot be beside the target, None if it can: it never pushes the target out of their memory."""
-    own = drafter_settings(profile, target_settings.threads, drafter)
-    room = room_for_drafter(target_settings, own.device, places)
-    if room is not None and room[0] > room[1]:
-        return too_large_words(drafter.name, *room)
-    if drafter.onnx is not None and own.device != target_settings.device:
-        return None  # what a provider keeps where is not known
-    needed = drafter_memory(profile, drafter, context_length, own).total_bytes
-    return None if needed <= left_bytes else too_large_words(drafter.name, needed, left_bytes)
+def _whole(drafter: PreparedModel | None, locator: Locator) -> LocatedModel | None:
+    """The file that a drafter with a trimmed head was made from, where the store holds it."""
+    return None if drafter is None or not drafter.file.drafts_only else locator.find_source(drafter.file)
+
+
+def _open_target(
+    target: LocatedModel,
+    settings: Settings,
+    request: PlanRequest,
+    store: Measurements,
+    measure: Callable[[LoadedModel], WidthProbe] | None,
+    tell: LoadProgress,
+) -> tuple[LoadedModel, WidthProbe | None]:
+    runtime = runtime_of(settings)
+
+    def load(wanted: Settings) -> LoadedModel:
+        tell(Loading(f"loading {target.name}"))
+        return runtime.load(target, wanted)
+
+    if request.depth == 0 or not request.sources:
+        return load(settings), None
+    return find_stable_model(
+        load,
+        runtime.stable_settings(settings),
+        store,
+        measure=measure,
+        complete=request.exactness == "near",
+        context_length=request.context_length,
+    )
 
 
 def _measure(
-    wish: Wish, store: Measurements, place: Home, tell: LoadProgress, *, calibrate: bool
+    request: PlanRequest, store: Measurements, own_home: Home, tell: LoadProgress, *, calibrate: bool
 ) -> Callable[[LoadedModel], WidthProbe] | None:
     """How to find out which widths are bit-equal, where that has to be known before the first answer.
 
     While another process calibrates that waits: two that time the machine at once would time each other.
     """
-    complete = wish.exactness == "near"
-    if not calibrate and not complete and wish.depth == "auto":
+    complete = request.exactness == "near"
+    if not calibrate and not complete and request.depth == "auto":
         return None
 
     def measure(model: LoadedModel) -> WidthProbe:
-        if not calibrate or wish.depth != "auto":
+        if not calibrate or request.depth != "auto":
             label = "checking once which widths are bit-equal here"
             return probe_widths(
                 model,
-                context_length=wish.context_length,
+                context_length=request.context_length,
                 complete=complete,
                 progress=lambda done: tell(Loading(label, done)),
             )
         # One walk through the contexts measures both, and the times are needed as well.
         scope = replace(QUICK, complete=complete)
-        steps = measure_target(model, wish.context_length, scope)
-        with store.exclusive(place.locks, wait=True), closing(steps):
+        steps = measure_target(model, request.context_length, scope)
+        with store.exclusive(own_home.locks, wait=True), closing(steps):
             while True:
                 try:
                     tell(Loading(f"measuring {model.facts.name}", next(steps)))
@@ -245,12 +233,6 @@ def _measure(
                     return probe
 
     return measure
-
-
-M = TypeVar("M", bound=Model)
-
-
-S = TypeVar("S")  # a runtime's settings
 
 
 def find_stable_model(
@@ -301,7 +283,7 @@ def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed:
     return probe.plain_forward_s <= slower_allowed * preferred.plain_forward_s
 
 
-def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any], place: Home) -> Profile:
+def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any], own_home: Home) -> Profile:
     """The profile with the overrides on top. Only what the caller names counts: no environment, no project file."""
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(profile, Profile):
@@ -310,12 +292,12 @@ def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any],
                 f"{next(iter(given))} was given beside a resolved profile", hint="put it into the profile"
             )
         return profile
-    return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=place.root, flags=given, only_the_named=True)
+    return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=own_home.root, flags=given, only_the_named=True)
 
 
-def source_names(profile: Profile, drafter: LocatedModel | None) -> tuple[str, ...]:
+def source_names(profile: Profile, *, drafting: bool) -> tuple[str, ...]:
     """Kinds of drafters, the cheapest first."""
-    return (*(("lookup",) if profile.lookup else ()), *(() if drafter is None else ("model",)))
+    return (*(("lookup",) if profile.lookup else ()), *(("model",) if drafting else ()))
 
 
 def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tuple[LocatedModel | None, str | None]:
@@ -345,62 +327,43 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
     return located, None
 
 
-def know(
-    store: Measurements, profile: Profile, target: LoadedModel, drafter: LocatedModel | None, wish: Wish
-) -> Knowledge:
-    """What is stored of a loaded target and the drafter found for it."""
-    facts: ModelFacts | None = None
-    if drafter is not None:
-        facts = describe_drafter(profile, drafter, drafter_settings(profile, target.settings.threads, drafter))
-    return Knowledge(store, target.facts, facts, wish.sources, wish.context_length)
-
-
 def choose_places(
     store: Measurements,
-    profile: Profile,
-    settings: ModelSettings,
-    drafter: LocatedModel | None,
+    prepare: Preparation,
+    settings: Settings,
+    drafter_file: LocatedModel | None,
     places: Placements,
-    context_length: int,
     allowed_bytes: int,
-) -> tuple[ModelSettings, Profile]:
-    """Where the target runs, and the profile with its drafter's device decided: the fastest that was measured.
+) -> tuple[Settings, PreparedModel | None]:
+    """Where the target runs, and the drafter where it runs beside it: the fastest places that were measured.
 
     ``settings`` are the target's before anybody measured, and stay where they were not timed themselves: what is in
     use is measured, and then compared with the rest. ``allowed_bytes`` are of the machine's memory.
     """
+    profile, context_length = prepare.profile, prepare.context_length
+    drafter = None if drafter_file is None else prepare.drafter(drafter_file)
     facts: ModelFacts | None = None
     if drafter is not None and places.drafters:
-        own = drafter_settings(profile, settings.threads, drafter)
-        room = room_for_drafter(settings, own.device, places)
+        room = room_for_drafter(settings, drafter.settings.device, places)
         crowded = profile.draft_device == "auto" and room is not None and room[0] > room[1]
-        profile = replace(profile, draft_device=HOST if crowded else own.device)
-        facts = describe_drafter(profile, drafter, drafter_settings(profile, settings.threads, drafter))
+        drafter = prepare.decided_drafter(drafter.file, HOST if crowded else drafter.settings.device)
+        facts = drafter.facts
     here = next((place for place in places.targets if place.is_of(settings)), None)
     if here is None:
-        return settings, profile
-    known = Knowledge(store, here.facts, facts, source_names(profile, drafter), context_length)
+        return settings, drafter
+    sources = source_names(profile, drafting=drafter is not None)
+    known = PairMeasurements(store, here.facts, facts, sources, context_length)
     ranking = known.ranking((), context_length, allowed_bytes, near=profile.exactness == "near", places=places)
     if ranking is None:
-        return settings, profile
+        return settings, drafter
     best = ranking.best
     for place in places.targets:
-        facts = place.facts
-        if (facts.runtime, facts.device, place.layers) == (
-            best.target.runtime,
-            best.target.device,
-            best.target.layers,
-        ):
+        where = (place.facts.runtime, place.facts.device, place.layers)
+        if where == (best.target.runtime, best.target.device, best.target.layers):
             settings = place.put(settings)
-    if best.drafter is not None and best.drafter.device is not None:
-        profile = _with_drafter_at(profile, best.drafter.device, best.drafter.runtime)
-    return settings, profile
-
-
-def _with_drafter_at(profile: Profile, device: str, runtime: str | None) -> Profile:
-    """The profile with the drafter's place decided; one of ONNX has a runtime that no profile names."""
-    decided = cast("Literal['llama', 'native']", runtime) if runtime in ("llama", "native") else profile.draft_runtime
-    return replace(profile, draft_device=device, draft_runtime=decided)
+    if drafter is not None and best.drafter is not None and best.drafter.device is not None:
+        drafter = prepare.decided_drafter(drafter.file, best.drafter.device, best.drafter.runtime)
+    return settings, drafter
 
 
 def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str, Any], float] | None:
@@ -420,13 +383,15 @@ def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str
     return (caches, own_s / seconds) if seconds < own_s else None
 
 
-def class_too_dear(target: LoadedModel, knowledge: Knowledge, depth_cap: int) -> Mapping[str, Any] | None:
+def exact_setting_too_slow(
+    target: LoadedModel, measurements: PairMeasurements, depth_cap: int
+) -> Mapping[str, Any] | None:
     """The setting to decode plainly in instead, if the numeric class costs more than drafting is expected to gain.
 
     None if the class costs plain decoding no more than DESIGN.md's 3 %, if a drafter repays it, or if nothing else
     was timed.
     """
-    faster = fastest_plain(target, knowledge.store)
-    if faster is None or faster[1] <= max(SLOWER_ALLOWED, knowledge.expected_gain(depth_cap)):
+    faster = fastest_plain(target, measurements.store)
+    if faster is None or faster[1] <= max(SLOWER_ALLOWED, measurements.expected_gain(depth_cap)):
         return None
     return faster[0]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from edgespec.calibration.timing import (
     Scope,
@@ -20,17 +20,16 @@ from edgespec.calibration.timing import (
     measure_target,
 )
 from edgespec.engine.events import Loading
+from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.interfaces.model import Model, ModelFacts, Restarting
 from edgespec.placement.candidates import Placement, same_place
-from edgespec.placement.settings import LoadedModel, fewer_threads, other_caches
+from edgespec.placement.settings import fewer_threads, other_caches
 from edgespec.planning.choice.planner import SLOWER_ALLOWED
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+from edgespec.runtimes.runtime import LoadedModel
 
 # Longest time spent between two answers: a person reads an answer for about that long.
-LEARNING_BUDGET_S = 8.0
+CALIBRATION_BUDGET_S = 8.0
 
 # Times that fewer threads have to be found faster: on a shared machine two cores were slower than one in one second
 # of twelve.
@@ -51,18 +50,18 @@ REQUESTS = (
 Steps = Generator[Loading, None, None]
 
 
-class Learning:
-    """One walk through everything that is missing for an engine's plan, in steps of well under a second.
+class BackgroundCalibration:
+    """One walk through everything that is missing for a pair's plan, in steps of well under a second.
 
     Each measurement is stored as soon as it is complete, so what an interrupted walk has learned is kept. With
     ``afresh`` stored measurements are made again; with ``alternatives`` plain decoding is also timed in the other
     settings the target could run in.
     """
 
-    def __init__(self, engine: Engine, scope: Scope, *, afresh: bool = False, alternatives: bool = False) -> None:
-        self._engine = engine
+    def __init__(self, pair: LoadedPair, scope: Scope, *, afresh: bool = False, alternatives: bool = False) -> None:
+        self._pair = pair
         # Near exactness rests on how far unequal widths differ.
-        self._scope = replace(scope, complete=True) if engine.profile.exactness == "near" else scope
+        self._scope = replace(scope, complete=True) if pair.profile.exactness == "near" else scope
         self._afresh = afresh
         self._alternatives = alternatives
         # With how many times longer a forward takes with them.
@@ -118,10 +117,10 @@ class Learning:
 
     def _thread_steps(self) -> Steps:
         """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
-        engine = self._engine
-        before = engine.target_model
+        pair = self._pair
+        before = pair.target
         ratios: dict[int, float] = {}
-        for threads in fewer_threads(engine.target_model):
+        for threads in fewer_threads(pair.target):
             # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
             for _ in range(_THREADS_CONFIRMED):
                 ratio = yield from self._plain_ratio(threads=threads)
@@ -131,7 +130,7 @@ class Learning:
         facts = {threads: before.facts_with(threads=threads) for threads in ratios}
         ratios[before.settings.threads], facts[before.settings.threads] = 1.0, before.facts
         best = min(ratios, key=lambda threads: ratios[threads])
-        if ratios[best] * SLOWER_ALLOWED >= 1 or not engine.adopt(threads=best):
+        if ratios[best] * SLOWER_ALLOWED >= 1 or not pair.adopt(threads=best):
             best = before.settings.threads
         self._other_threads = [
             (facts[threads], ratio / ratios[best]) for threads, ratio in ratios.items() if threads != best
@@ -139,19 +138,19 @@ class Learning:
 
     def _plain_ratio(self, **caches: Any) -> Generator[Loading, None, float]:
         """How many times longer a plain forward takes in those caches or threads than in the target's own."""
-        target = self._engine.target_model
-        with target.with_caches(**caches) as other:
-            steps = measure_plain_ratio(target, other, self._engine.plan.context_length)
+        target = self._pair.target
+        with target.with_settings(**caches) as other:
+            steps = measure_plain_ratio(target, other, self._pair.plan.context_length)
             return (yield from _labelled(steps, f"measuring {target.facts.name} with {setting_words(other.facts)}"))
 
     def _target_steps(self) -> Steps:
-        engine, store = self._engine, self._engine.knowledge.store
-        facts = engine.target_model.facts
-        known = engine.knowledge.target_times() is not None and engine.knowledge.widths() is not None
+        pair, store = self._pair, self._pair.measurements.store
+        facts = pair.target.facts
+        known = pair.measurements.target_times() is not None and pair.measurements.widths() is not None
         if known and not self._afresh:
             return
         label = f"measuring {facts.name}"
-        steps = measure_target(engine.target_model, engine.plan.context_length, self._scope)
+        steps = measure_target(pair.target, pair.plan.context_length, self._scope)
         times, probe = yield from _labelled(steps, label)
         store.save_times(facts, times)
         store.save_widths(facts, probe)
@@ -159,73 +158,73 @@ class Learning:
             self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
 
     def _keep_plain_s(self, facts: ModelFacts, seconds: float) -> None:
-        store = self._engine.knowledge.store
+        store = self._pair.measurements.store
         store.save_plain_s(facts, seconds)
         store.forget_times(facts)
 
     def _alternative_steps(self) -> Steps:
-        engine, store = self._engine, self._engine.knowledge.store
-        times = store.load_times(engine.target_model.facts)
+        pair, store = self._pair, self._pair.measurements.store
+        times = store.load_times(pair.target.facts)
         if times is None:
             return  # a folder that cannot be written keeps nothing to compare with
         own_s = times.curves.curves[0].plain_s
-        for caches in other_caches(engine.target_model):
+        for caches in other_caches(pair.target):
             try:
-                facts = engine.target_model.facts_with(**caches)
+                facts = pair.target.facts_with(**caches)
                 if self._afresh or store.plain_s(facts) is None:
                     self._keep_plain_s(facts, own_s * (yield from self._plain_ratio(**caches)))
             except EdgespecError:
                 continue  # a setting that this model or build does not run in is no alternative
 
     def _drafter_steps(self) -> Steps:
-        engine, store = self._engine, self._engine.knowledge.store
-        facts, target = engine.knowledge.drafter, engine.target_model.facts
+        pair, store = self._pair, self._pair.measurements.store
+        facts, target = pair.measurements.drafter, pair.target.facts
         if facts is None:
             return
         known = store.load_times(facts) is not None
         paired = store.load_contention(target, facts) is not None
-        if known and paired and not engine.knowledge.unproven and not self._afresh:
+        if known and paired and not pair.measurements.unproven and not self._afresh:
             return
         try:
-            drafter = engine.drafter_model()
+            drafter = pair.pool.drafter_model()
             yield from _until_loaded(drafter)
         except ClosedError:
             return  # the engine is going: nothing was found out about its drafter
         except EdgespecError as error:  # it does not fit beside the target, for one
-            engine.knowledge.drafter_failure = error.message
+            pair.measurements.drafter_failure = error.message
             return
         try:
             yield from self._measure_drafter(drafter, facts, known=known, paired=paired)
         except WorkerLostError as error:  # nobody waits for an answer of the drafter's: the others go on without it
-            engine.knowledge.drafter_failure = error.message
+            pair.measurements.drafter_failure = error.message
 
     def _measure_drafter(self, drafter: Model, facts: ModelFacts, *, known: bool, paired: bool) -> Steps:
-        engine, store, target = self._engine, self._engine.knowledge.store, self._engine.target_model.facts
+        pair, store, target = self._pair, self._pair.measurements.store, self._pair.target.facts
         label = f"measuring {facts.name}"
         if not known or self._afresh:
-            steps = measure_drafter(drafter, engine.plan.context_length, self._scope)
+            steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             store.save_times(facts, (yield from _labelled(steps, label)))
         if not paired or self._afresh:
-            both = measure_contention(engine.target_model, drafter)
+            both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
             store.save_contention(target, facts, (yield from _labelled(both, label)))
-        if engine.knowledge.unproven:
-            agreeing = measure_agreement(engine.target_model, drafter, map(engine.request_tokens, REQUESTS))
+        if pair.measurements.unproven:
+            agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
-            engine.knowledge.learn_prior("model", (yield from _labelled(agreeing, label)))
+            pair.measurements.learn_prior("model", (yield from _labelled(agreeing, label)))
 
     def _place_steps(self) -> Steps:
         """Target and drafter in every other place that has room for them beside what is loaded.
 
         What does not load or run there stays unmeasured, and the ranking says so.
         """
-        engine, places = self._engine, self._engine.elsewhere.places
+        pair, places = self._pair, self._pair.pool.places
         for place in places.targets:
-            if places.room(place) and not same_place(place.facts, engine.target_model.facts):
+            if places.room(place) and not same_place(place.facts, pair.target.facts):
                 with suppress(EdgespecError):
                     yield from self._target_at(place)
         for place in places.drafters:
-            drafter = engine.knowledge.drafter
+            drafter = pair.measurements.drafter
             if places.room(place) and (drafter is None or not same_place(place.facts, drafter)):
                 with suppress(EdgespecError):
                     yield from self._drafter_at(place)
@@ -235,48 +234,48 @@ class Learning:
 
         Once, and again with the own times: a ratio to times of another hour says little.
         """
-        engine, store = self._engine, self._engine.knowledge.store
-        own = engine.target_model
+        pair, store = self._pair, self._pair.measurements.store
+        own = pair.target
         own_s = store.plain_s(own.facts)
-        for place in engine.elsewhere.places.targets:
+        for place in pair.pool.places.targets:
             rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
             whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
             known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
             if own_s is None or not rival or known:
                 continue
             with suppress(EdgespecError):  # one that has no room stays unmeasured
-                other = yield from _opened(partial(engine.elsewhere.open_target, place), place.name)
+                other = yield from _opened(partial(pair.pool.open_target, place), place.name)
                 with other:
-                    steps = measure_plain_ratio(own, other, engine.plan.context_length)
+                    steps = measure_plain_ratio(own, other, pair.plan.context_length)
                     ratio = yield from _labelled(steps, f"measuring {place.name}")
                 store.save_plain_s(place.facts, own_s * ratio)
 
     def _target_at(self, place: Placement) -> Steps:
-        engine, store, drafting = self._engine, self._engine.knowledge.store, self._engine.knowledge.drafter
+        pair, store, drafting = self._pair, self._pair.measurements.store, self._pair.measurements.drafter
         apart = drafting is not None and drafting.device != place.facts.device
         timed = store.load_times(place.facts) is not None
         paired = drafting is None or not apart or store.load_contention(place.facts, drafting) is not None
         if timed and paired and not self._afresh:
             return
-        with engine.elsewhere.open_target(place) as target:
-            steps = measure_target(target, engine.plan.context_length, self._scope)
+        with pair.pool.open_target(place) as target:
+            steps = measure_target(target, pair.plan.context_length, self._scope)
             times, probe = yield from _labelled(steps, f"measuring {place.name}")
             store.save_times(place.facts, times)
             store.save_widths(place.facts, probe)
             if drafting is not None and apart:
-                drafter = engine.drafter_model()
+                drafter = pair.pool.drafter_model()
                 yield from _until_loaded(drafter)
                 yield from self._contention_of(target, place.facts, drafter, drafting)
 
     def _drafter_at(self, place: Placement) -> Steps:
-        engine, store, target = self._engine, self._engine.knowledge.store, self._engine.target_model
+        pair, store, target = self._pair, self._pair.measurements.store, self._pair.target
         apart = target.facts.device != place.facts.device
         timed = store.load_times(place.facts) is not None
         if timed and (not apart or store.load_contention(target.facts, place.facts)) and not self._afresh:
             return
-        with closing(engine.elsewhere.open_drafter(place)) as drafter:
+        with closing(pair.pool.open_drafter(place)) as drafter:
             yield from _until_loaded(drafter)
-            steps = measure_drafter(drafter, engine.plan.context_length, self._scope)
+            steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             store.save_times(place.facts, (yield from _labelled(steps, f"measuring {place.name}")))
             if apart:
                 yield from self._contention_of(target, target.facts, drafter, place.facts)
@@ -284,7 +283,7 @@ class Learning:
     def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
         label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
         both = yield from _labelled(measure_contention(target, drafter), label)
-        self._engine.knowledge.store.save_contention(target_facts, facts, both)
+        self._pair.measurements.store.save_contention(target_facts, facts, both)
 
 
 def setting_words(facts: ModelFacts) -> str:

@@ -39,7 +39,7 @@ class CalibrationReport:
 
 def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
     """What is stored now of the engine's target, drafter and machine."""
-    knowledge = engine.knowledge
+    knowledge = engine.measurements
     target, drafter = knowledge.target, knowledge.drafter
     times, drafter_times, probe = knowledge.target_times(), knowledge.drafter_times(), knowledge.widths()
     read_bytes_per_s = None if bandwidth is None else bandwidth.read_bytes_per_s
@@ -110,7 +110,7 @@ def _plain_settings(engine: Engine, times: ModelTimes, lines: list[str]) -> list
     rows = [(own.facts, times.forward_s[0][0])]
     for caches in other_settings(own):
         facts = own.facts_with(**caches)
-        seconds = engine.knowledge.store.plain_s(facts)
+        seconds = engine.measurements.store.plain_s(facts)
         if seconds is not None:
             rows.append((facts, seconds))
     lines += [f"plain        {1.0 / seconds:6.1f} tokens/s with {setting_words(facts)}" for facts, seconds in rows]

@@ -20,9 +20,9 @@ class Generation:
         self,
         task: AnswerTask,
         *,
-        start: Callable[[AnswerTask], None],
+        start: Callable[[], None],
         cancel: Callable[[], None],
-        settle: Callable[[AnswerTask], Done],
+        settle: Callable[[], Done],
     ) -> None:
         self._task = task
         self._start = start
@@ -46,7 +46,7 @@ class Generation:
         if self._ended:
             return None
         if not self._started:
-            self._start(self._task)
+            self._start()
             self._started = True
             if self._task.abandoned:  # left meanwhile, by a cancelled ``await``
                 self._cancel()
@@ -59,7 +59,7 @@ class Generation:
             return None
         if event is None or isinstance(event, BaseException):
             self._ended = True
-            done = self._settle(self._task)
+            done = self._settle()
             if event is not None:
                 raise event
             return done
@@ -71,7 +71,7 @@ class Generation:
             self._ended = True
             self._task.abandon()
             self._leave()
-            self._settle(self._task)
+            self._settle()
 
     def _leave(self) -> None:
         self._task.forget()

@@ -28,7 +28,7 @@ from edgespec.runtimes.llama.model import EVERY_LAYER
 _FREE_SOURCES = ("lookup",)
 
 
-class Knowledge:
+class PairMeasurements:
     """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
 
     ``context_length`` is the longest context that its width classes have to hold for.
@@ -173,11 +173,11 @@ class Knowledge:
             memory |= {HOST: allowed_bytes, **places.memory_bytes}
             for name, needed in taken_bytes(targets[0], None, HEADROOM_BYTES).items():
                 memory[name] = max(memory.get(name, 0), needed)  # it is loaded, so it fits
-            rejected = self._elsewhere(places, targets, drafters, pairs)
+            rejected = self._other_places(places, targets, drafters, pairs)
         ranking = rank(targets, drafters, memory, contention=pairs, exactness="near" if near else "stable")
         return replace(ranking, rejected=(*ranking.rejected, *rejected))
 
-    def _elsewhere(
+    def _other_places(
         self,
         places: Placements,
         targets: list[TargetOption],

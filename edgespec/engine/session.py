@@ -5,53 +5,46 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
-from edgespec.decoding.pipelined.loop import Budget, PipelinedLoop
+from edgespec.decoding.pipelined.budget import Budget
+from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText
+from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.generation import Generation
-from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, PromptTooLongError, RewindError
-from edgespec.interfaces.drafting import Drafter, DraftRequest, common_prefix
-from edgespec.interfaces.model import Model
+from edgespec.engine.loaded_pair import LoadedPair, Speculation
+from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
+from edgespec.interfaces.drafting import DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """Who drafts in a session and how far, in place of the engine's plan: for measuring and comparing.
+class _Answer:
+    """One answer as it begins: what is asked, how it is decoded, and the task that decodes it.
 
-    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
-    of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
-    verifying go on at once; without one, or where it gives none, in turns. Without ``siblings`` a round in turns puts
-    forward a chain alone, also where the target scores trees.
+    ``history`` are the turn's tokens, to which the loop adds the answer's.
     """
 
-    drafters: tuple[Drafter, ...]
+    turn: Turn
+    sampling: Sampling
     policy: DepthPolicy
-    depth_cap: int
-    target: Model | None = None
-    budget: Callable[[], Budget | None] | None = None
-    siblings: bool = True
-
-
-# Share of the context kept free for the answer when a conversation outgrows it.
-_ANSWER_SHARE = 4
+    plan: Plan
+    drafts: CombinationState
+    history: list[int]
+    task: AnswerTask
 
 
 class Session:
@@ -61,34 +54,30 @@ class Session:
     ``Engine.session``.
     """
 
-    def __init__(self, engine: Engine, *, system: str | None = None, speculation: Speculation | None = None) -> None:
-        self._engine = engine
+    def __init__(
+        self, pair: LoadedPair, *, system: str | None = None, speculation: Speculation | None = None
+    ) -> None:
+        self._pair = pair
         self._speculation = speculation
-        self._system = system
-        self._messages: list[dict[str, str]] = []
-        self._history: list[int] = []  # prompt and answer tokens so far
-        self._rendered = ""  # the text that the history stands for
+        self._conversation = Conversation(pair.prompts, system)
         # Re-entrant: a forgotten Generation's destructor may cancel from inside a locked block of the same thread.
         self._lock = threading.RLock()
         self._settling = threading.Lock()
         self._closing = threading.RLock()
         self._closed = False
-        self._active: tuple[AnswerTask, Future[None], str | None] | None = None
+        self._active: tuple[_Answer, Future[None]] | None = None
         # Those of the latest answer: the engine may plan anew while it is written.
         self._policy: DepthPolicy = self._speculating.policy
-        self._plan: Plan = engine.plan
+        self._plan: Plan = pair.plan
         self._target: TokenSequence = self._open_target()
         self._drafts: CombinationState | None = None
         self._draft_thread: WorkerThread | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
 
-    # ------------------------------------------------------------------------------------- conversation
-
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
         """The conversation so far, the system message first where there is one."""
-        head = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return (*head, *(dict(message) for message in self._messages))
+        return self._conversation.messages
 
     @property
     def closed(self) -> bool:
@@ -96,16 +85,8 @@ class Session:
 
     @property
     def _speculating(self) -> Speculation:
-        """The engine's plan as it is now, unless this session has its own."""
-        if self._speculation is not None:
-            return self._speculation
-        engine = self._engine
-        return Speculation(
-            drafters=engine.drafters,
-            policy=engine.policy,
-            depth_cap=engine.plan.depth_cap,
-            budget=engine.pipeline_budget,
-        )
+        """The pair's plan as it is now, unless this session has its own."""
+        return self._pair.speculation() if self._speculation is None else self._speculation
 
     def clear(self, *, keep_cache: bool = True) -> None:
         """Forget the conversation, not the system message.
@@ -113,10 +94,9 @@ class Session:
         What a later prompt shares with the old conversation need not be read again, unless ``keep_cache`` is off.
         """
         self._settle_forgotten()
-        self._messages.clear()
-        self._rendered = ""
+        self._conversation.clear()
         if not keep_cache:
-            self._history = []
+            self._conversation.history = []
             self._target.rewind(0)
             drafts, self._drafts = self._drafts, None
             if drafts is not None:
@@ -140,33 +120,28 @@ class Session:
         however it ends, unless nothing was answered.
         """
         started = time.perf_counter()
-        if not raw and not prompt.strip():
-            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
-        if max_tokens is not None and max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
-        if depth is not None and depth < 0:
-            raise InvalidRequestError(f"depth must be 0 or more, not {depth}")
+        _check_request(prompt, max_tokens, depth, raw=raw)
         self._settle_forgotten()
-        engine, sampling = self._engine, sampling or Sampling(rule=self._engine.profile.rule)
-        notices: list[str] = []
-        if engine.follow_power():
-            notices.append(f"the machine runs on {engine.machine.power_source or 'unknown power'} now: planned anew")
-        if raw:
-            text, dropped = prompt, 0
-            tokens = engine.encode_prompt(prompt)
-        else:
-            text, tokens, dropped = self._turn_tokens(prompt, max_tokens, notices)
-        if not tokens:
-            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
-        if len(tokens) >= self._target.context_length:
-            raise PromptTooLongError(
-                f"the prompt has {len(tokens)} tokens and the context holds {self._target.context_length}",
-                hint="shorten the prompt or use a larger --context",
-            )
+        notices = self._pair.follow_power()
+        turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
         self._reopen_if_broken()
-        history = list(tokens)
-        speculating = self._speculating
-        plan = engine.plan
+        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started, notices)
+        settle = partial(self._settle, answer)
+        return Generation(answer.task, start=partial(self._start, answer), cancel=self.cancel, settle=settle)
+
+    # -------------------------------------------------------------------------------- start of an answer
+
+    def _make_answer(
+        self,
+        turn: Turn,
+        max_tokens: int | None,
+        sampling: Sampling | None,
+        stop: Sequence[str],
+        depth: int | None,
+        started: float,
+        notices: Sequence[str],
+    ) -> _Answer:
+        pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # Beside the target a chain has one token more: a window's forward scores the first token of the next one too.
@@ -175,46 +150,26 @@ class Session:
         limits = LoopLimits(
             max_tokens=max_tokens,
             depth_cap=cap,
-            vocabulary_size=engine.vocabulary_size,
-            stop_ids=engine.tokenizer.stop_ids,
+            vocabulary_size=pair.vocabulary_size,
+            stop_ids=pair.tokenizer.stop_ids,
         )
-        loop = self._loop(drafts, policy, history, limits, budget)
-        stats = DecodeStats(prompt_tokens=len(tokens))
         task = AnswerTask(
-            loop=loop,
+            loop=self._loop(drafts, policy, history, limits, budget, siblings=speculating.siblings),
             history=history,
-            answer=AnswerText(engine.tokenizer, stop),
-            stats=stats,
-            notices=notices,
+            answer=AnswerText(pair.tokenizer, stop),
+            stats=DecodeStats(prompt_tokens=len(turn.tokens)),
+            notices=[*notices, *([] if turn.notice is None else [turn.notice])],
             started=started,
         )
-        prompt_message = None if raw else prompt
-
-        def start(task: AnswerTask) -> None:
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("this session is closed")
-                if self._active is not None:
-                    raise InvalidRequestError(
-                        "this session is already generating an answer", hint="open another session for another one"
-                    )
-
-                def prepare() -> None:
-                    # What the cache holds is the old history; keep what the new one shares with it.
-                    shared = min(common_prefix(self._history[: self._target.length], tokens), len(tokens) - 1)
-                    if shared < self._target.length and not engine.can_rewind:
-                        shared = 0  # a running state can only be started over
-                    stats.cached_tokens = shared
-                    del self._messages[:dropped]
-                    self._target.rewind(stats.cached_tokens)
-                    self._history = history
-                    self._chooser.sampling = sampling
-                    drafts.policy = self._policy = policy
-                    self._plan = plan
-
-                self._active = (task, self._target.submit(lambda: task.run(prepare)), prompt_message)
-
-        return Generation(task, start=start, cancel=self.cancel, settle=lambda task: self._settle(task, text))
+        return _Answer(
+            turn=turn,
+            sampling=sampling or Sampling(rule=pair.profile.rule),
+            policy=policy,
+            plan=pair.plan,
+            drafts=drafts,
+            history=history,
+            task=task,
+        )
 
     def _loop(
         self,
@@ -223,9 +178,11 @@ class Session:
         history: list[int],
         limits: LoopLimits,
         budget: Budget | None,
+        *,
+        siblings: bool,
     ) -> Rounds:
         if budget is None:
-            siblings = self._speculating.siblings and self._can_branch
+            siblings = siblings and self._can_branch
             return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits, siblings=siblings)
         if self._draft_thread is None:
             self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # nobody waits on it
@@ -240,6 +197,30 @@ class Session:
             budget=budget,
         )
 
+    def _start(self, answer: _Answer) -> None:
+        """Hand the answer to the target's worker thread. Raises ClosedError, InvalidRequestError."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this session is closed")
+            if self._active is not None:
+                raise _busy()
+            run = partial(answer.task.run, partial(self._take_over, answer))
+            self._active = answer, self._target.submit(run)
+
+    def _take_over(self, answer: _Answer) -> None:
+        """On the worker thread: the cache keeps what the old history shares with the new one."""
+        turn, conversation = answer.turn, self._conversation
+        shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
+        shared = min(shared, len(turn.tokens) - 1)
+        if shared < self._target.length and not self._pair.can_rewind:
+            shared = 0  # a running state can only be started over
+        answer.task.stats.cached_tokens = shared
+        self._target.rewind(shared)
+        conversation.begin(turn, answer.history)
+        self._chooser.sampling = answer.sampling
+        answer.drafts.policy = self._policy = answer.policy
+        self._plan = answer.plan
+
     def _reopen_if_broken(self) -> None:
         """Start over with an empty cache if the old one could not be rewound: the conversation goes on."""
         try:
@@ -249,9 +230,10 @@ class Session:
             self._target = self._open_target()
 
     def _open_target(self) -> TokenSequence:
-        other = None if self._speculation is None else self._speculation.target
-        self._can_branch = self._engine.can_branch if other is None else other.facts.can_branch
-        return self._engine.open_target() if other is None else other.open(self._engine.plan.context_length)
+        own = None if self._speculation is None else self._speculation.target
+        target = self._pair.target if own is None else own
+        self._can_branch = target.facts.can_branch
+        return target.open(self._pair.plan.context_length)
 
     def _draft_state(self) -> CombinationState:
         """The drafters' state, kept between answers so that their caches are."""
@@ -260,52 +242,12 @@ class Session:
             self._drafts = Combination(speculating.drafters, speculating.policy).start(
                 DraftRequest(
                     chooser=self._chooser,
-                    vocabulary_size=self._engine.vocabulary_size,
+                    vocabulary_size=self._pair.vocabulary_size,
                     context_length=self._target.context_length,
-                    stop_ids=self._engine.tokenizer.stop_ids,
+                    stop_ids=self._pair.tokenizer.stop_ids,
                 )
             )
         return self._drafts
-
-    # ------------------------------------------------------------------------------------ prompt tokens
-
-    def _turn_tokens(self, prompt: str, max_tokens: int | None, notices: list[str]) -> tuple[str, list[int], int]:
-        """Text and tokens of the conversation with ``prompt`` added, and how many old messages they leave out.
-
-        Whole turns go, the oldest first, and a few more than needed: dropping one means reading the rest again,
-        which should not happen at every turn from then on.
-        """
-        context = self._target.context_length
-        reserve = min(max_tokens or context, context // _ANSWER_SHARE)
-        head = [] if self._system is None else [{"role": "system", "content": self._system}]
-        kept, dropped = list(self._messages), 0
-        while True:
-            text = self._engine.render([*head, *kept, {"role": "user", "content": prompt}])
-            tokens = self._encode(text)
-            room = context - context // _ANSWER_SHARE if dropped else context
-            if len(tokens) + reserve <= room or not kept:
-                break
-            del kept[0]
-            while kept and kept[0]["role"] != "user":
-                del kept[0]
-            dropped += 1
-        if dropped:
-            turns = "turn was" if dropped == 1 else "turns were"
-            notices.append(f"the conversation outgrew the context: the oldest {dropped} {turns} dropped")
-        return text, tokens, len(self._messages) - len(kept)
-
-    def _encode(self, text: str) -> list[int]:
-        """Tokens of ``text``, keeping the ones the model itself wrote where the text continues the history.
-
-        Tokenising an answer again may cut it differently, which would throw its cache away.
-        """
-        tokenizer = self._engine.tokenizer
-        if self._rendered and text.startswith(self._rendered):
-            kept = self._history
-            if kept and kept[-1] in tokenizer.stop_ids:
-                kept = kept[:-1]  # the template writes the end of the turn itself
-            return [*kept, *tokenizer.encode(text[len(self._rendered) :], special=True)]
-        return self._engine.encode_prompt(text)
 
     # -------------------------------------------------------------------------------------- end of turn
 
@@ -317,14 +259,15 @@ class Session:
                 if self._drafts is not None:
                     self._drafts.cancel()
 
-    def _settle(self, task: AnswerTask, prompt_text: str) -> Done:
+    def _settle(self, answer: _Answer) -> Done:
         """Bring the session to the last token the reader was given."""
+        task = answer.task
         task.forget()  # its reader is done with it, also if the wait below is interrupted
         with self._settling:  # two threads may come here for one answer: a cancelled ``await`` leaves one behind
             with self._lock:
                 active = self._active
-            if active is not None and active[0] is task:
-                self._end_turn(active, prompt_text)
+            if active is not None and active[0] is answer:
+                self._end_turn(*active)
         return Done(
             finish_reason=task.finish_reason,
             text=task.delivered_text,
@@ -336,28 +279,20 @@ class Session:
             plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
         )
 
-    def _end_turn(self, active: tuple[AnswerTask, Future[None], str | None], prompt_text: str) -> None:
-        task, future, prompt = active
+    def _end_turn(self, answer: _Answer, future: Future[None]) -> None:
         future.result()
         with self._lock:
             self._active = None
             self._target.reset_cancel()
             if self._drafts is not None:
                 self._drafts.reset_cancel()
-        del self._history[task.stats.prompt_tokens + len(task.delivered_ids) :]
+        task, conversation = answer.task, self._conversation
+        conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
         # find the same cache.
-        if self._engine.can_rewind:
+        if self._pair.can_rewind:
             with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
-                self._target.rewind(min(self._target.length, max(0, len(self._history) - 1)))
-        self._rendered = ""
-        if prompt is not None and task.delivered_text:
-            # A turn without an answer is dropped: templates insist on alternating roles.
-            self._messages.append({"role": "user", "content": prompt})
-            self._messages.append({"role": "assistant", "content": task.delivered_text})
-            # After a stop string the tokens say more than the text: then the text is tokenised again.
-            if self._engine.tokenizer.detokenize(task.delivered_ids) == task.delivered_text:
-                self._rendered = prompt_text + task.delivered_text
+                self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
 
     @property
     def _policy_drafts(self) -> bool:
@@ -369,14 +304,14 @@ class Session:
         failures = {} if self._drafts is None else self._drafts.failures
         if failures:
             return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
-        plan = self._plan
+        plan, drafters = self._plan, self._pair.drafters
         plain_because = [reason for reason in plan.reasons if reason.startswith("plain: ")]
-        if plan.drafter_off is not None and not (plain_because and self._engine.drafters):
+        if plan.drafter_off is not None and not (plain_because and drafters):
             return plan.drafter_off
         if plain_because:
             lost = [] if plan.drafter_off is None else [f"no model drafter: {plan.drafter_off}"]
             return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
-        reasons = [self._policy.why_off(drafter.kind) for drafter in self._engine.drafters]
+        reasons = [self._policy.why_off(drafter.kind) for drafter in drafters]
         reasons += [] if self._drafts is None else self._drafts.silences.values()
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
 
@@ -388,14 +323,12 @@ class Session:
             active = self._active
         if active is None:
             return
-        if not active[0].abandoned:
-            raise InvalidRequestError(
-                "this session is already generating an answer", hint="open another session for another one"
-            )
-        task = active[0]
-        task.abandon()
-        self._settle(task, "")
-        self._rendered = ""
+        answer = active[0]
+        if not answer.task.abandoned:
+            raise _busy()
+        answer.task.abandon()
+        self._settle(answer)
+        self._conversation.forget_text()
 
     def close(self) -> None:
         """End the answer in progress and free the caches. Idempotent; callable from any thread."""
@@ -408,7 +341,7 @@ class Session:
                 active = self._active
                 self.cancel()  # again, for an answer that began in between
             if active is not None:
-                active[0].abandon()
+                active[0].task.abandon()
                 active[1].result()
             if self._draft_thread is not None:
                 self._draft_thread.close()
@@ -421,3 +354,19 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _check_request(prompt: str, max_tokens: int | None, depth: int | None, *, raw: bool) -> None:
+    """Raise InvalidRequestError for a request that makes no sense."""
+    if not raw and not prompt.strip():
+        raise InvalidRequestError("the prompt is empty", hint="give at least one character")
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
+    if depth is not None and depth < 0:
+        raise InvalidRequestError(f"depth must be 0 or more, not {depth}")
+
+
+def _busy() -> InvalidRequestError:
+    return InvalidRequestError(
+        "this session is already generating an answer", hint="open another session for another one"
+    )

@@ -14,25 +14,14 @@ from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
 from edgespec.placement.memory import estimate_memory
-from edgespec.placement.settings import (
-    ModelSettings,
-    cache_bits,
-    cache_type,
-    describe,
-    describe_drafter,
-    processor_runtimes,
-    runtime_of,
-    stable_settings,
-    target_settings,
-)
+from edgespec.placement.prepared import Preparation, PreparedModel
+from edgespec.placement.settings import processor_runtimes
 from edgespec.planning.choice.options import DrafterOption, Rejected, TargetOption, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.planning.choice.weighing import gib
 from edgespec.planning.cost.curve import Curve, DraftCost
-from edgespec.profiles.profile import Profile
-from edgespec.runtimes.devices import Device, llama_gpus
-from edgespec.runtimes.llama.model import LlamaSettings, usable_settings
-from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.runtime import Device, Runtime, Settings
+from edgespec.runtimes.table import RUNTIMES, runtime_of
 
 __all__ = [
     "NOT_MEASURED",
@@ -58,7 +47,7 @@ class Placement:
     buffers in the machine's memory, ``memory`` the device whose memory holds what is on the device.
     """
 
-    settings: ModelSettings
+    settings: Settings
     facts: ModelFacts
     memory: str
     split: Split
@@ -71,16 +60,14 @@ class Placement:
         runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # on the processor there may be two
         return f"{placed_name(facts.name, facts.device, self.layers)}{runtime}"
 
-    def is_of(self, settings: ModelSettings) -> bool:
+    def is_of(self, settings: Settings) -> bool:
         """Whether these settings put a model here."""
         return _where(self.settings) == _where(settings)
 
-    def put(self, settings: ModelSettings) -> ModelSettings:
+    def put(self, settings: Settings) -> Settings:
         """Those settings, as they put a model here."""
         own = self.settings
-        if isinstance(own, LlamaSettings) and isinstance(settings, LlamaSettings):
-            return replace(settings, device=own.device, gpu_layers=own.gpu_layers, kv_type=own.kv_type)
-        return own
+        return runtime_of(own).moved(settings, own) if own.runtime == settings.runtime else own
 
     @property
     def needed_bytes(self) -> Mapping[str, int]:
@@ -169,12 +156,7 @@ class Placements:
 
 
 def find_placements(
-    profile: Profile,
-    threads: int,
-    target: LocatedModel,
-    drafter: LocatedModel | None,
-    context_length: int,
-    known: Known = lambda _facts: False,
+    prepare: Preparation, target: LocatedModel, drafter: LocatedModel | None, known: Known = lambda _facts: False
 ) -> Placements:
     """Where the profile lets the two run, and in which runtime; ONNX models stay where they are put.
 
@@ -182,8 +164,9 @@ def find_placements(
     drafter. Of the settings a place can be used in the first that is ``known`` (measured) counts, else the fastest.
     Asks no driver for anything if only the CPU is asked for. Raises RuntimeUnavailableError, ModelFileError.
     """
+    profile = prepare.profile
     wanted, wanted_drafter = profile.device.lower(), profile.draft_device.lower()
-    gpus = () if wanted == wanted_drafter == HOST else llama_gpus()
+    gpus = [] if wanted == wanted_drafter == HOST else [gpu for one in RUNTIMES.values() for gpu in one.gpus()]
     runtimes, draft_runtimes = _runtimes(profile.runtime, target), _runtimes(profile.draft_runtime, drafter)
     if not gpus and max(len(runtimes), len(draft_runtimes)) < 2:
         return Placements()
@@ -195,30 +178,25 @@ def find_placements(
     drafters: list[Placement] = []
     for device, runtime in _allowed(wanted_drafter, gpus, draft_runtimes):
         assert drafter is not None  # else there are no runtimes for it
-        settings = _settings(profile, drafter, threads, device, runtime)
-        facts = describe_drafter(profile, drafter, settings)
-        drafters.append(_placement(drafter, settings, facts, device, context_length))
+        drafters.append(_placement(prepare, prepare.drafter_at(drafter, runtime, _name(device)), device))
     targets: list[Placement] = []
     for device, runtime in _allowed(wanted, gpus, runtimes):
         room = None if device is None else memory_bytes.get(device.name)
-        beside = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
-        for layers in _layer_counts(profile, target, device, context_length, room, sum(beside)):
-            preferred = _settings(profile, target, threads, device, runtime, layers)
-            variants = stable_settings(preferred)
-            settings = next((s for s in variants if known(describe(target, s))), preferred)
-            targets.append(_placement(target, settings, describe(target, settings), device, context_length))
+        taken = [p.needed_bytes[p.memory] for p in drafters if device is not None and p.memory == device.name]
+        for layers in _layer_counts(prepare, target, runtime, device, room, sum(taken)):
+            variants = prepare.target_at(target, runtime, _name(device), layers)
+            chosen = next((each for each in variants if known(each.facts)), variants[0])
+            targets.append(_placement(prepare, chosen, device))
     return Placements(targets=tuple(targets), drafters=tuple(drafters), memory_bytes=memory_bytes)
 
 
-def default_settings(
-    profile: Profile, threads: int, target: LocatedModel, places: Placements, allowed_bytes: int
-) -> ModelSettings:
-    """How the target runs before anything is measured: where ``target_settings`` says, if all of it fits there.
+def default_settings(prepare: Preparation, target: LocatedModel, places: Placements, allowed_bytes: int) -> Settings:
+    """How the target runs before anything is measured: where ``Preparation.target`` says, if all of it fits there.
 
     Else on the CPU, if it has room in ``allowed_bytes`` of the machine's memory, else with as many layers on a GPU as
     fit: a model too large for one memory may fit in two. Raises InvalidRequestError.
     """
-    settings = target_settings(profile, threads, target)
+    settings = prepare.target(target).settings
 
     def order(place: Placement) -> int:
         return 0 if place.is_of(settings) else 1 if place.facts.device == HOST else 2
@@ -229,7 +207,7 @@ def default_settings(
     return settings
 
 
-def require_room(settings: ModelSettings, places: Placements) -> None:
+def require_room(settings: Settings, places: Placements) -> None:
     """Raise MemoryLimitError if what these settings put on a GPU does not fit in the GPU's own memory."""
     for place in places.targets:
         if place.memory in places.memory_bytes and place.is_of(settings) and not places.room(place):
@@ -242,7 +220,7 @@ def require_room(settings: ModelSettings, places: Placements) -> None:
             )
 
 
-def room_for_drafter(settings: ModelSettings, device: str, places: Placements) -> tuple[int, int] | None:
+def room_for_drafter(settings: Settings, device: str, places: Placements) -> tuple[int, int] | None:
     """(needed, left) bytes of the GPU's own memory for a drafter on ``device`` beside a target in these settings.
 
     None where that is not known, or no GPU's own.
@@ -268,80 +246,70 @@ def same_place(one: ModelFacts, other: ModelFacts) -> bool:
 # ---------------------------------------------------------------------------------------------------- one place
 
 
-def _where(settings: ModelSettings) -> tuple[str, str, int | None]:
-    layers = settings.gpu_layers if isinstance(settings, LlamaSettings) else None
-    return runtime_of(settings), settings.device, layers
+def _where(settings: Settings) -> tuple[str, str, int | None]:
+    return settings.runtime, settings.device, settings.gpu_layers
 
 
-def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[str]:
+def _name(device: Device | None) -> str:
+    return HOST if device is None else device.name
+
+
+def _runtimes(wanted: str, located: LocatedModel | None) -> Sequence[Runtime]:
     """What may run a model on the processor; nothing for an ONNX model, which is not placed here."""
     if located is None or located.onnx is not None:
         return ()
     return processor_runtimes(wanted, HOST, located)
 
 
-def _allowed(wanted: str, gpus: Sequence[Device], runtimes: Sequence[str]) -> Iterator[tuple[Device | None, str]]:
+def _allowed(
+    wanted: str, gpus: Sequence[Device], runtimes: Sequence[Runtime]
+) -> Iterator[tuple[Device | None, Runtime]]:
     """The devices a profile's value allows, and the runtimes on them; None is the CPU."""
     if wanted in ("auto", HOST):
         for runtime in runtimes:
             yield None, runtime
-    for gpu in gpus if "llama" in runtimes else ():
-        if wanted in ("auto", gpu.name.lower()):
-            yield gpu, "llama"
-
-
-def _settings(
-    profile: Profile,
-    located: LocatedModel,
-    threads: int,
-    device: Device | None,
-    runtime: str,
-    layers: int | None = None,
-) -> ModelSettings:
-    if runtime == "native":
-        return NativeSettings(threads=threads, sidecar=profile.native_sidecar)
-    name = HOST if device is None else device.name
-    settings = LlamaSettings(threads=threads, device=name, gpu_layers=layers, kv_type=cache_type(name))
-    return usable_settings(settings, located.header)
+    for runtime in runtimes:
+        for gpu in gpus:
+            if gpu.runtime == runtime.name and wanted in ("auto", gpu.name.lower()):
+                yield gpu, runtime
 
 
 def _layer_counts(
-    profile: Profile,
+    prepare: Preparation,
     target: LocatedModel,
+    runtime: Runtime,
     device: Device | None,
-    context_length: int,
     room: int | None,
-    beside_bytes: int,
+    taken_bytes: int,
 ) -> list[int | None]:
     """How many layers of the target are worth offering a device: all (None), and what fits where they do not."""
     if device is None:
         return [None]
-    if profile.gpu_layers != "auto":
-        return [profile.gpu_layers] if profile.gpu_layers else []
+    wanted = prepare.profile.gpu_layers
+    if wanted != "auto":
+        return [wanted] if wanted else []
     counts: list[int | None] = [None]
     if room is None:  # not known, or the machine's own memory, of which a part is no easier to have than the whole
         return counts
-    layers = layer_bytes(target.header, cache_bits(_settings(profile, target, 1, device, "llama")))
-    for free in (room, room - beside_bytes):
-        count = layers_that_fit(layers, context_length, free, headroom_bytes=HEADROOM_BYTES)
+    whole = prepare.target_at(target, runtime, device.name)[0]
+    layers = layer_bytes(target.header, runtime.cache_bits(whole.settings))
+    for free in (room, room - taken_bytes):
+        count = layers_that_fit(layers, prepare.context_length, free, headroom_bytes=HEADROOM_BYTES)
         if 0 < count < layers.layers and count not in counts:
             counts.append(count)
     return counts
 
 
-def _placement(
-    located: LocatedModel, settings: ModelSettings, facts: ModelFacts, device: Device | None, context_length: int
-) -> Placement:
-    bits = cache_bits(settings)
-    layers = layer_bytes(located.header, bits)
-    some = settings.gpu_layers if isinstance(settings, LlamaSettings) else None
-    split = layers.split(0 if settings.device == HOST else some, context_length)
-    spared = located.weight_bytes - facts.weight_bytes  # of a drafter in our own kernels, which are on the host
+def _placement(prepare: Preparation, model: PreparedModel, device: Device | None) -> Placement:
+    header, settings, some = model.file.header, model.settings, model.settings.gpu_layers
+    bits = runtime_of(settings).cache_bits(settings)
+    layers = layer_bytes(header, bits)
+    split = layers.split(0 if settings.device == HOST else some, prepare.context_length)
     return Placement(
         settings=settings,
-        facts=facts,
+        facts=model.facts,
         memory=HOST if device is None else device.memory,
-        split=replace(split, host_weights=split.host_weights - spared),
-        buffers_bytes=estimate_memory(located.header, context_length, bits).buffers_bytes,
+        split=replace(split, host_weights=split.host_weights - model.spared_bytes),
+        buffers_bytes=estimate_memory(header, prepare.context_length, bits).buffers_bytes,
         layers=None if some is None else (some, layers.layers),
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.model_file import LocatedModel
+from edgespec.placement.layer_split import layer_bytes
+from edgespec.runtimes.runtime import Settings
+from edgespec.runtimes.table import runtime_of
 
 # Bytes per scored row and vocabulary entry that a forward may hold at once: the scores and one copy of them.
 _SCRATCH_BYTES_PER_SCORE = 8
@@ -35,6 +39,20 @@ def estimate_memory(header: GgufHeader, context_length: int, kv_bits_per_element
         cache_bytes=header.kv_bytes_per_token(kv_bits_per_element) * context_length,
         buffers_bytes=_CONTEXT_OVERHEAD_BYTES + _SCRATCH_BYTES_PER_SCORE * _SCORED_ROWS * header.vocabulary_size,
     )
+
+
+def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -> MemoryEstimate:
+    """What a model takes of the machine's own memory: weights, cache for ``context_length`` tokens, working buffers.
+
+    What lies in a GPU's memory is not in it; what stays beside a GPU is.
+    """
+    runtime = runtime_of(settings)
+    bits = runtime.cache_bits(settings)
+    whole = replace(estimate_memory(file.header, context_length, bits), weights_bytes=file.weight_bytes)
+    if not runtime.has_own_memory(settings.device):
+        return whole
+    split = layer_bytes(file.header, bits).split(settings.gpu_layers, context_length)
+    return replace(whole, weights_bytes=split.host_weights, cache_bytes=split.host_cache)
 
 
 def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> None:

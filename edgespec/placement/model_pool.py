@@ -1,105 +1,155 @@
-"""The places that an engine's target and drafter are not in, and loading them there to be timed."""
+"""The models of an engine beside its target: drafters, loaded once when they are wanted, and models to be timed."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
-from edgespec.engine.assembly import Parts
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import Model
-from edgespec.placement.candidates import Placement
-from edgespec.placement.memory import MemoryEstimate, require_memory
-from edgespec.placement.settings import (
-    LoadedModel,
-    drafter_memory,
-    drafter_settings,
-    memory_needed,
-    open_drafter,
-    open_model,
-)
-from edgespec.profiles.profile import Profile
+from edgespec.placement.candidates import Placement, Placements
+from edgespec.placement.memory import MemoryEstimate, memory_needed, require_memory
+from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.runtime import LoadedModel
 
 
-class Elsewhere:
-    """Loads what an engine has a second time, somewhere else. ``places`` are all there are, those in use included."""
+class ModelPool:
+    """Loads models as long as all of them together leave the target its memory. Thread-safe.
 
-    def __init__(self, parts: Parts) -> None:
-        self.places = parts.places
-        self._profile = parts.profile
-        self._target, self._drafter = parts.located, parts.drafter
-        self._context_length = parts.wish.context_length
-        self._left_bytes = parts.memory_left_bytes
-        self._worker = parts.worker
+    ``target`` is the target's file and ``drafter`` the model that drafts for it; ``whole_drafter`` is the file that a
+    drafter with a trimmed head was made from. ``places`` are all that target and drafter could be in, those in use
+    included. ``left_bytes`` may be used beyond the target and one session.
+    """
+
+    def __init__(
+        self,
+        prepare: Preparation,
+        target: LocatedModel,
+        drafter: PreparedModel | None,
+        whole_drafter: LocatedModel | None,
+        places: Placements,
+        left_bytes: int,
+        worker: WorkerSettings,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.whole_drafter = whole_drafter
+        self.places = places
+        self.left_bytes = left_bytes
+        self._prepare = prepare
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._drafting: dict[str, tuple[Model, MemoryEstimate]] = {}  # by identity
+        self._others: list[LoadedModel] = []
+        self._closed = False
+
+    # -------------------------------------------------------------------------------------- drafters
+
+    def drafter_model(self) -> Model:
+        """The drafter, loaded at its first proposal and shared by all sessions.
+
+        In a process of its own it is ``Restarting``: it may still be loading. Raises ClosedError if there is none,
+        MemoryLimitError if it does not fit beside the target, and what loading raises.
+        """
+        return self._drafter(self.drafter)
+
+    def whole_drafter_model(self) -> Model:
+        """The model that a trimmed drafter was made from, loaded where the text is not what the head was cut for.
+
+        Raises as ``drafter_model``.
+        """
+        whole = self.whole_drafter
+        return self._drafter(None if whole is None else self._prepare.drafter(whole))
+
+    def _drafter(self, drafter: PreparedModel | None) -> Model:
+        with self._lock:
+            if self._closed or drafter is None:
+                raise ClosedError("this engine is closed")
+            identity = drafter.file.identity
+            if identity not in self._drafting:
+                taken = sum(memory.total_bytes for _, memory in self._drafting.values())
+                require_memory(drafter.file.name, drafter.memory, self.left_bytes - taken)
+                self._drafting[identity] = drafter.open(self._worker), drafter.memory
+            return self._drafting[identity][0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the drafters that are loaded now, or about to be."""
+        with self._lock:
+            return tuple(model.facts.name for model, _ in self._drafting.values())
+
+    def use_threads(self, threads: int) -> None:
+        """Close the drafters; they are loaded again, on so many threads, when they are wanted."""
+        own = self._prepare
+        self._unload()
+        if threads != own.threads:
+            self._prepare = Preparation(own.profile, threads, own.context_length)
+            if self.drafter is not None:
+                self.drafter = self._prepare.drafter(self.drafter.file)
+
+    def _unload(self) -> None:
+        with self._lock:
+            loaded, self._drafting = self._drafting, {}
+        for model, _ in loaded.values():
+            model.close()
+
+    # ------------------------------------------------------------------------------ models to be timed
 
     def open_target(self, place: Placement) -> LoadedModel:
         """The target in another place, to be timed there and closed.
 
         Raises MemoryLimitError if the machine's own memory has no room for it, and what loading raises.
         """
-        target, settings = self._target, place.settings
-        needed = memory_needed(target.header, target.weight_bytes, self._context_length, settings)
-        require_memory(place.name, needed, self._left_bytes)
-        return open_model(target, settings)
+        model = prepare_model(self.target, place.settings, self._prepare.context_length)
+        require_memory(place.name, model.memory, self.left_bytes)
+        return model.load()
 
     def open_drafter(self, place: Placement) -> Model:
         """The drafter in another place, to be timed there and closed; it may still be loading.
 
         Raises ClosedError if there is none, MemoryLimitError, and what loading raises.
         """
-        drafter = self._drafter
-        if drafter is None:
-            raise ClosedError("there is no drafter to be loaded elsewhere")
-        needed = drafter_memory(self._profile, drafter, self._context_length, place.settings)
-        require_memory(place.name, needed, self._left_bytes)
-        return open_drafter(self._profile, drafter, place.settings, self._worker)
+        if self.drafter is None:
+            raise ClosedError("there is no drafter to be loaded in another place")
+        own = self._prepare
+        drafter = prepare_drafter(own.profile, self.drafter.file, place.settings, own.context_length)
+        require_memory(place.name, drafter.memory, self.left_bytes)
+        return drafter.open(self._worker)
 
+    def load_comparable(self, files: Sequence[LocatedModel], context_length: int) -> tuple[LoadedModel, ...]:
+        """Other models, each in the fastest setting it is known to run in; closed with the pool.
 
-class DrafterModels:
-    """Loads each model once, as long as all of them together leave the target its memory. Thread-safe."""
-
-    def __init__(self, profile: Profile, context_length: int, worker: WorkerSettings) -> None:
-        self._profile = profile
-        self._context_length = context_length
-        self._worker = worker
-        self._lock = threading.Lock()
-        self._loaded: dict[str, tuple[Model, MemoryEstimate]] = {}  # by identity
-        self._closed = False
-
-    def get(self, located: LocatedModel, threads: int, allowed_bytes: int) -> Model:
-        """The model, loaded for so many threads unless it is already; one in a process of its own may still load.
-
-        ``allowed_bytes`` may be used by all drafters together. Raises ClosedError, MemoryLimitError if it does not
-        fit, and what loading raises.
+        Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
+        each (a session's, and one to be timed in), and what loading raises.
         """
+        models = [self._prepare.target(file) for file in files]
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")
-            if located.identity not in self._loaded:
-                settings = drafter_settings(self._profile, threads, located)
-                estimate = drafter_memory(self._profile, located, self._context_length, settings)
-                taken = sum(own.total_bytes for _, own in self._loaded.values())
-                require_memory(located.name, estimate, allowed_bytes - taken)
-                model = open_drafter(self._profile, located, settings, self._worker)
-                self._loaded[located.identity] = model, estimate
-            return self._loaded[located.identity][0]
+            left = self.left_bytes - (0 if self.drafter is None else self.drafter.memory.total_bytes)
+            taken = 0
+            for model in models:
+                once = memory_needed(model.file, model.settings, context_length)
+                twice = replace(once, cache_bytes=2 * once.cache_bytes, buffers_bytes=2 * once.buffers_bytes)
+                require_memory(model.file.name, twice, left - taken)
+                taken += twice.total_bytes
+            self.left_bytes -= taken
+        return tuple(self.keep(model.load()) for model in models)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the models that are loaded now, or about to be."""
+    def keep(self, model: LoadedModel) -> LoadedModel:
+        """That model, which is closed with the pool from now on."""
         with self._lock:
-            return tuple(model.facts.name for model, _ in self._loaded.values())
-
-    def unload(self) -> None:
-        """Close what is loaded; it is loaded again, perhaps otherwise, when it is wanted."""
-        with self._lock:
-            loaded, self._loaded = self._loaded, {}
-        for model, _ in loaded.values():
-            model.close()
+            self._others.append(model)
+        return model
 
     def close(self) -> None:
         """Close what is loaded, for ever. Idempotent."""
         with self._lock:
             self._closed = True
-        self.unload()
+            others, self._others = self._others, []
+        self._unload()
+        for other in others:
+            other.close()

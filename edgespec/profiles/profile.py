@@ -45,8 +45,8 @@ class Profile:
     threads: int | Auto
     device: str
     draft_device: str
-    runtime: Literal["auto", "llama", "native"]
-    draft_runtime: Literal["auto", "llama", "native"]
+    runtime: str
+    draft_runtime: str
     draft_isolation: Literal["auto", "process", "thread"]
     draft_head: Literal["auto", "whole"]
     draft_weights: Literal["auto", "file"]

@@ -10,7 +10,8 @@ from edgespec.bench import arms as module
 from edgespec.bench.arms import ARM_NAMES, ARMS_HELP, DEFAULT_ARMS, open_arm, open_arms, parse_arms, with_fastest
 from edgespec.bench.controls import Script
 from edgespec.engine.engine import Engine
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.planning.depth.bandit import BanditDepth
@@ -37,7 +38,7 @@ def speculation(engine: Engine, name: str, cap: int = CAP) -> Speculation:
 
 
 def sessions_open(engine: Engine) -> int:
-    return sum(not session.closed for session in engine._sessions)
+    return sum(not session.closed for session in engine.pair.sessions)
 
 
 # ------------------------------------------------------------------------------------------------- names

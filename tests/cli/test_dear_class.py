@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from edgespec.planning.choice.planner import CLASS_TOO_DEAR
+from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
 from edgespec.runtimes.llama.model import LlamaSettings
 from tests.support.calibrating import find_other_faster, fix_plain_ratio, shorten_contention
 from tests.support.command_line import InProcess
@@ -41,11 +41,11 @@ def test_calibrate_measures_the_class_again(
     found = here("calibrate", "--quick", *options, "--json").json
     assert found["width_classes"][0]["settings"]["kv_type"] == LlamaSettings().kv_type
     assert found["plan"]["numeric_class"]["kv_type"] == "f16"
-    assert found["plan"]["reasons"][-1] == f"plain: {CLASS_TOO_DEAR}"
+    assert found["plan"]["reasons"][-1] == f"plain: {EXACT_SETTING_TOO_SLOW}"
     fix_plain_ratio(monkeypatch, 1.5)  # it was noise
     found = here("calibrate", "--quick", *options, "--json").json
     assert found["plan"]["numeric_class"]["kv_type"] == LlamaSettings().kv_type
-    assert CLASS_TOO_DEAR not in "".join(found["plan"]["reasons"])
+    assert EXACT_SETTING_TOO_SLOW not in "".join(found["plan"]["reasons"])
     said = here("calibrate", "--quick", *options).out
     assert f"plan         {found['plan']['reasons'][-1].split(',')[0]}" in said
 
@@ -53,7 +53,7 @@ def test_calibrate_measures_the_class_again(
 def test_a_lost_drafter_is_named_beside_the_dear_class(here: InProcess, tiny: TinyModels) -> None:
     options = ("--target", str(tiny.target), "--draft", str(tiny.stranger), "--context", "400", "--max-tokens", "4")
     off = here("generate", "hello", *options, "--json").json["speculation_off"]
-    assert off.startswith(CLASS_TOO_DEAR)
+    assert off.startswith(EXACT_SETTING_TOO_SLOW)
     assert "no model drafter: stranger has another vocabulary" in off
 
 

@@ -102,7 +102,7 @@ def test_rows_are_bit_equal_at_every_width_and_thread_count(text: Text, native: 
             sequence.rewind(context)
             assert np.array_equal(scores(sequence, tokens[context:], width), plain), width
     for threads in (1, 3, 7):
-        with native.with_caches(threads=threads) as other, other.open(len(tokens)) as sequence:
+        with native.with_settings(threads=threads) as other, other.open(len(tokens)) as sequence:
             sequence.forward(tokens[:context], 0)
             width = random.Random(threads).randint(1, 32)
             assert np.array_equal(scores(sequence, tokens[context:], width), plain), threads

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import NOT_CALIBRATED, Wish, make_plan
+from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest, make_plan
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
 from edgespec.planning.cost.widths import WIDEST, ContextProbe, WidthProbe
@@ -34,7 +34,7 @@ FACTS = ModelFacts(
     settings={"repack": True},
 )
 
-WISH = Wish(depth="auto", exactness="stable", context_length=2048, sources=("lookup",))
+WISH = PlanRequest(depth="auto", exactness="stable", context_length=2048, sources=("lookup",))
 
 
 def stable_to(width: int) -> WidthProbe:

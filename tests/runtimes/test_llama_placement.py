@@ -86,7 +86,7 @@ def test_a_model_for_the_cpu_is_kept_off_every_card(
         sequence.forward([5, 6, 7], 1)
         assert (model.facts.device, model.settings.device, model.settings.gpu_layers) == ("cpu", "cpu", None)
         assert not {"gpu_layers", "device_description"} & model.facts.settings.keys()
-        with model.with_caches(kv_type="f16") as other, other.open(64) as second:
+        with model.with_settings(kv_type="f16") as other, other.open(64) as second:
             second.forward([5], 1)
     assert loading.seen == [{"devices": [], "layers": 0}]
     assert opening.seen == [{"offload_kqv": False, "op_offload": False}] * 2

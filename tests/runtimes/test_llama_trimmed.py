@@ -245,7 +245,7 @@ def test_ids_are_checked_against_the_sources_vocabulary(model: LlamaModel) -> No
 
 
 def test_other_caches_share_the_weights_and_the_ids(model: LlamaModel) -> None:
-    with model.with_caches(kv_type="f16") as other, other.open(32) as sequence:
+    with model.with_settings(kv_type="f16") as other, other.open(32) as sequence:
         assert (other.facts.kv_type, other.facts.vocabulary_size) == ("f16", TOKENS)
         assert sequence.forward([TRIMMED_AWAY[0]], 1).argmax_row(0) in KEPT
 

@@ -233,12 +233,12 @@ def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: Na
 
 def test_other_threads_share_the_weights(model: NativeModel, sequence: NativeSequence) -> None:
     expected = sequence.forward([1, 2, 3], 1).logits(0)
-    with model.with_caches(threads=2) as other, other.open(600) as beside:
+    with model.with_settings(threads=2) as other, other.open(600) as beside:
         assert other.facts == model.facts_with(threads=2)
         assert (other.facts.threads, other.settings.threads) == (2, 2)
         assert np.array_equal(beside.forward([1, 2, 3], 1).logits(0), expected)
     assert sequence.forward([4], 1).count == 1  # closing one leaves the other
-    with model.with_caches() as same:
+    with model.with_settings() as same:
         assert same.facts == model.facts
 
 
@@ -260,7 +260,7 @@ def test_a_closed_model_makes_no_others(files: Files) -> None:
     sequence = model.open(20)
     sequence.forward([1], 0)
     model.close()
-    for use in (lambda: model.open(20), lambda: model.with_caches(threads=2), sequence.fork):
+    for use in (lambda: model.open(20), lambda: model.with_settings(threads=2), sequence.fork):
         with pytest.raises(ClosedError):
             use()
 
@@ -303,7 +303,7 @@ def test_weights_go_with_their_last_user(files: Files) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
 def test_a_forked_process_is_told_instead_of_waiting_for_ever(model: NativeModel) -> None:
-    with model.with_caches(threads=2) as two, two.open(20) as sequence:
+    with model.with_settings(threads=2) as two, two.open(20) as sequence:
         sequence.forward([1], 1)
         native = sequence._native
         child = os.fork()

@@ -122,7 +122,7 @@ def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
         load_native(shorter, NativeSettings(), coarse=True) as other,
         model.with_layers([1]) as part,
         model.with_head_rows(kept) as rows,
-        model.with_caches(threads=2) as again,
+        model.with_settings(threads=2) as again,
     ):
         assert equal(rows_of(part), rows_of(other))
         assert part.facts.bytes_per_forward == other.facts.bytes_per_forward

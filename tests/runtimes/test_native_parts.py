@@ -67,7 +67,7 @@ def test_a_part_has_caches_of_its_own_and_shares_the_weights(model: NativeModel)
         assert np.array_equal(whole.forward(tokens[-1:], 1).logits(0), rows_of(model, tokens)[-1])
         with shorter.fork() as fork:
             assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), rows_of(part, tokens)[-1])
-        with part.with_caches(threads=3) as beside:
+        with part.with_settings(threads=3) as beside:
             assert beside.facts == part.facts_with(threads=3)
             assert beside.facts.settings == part.facts.settings
             assert equal(rows_of(beside, tokens), rows_of(part, tokens))

@@ -52,7 +52,7 @@ def test_chosen_processors_change_no_bit_and_are_told(path: Path, model: NativeM
             assert sequence.forward([1, 2, 3], 1).logits(0).tobytes() == expected.tobytes()
             assert sequence.run(lambda: os.sched_getaffinity(0)) == before
         with pytest.raises(InvalidRequestError, match="3 threads cannot share 2 processors"):
-            bound.with_caches(threads=3)
+            bound.with_settings(threads=3)
 
 
 @linux

@@ -186,14 +186,14 @@ def test_a_context_has_no_more_tokens_than_the_graph_has_positions(folders: Fold
 
 def test_weights_are_shared_with_another_padding(folders: Folders) -> None:
     with load_folder(folders()) as model:
-        padded = model.with_caches(pad_to=2)
+        padded = model.with_settings(pad_to=2)
         assert (padded.settings.pad_to, model.settings.pad_to) == (2, 1)
         assert padded.facts == replace(model.facts, settings=padded.settings.as_json())
         with pytest.raises(InvalidRequestError, match="3"):
-            model.with_caches(pad_to=3)
+            model.with_settings(pad_to=3)
         model.close()
         with pytest.raises(ClosedError):
-            model.with_caches(pad_to=2)
+            model.with_settings(pad_to=2)
         with padded, padded.open(32) as sequence:
             assert sequence.forward([3, 4], 1).count == 1
 

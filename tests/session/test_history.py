@@ -98,8 +98,8 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
         assert all("dropped" in notice and "oldest" in notice for notice in notices)
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
         # What is left answers like a fresh session that was never told the rest.
-        prompt = engine.render([*session.messages, {"role": "user", "content": "end"}])
-        short = engine.encode_prompt(prompt)
+        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
+        short = engine.pair.prompts.encode(prompt)
         if len(short) + 20 <= 256:
             expected = answer(session.generate("end", max_tokens=20)).token_ids
             with engine.session() as fresh:

@@ -85,7 +85,7 @@ def test_cancel_of_a_drafting_session(engine: Engine) -> None:
         assert done.finish_reason == "cancelled"
         assert shown([*read, *rest]) == done.text
         assert plain_text(engine, "hello", max_tokens=len(done.token_ids)).token_ids == done.token_ids
-        prompt = engine.render([*session.messages, {"role": "user", "content": "go on"}])
+        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
         tokens = answer(session.generate("go on", max_tokens=30, depth=5)).token_ids
     assert plain_text(engine, prompt, max_tokens=30, raw=True).token_ids == tokens
 
@@ -235,7 +235,7 @@ def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monke
         gc.collect()
         time.sleep(0.05)
         session.clear()
-        assert len(session._history) == len(engine.request_tokens("hello world")) + 1
+        assert len(session._history) == len(engine.pair.prompts.request_tokens("hello world")) + 1
         assert answer(session.generate("go on", max_tokens=5)).token_ids
 
 

@@ -11,7 +11,8 @@ from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.tiny_models import answer

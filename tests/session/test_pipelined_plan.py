@@ -23,9 +23,9 @@ TARGET_S, DRAFT_S = 0.01, 0.004
 
 
 def plan_with(engine: Engine, contention: Contention) -> None:
-    drafter = engine.knowledge.drafter
+    drafter = engine.measurements.drafter
     assert drafter is not None
-    engine.knowledge.store.save_contention(engine.knowledge.target, drafter, contention)
+    engine.measurements.store.save_contention(engine.measurements.target, drafter, contention)
     invent_measurements(engine, TARGET_S, DRAFT_S)
 
 

@@ -15,7 +15,8 @@ from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Text
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.session.answers import SAMPLED, plain_text
@@ -44,7 +45,7 @@ class Pattern(SleepingDrafter):
 @pytest.fixture(scope="module")
 def script(engine: Engine) -> Script:
     own = Script()
-    own.tokens = [*engine.request_tokens(PROMPT), *plain_text(engine, PROMPT, max_tokens=96).token_ids]
+    own.tokens = [*engine.pair.prompts.request_tokens(PROMPT), *plain_text(engine, PROMPT, max_tokens=96).token_ids]
     return own
 
 

@@ -23,7 +23,8 @@ from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Round, Text
-from edgespec.engine.session import Session, Speculation
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
 from edgespec.errors import WorkerLostError
 from edgespec.interfaces.model import Restarting
 from edgespec.planning.depth.base import FixedDepth
@@ -112,7 +113,7 @@ def open_session(engine: Engine, mode: str) -> Session:
 
 
 def wait_for_drafter(engine: Engine) -> None:
-    model = engine.drafter_model()
+    model = engine.pair.pool.drafter_model()
     assert isinstance(model, Restarting)
     assert model.wait(WAIT_S)
 
@@ -131,7 +132,7 @@ def is_missed(engine: Engine, lost: psutil.Process) -> bool:
     """Whether the loss of this process is known: it may be gone for a moment before its last words are read."""
     if worker_process_or_none() not in (lost, None):
         return True  # there is another one already
-    model = engine.drafter_model()
+    model = engine.pair.pool.drafter_model()
     assert isinstance(model, Restarting)
     try:
         return not model.wait(0.0)

@@ -97,5 +97,5 @@ def answered(
 
 def require_depth(engine: Engine, depth: int) -> None:
     """Skip where llama.cpp's kernels keep too few widths bit-equal, whatever the plan makes of them."""
-    if engine.depth_cap_allowed < depth:
-        pytest.skip(f"needs drafts of {depth} tokens; on this machine only {engine.depth_cap_allowed} are exact")
+    if engine.pair.depth_cap_allowed < depth:
+        pytest.skip(f"needs drafts of {depth} tokens; on this machine only {engine.pair.depth_cap_allowed} are exact")

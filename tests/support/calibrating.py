@@ -60,12 +60,12 @@ def damage(home: Home, kind: str, data: bytes = b"{") -> list[Path]:
 def time_other(engine: Engine, factor: float, caches: dict[str, Any] | None = None) -> None:
     """As if plain decoding had been timed in another setting (an F16 cache), and were ``factor`` times as fast."""
     facts = engine.target_model.facts_with(**(caches or {"kv_type": "f16"}))
-    engine.knowledge.store.save_plain_s(facts, FORWARD_S / factor)
+    engine.measurements.store.save_plain_s(facts, FORWARD_S / factor)
 
 
 def find_other_faster(load: Callable[..., Engine], factor: float) -> None:
     """Store what a calibration would have found on a machine where drafting pays and the class costs ``factor``."""
-    with load(keep_class=True) as engine:
+    with load(stay_exact=True) as engine:
         invent_measurements(engine)
         require_speculation(engine)
         time_other(engine, factor)

@@ -110,15 +110,15 @@ def invented_times(forward_s: float, widths: tuple[int, ...] = (1, 2, 4, 8, 16, 
 
 def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: float = DRAFT_S) -> None:
     """Store invented times (the width classes are really probed, if need be), and let the engine plan by them."""
-    knowledge = engine.knowledge
+    knowledge = engine.measurements
     store = knowledge.store
-    if knowledge.widths() is None and engine.can_rewind:
+    if knowledge.widths() is None and engine.pair.can_rewind:
         probe = probe_widths(engine.target_model, context_length=engine.plan.context_length)
         store.save_widths(knowledge.target, probe)
     store.save_times(knowledge.target, invented_times(forward_s))
     if knowledge.drafter is not None:
         store.save_times(knowledge.drafter, invented_times(draft_s))
-    engine.replan()
+    engine.pair.replan()
 
 
 def put_into_store(home: Home, name: str, content: bytes) -> Path:

@@ -14,9 +14,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.devices import list_devices, llama_gpus
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.table import list_devices, llama_gpus
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vulkan import NATIVE_LOG, UNSEEN, buffers, needs_vulkan, on_device, second_device, shows_threads

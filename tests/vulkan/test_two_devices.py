@@ -57,7 +57,7 @@ def check(engine: Engine) -> None:
 
 def loaded_drafter(engine: Engine) -> Any:
     """The drafter, once it is there: before that nothing is drafted."""
-    model = engine.drafter_model()
+    model = engine.pair.pool.drafter_model()
     if isinstance(model, RestartingModel):
         assert model.wait(WAIT_S)
     return model
@@ -125,7 +125,7 @@ def test_a_part_of_the_target_on_the_device(tiny: TinyModels, home: Home) -> Non
 def test_every_place_is_calibrated_and_ranked(tiny: TinyModels, home: Home) -> None:
     name = second_device().name
     with tiny.load(context=256, store_home=home, device="cpu", draft_device="auto") as engine:
-        assert {place.facts.device for place in engine.elsewhere.places.drafters} == {"cpu", name}
+        assert {place.facts.device for place in engine.pair.pool.places.drafters} == {"cpu", name}
     with tiny.load(context=256, store_home=home, device="auto", draft_device="cpu", gpu_layers="auto") as engine:
         own = engine.plan.target.device
         engine.calibrate(alternatives=True)

@@ -12,17 +12,17 @@ from edgespec.planning.choice.plan import SLOWER_ALLOWED, Exactness, Mode, Plan,
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.planning.depth.cost_model import Costs
 
-__all__ = ["CLASS_TOO_DEAR", "NOT_CALIBRATED", "SLOWER_ALLOWED", "Wish", "hopeless_words", "make_plan"]
+__all__ = ["EXACT_SETTING_TOO_SLOW", "NOT_CALIBRATED", "SLOWER_ALLOWED", "PlanRequest", "hopeless_words", "make_plan"]
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
-CLASS_TOO_DEAR = (
+EXACT_SETTING_TOO_SLOW = (
     "the setting that keeps drafted text exact slows plain decoding by more than 3 %, and no drafter is expected to "
     "win that back"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class PlanRequest:
     """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
 
     ``plain_because``: a reason that was found to decode plainly, whatever could draft. ``drafter_head`` are the rows
@@ -46,7 +46,11 @@ class Wish:
 
 
 def make_plan(
-    wish: Wish, target: ModelFacts, probe: WidthProbe | None, reasons: Sequence[str], costs: Costs | None = None
+    request: PlanRequest,
+    target: ModelFacts,
+    probe: WidthProbe | None,
+    reasons: Sequence[str],
+    costs: Costs | None = None,
 ) -> Plan:
     """Decide mode, depth cap, exactness and who drafts. Pure.
 
@@ -57,35 +61,35 @@ def make_plan(
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
     if target.can_rewind:
-        cap, level = _cap_and_level(wish, class_cap, why, probed=probe is not None)
+        cap, level = _cap_and_level(request, class_cap, why, probed=probe is not None)
     else:
         cap, level = 0, "W"
         why.append("plain: the cache of this model cannot drop rejected tokens")
-    sources: tuple[str, ...] = wish.sources
-    mode: Mode = "pipelined" if wish.mode == "pipelined" else "serial"
+    sources: tuple[str, ...] = request.sources
+    mode: Mode = "pipelined" if request.mode == "pipelined" else "serial"
     plain_s = costs.plain_s if costs.curves is None else costs.curves.curves[0].plain_s
     predicted = None if plain_s is None else 1.0 / plain_s
-    if cap > 0 and wish.depth != "auto" and sources:
+    if cap > 0 and request.depth != "auto" and sources:
         predicted = None  # what a fixed depth comes to depends on the text, and nobody weighed it
-    if cap > 0 and wish.depth == "auto":
-        paying = weigh_sources(wish.sources, costs, cap, wish.mode)
+    if cap > 0 and request.depth == "auto":
+        paying = weigh_sources(request.sources, costs, cap, request.mode)
         sources, mode, predicted = paying.sources, paying.mode, paying.tokens_per_s
         why += paying.reasons
     speculative = cap > 0 and bool(sources)
-    if not wish.sources and wish.depth != 0:
+    if not request.sources and request.depth != 0:
         why.append("plain: there is no drafter")
-    if wish.drafter_off is not None:
-        why.append(f"no model drafter: {wish.drafter_off}")
+    if request.drafter_off is not None:
+        why.append(f"no model drafter: {request.drafter_off}")
     drafter = None
     if speculative:
-        with_model = wish.drafter_model is not None and "model" in sources
+        with_model = request.drafter_model is not None and "model" in sources
         if with_model:
-            why += _drafting_notes(wish, branches=mode == "serial" and target.can_branch)
+            why += _drafting_notes(request, branches=mode == "serial" and target.can_branch)
         drafter = PlannedDrafter(
             kind="+".join(sources),
-            model=wish.drafter_model if with_model else None,
-            runtime=wish.drafter_runtime if with_model else None,
-            device=wish.drafter_device if with_model else None,
+            model=request.drafter_model if with_model else None,
+            runtime=request.drafter_runtime if with_model else None,
+            device=request.drafter_device if with_model else None,
         )
     return Plan(
         mode=mode if speculative else "plain",
@@ -102,25 +106,25 @@ def make_plan(
         target=PlannedModel(model=target.name, runtime=target.runtime, device=target.device, threads=target.threads),
         drafter=drafter,
         depth_cap=cap if speculative else 0,
-        context_length=wish.context_length,
+        context_length=request.context_length,
         predicted_tokens_per_s=predicted,
         reasons=tuple(why),
-        drafter_off=wish.drafter_off,
+        drafter_off=request.drafter_off,
     )
 
 
-def _drafting_notes(wish: Wish, *, branches: bool) -> list[str]:
+def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[str]:
     """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
     notes = []
-    if wish.drafter_bytes is not None:
-        kept, filed = (f"{count / 1e6:.0f} MB" for count in wish.drafter_bytes)
+    if request.drafter_bytes is not None:
+        kept, filed = (f"{count / 1e6:.0f} MB" for count in request.drafter_bytes)
         notes.append(f"the drafter's weights are kept in four bits: {kept} where its file has {filed}")
-    if wish.drafter_head is not None:
-        rows, whole = wish.drafter_head
+    if request.drafter_head is not None:
+        rows, whole = request.drafter_head
         notes.append(
             f"the drafter reads {rows} of the {whole} rows of its output head, and all where a text needs the others"
         )
-    if branches and wish.weighs_siblings and wish.depth == "auto":
+    if branches and request.weighs_siblings and request.depth == "auto":
         notes.append(
             "what the drafter might have said instead is verified beside its chain where that is worth a row; the "
             "prediction does not count it"
@@ -128,21 +132,21 @@ def _drafting_notes(wish: Wish, *, branches: bool) -> list[str]:
     return notes
 
 
-def _cap_and_level(wish: Wish, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:
+def _cap_and_level(request: PlanRequest, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:
     """How deep, and how exact that is."""
-    if wish.plain_because is not None:
-        why.append(f"plain: {wish.plain_because}")
+    if request.plain_because is not None:
+        why.append(f"plain: {request.plain_because}")
         return 0, "W"
-    if wish.depth == 0:
+    if request.depth == 0:
         why.append("plain: depth 0 was asked for")
         return 0, "W"
     if not probed:
-        if wish.sources:
+        if request.sources:
             unprobed = "plain: which widths are bit-equal here has not been measured"
-            why.append(NOT_CALIBRATED if wish.depth == "auto" else unprobed)
+            why.append(NOT_CALIBRATED if request.depth == "auto" else unprobed)
         return 0, "W"
-    wanted = WIDEST - 1 if wish.depth == "auto" else wish.depth
-    if wish.exactness == "near" and wanted > class_cap:
+    wanted = WIDEST - 1 if request.depth == "auto" else request.depth
+    if request.exactness == "near" and wanted > class_cap:
         cap = min(wanted, WIDEST - 1)
         why.append(
             f"near exactness was asked for: depth up to {cap}, and only depths to {class_cap} are bit-equal to plain"
@@ -150,12 +154,12 @@ def _cap_and_level(wish: Wish, class_cap: int, why: list[str], *, probed: bool) 
         return cap, "N"
     if class_cap == 0:
         why.append("plain: no width beyond 1 is bit-equal to plain decoding with this model and build")
-    elif wish.depth != "auto" and wanted > class_cap:
+    elif request.depth != "auto" and wanted > class_cap:
         why.append(
             f"depth {wanted} was asked for; only depths to {class_cap} keep plain decoding's text "
             "(--exactness near allows more)"
         )
-    elif wish.sources:
+    elif request.sources:
         why.append(
             f"widths 1 to {class_cap + 1} are bit-equal to plain decoding here, so depths to {class_cap} are exact"
         )

@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -56,6 +56,8 @@ class LlamaSettings:
 
     ``gpu_layers`` of a model are on ``device``, counted from its end, the output head being one; None is everything.
     """
+
+    runtime: ClassVar[str] = "llama"
 
     threads: int = 1
     device: str = "cpu"

@@ -170,11 +170,11 @@ class LlamaModel:
     def facts_with(
         self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
     ) -> ModelFacts:
-        """The facts ``with_caches`` would have. Raises InvalidRequestError."""
+        """The facts ``with_settings`` would have. Raises InvalidRequestError."""
         settings = self._settings_with(threads, kv_type, flash_attention)
         return describe_model(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
 
-    def with_caches(
+    def with_settings(
         self, *, threads: int | None = None, kv_type: str | None = None, flash_attention: bool | None = None
     ) -> LlamaModel:
         """The same weights, shared, with caches of another kind; to be closed like any other model.

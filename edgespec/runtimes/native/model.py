@@ -7,6 +7,7 @@ import weakref
 from collections import abc
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,9 @@ class NativeSettings:
     ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
     None of these changes a bit of what is computed.
     """
+
+    runtime: ClassVar[str] = "native"
+    gpu_layers: ClassVar[int | None] = None
 
     threads: int = 1
     level: str = "auto"
@@ -194,13 +198,13 @@ class NativeModel:
         return self._facts
 
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
-        """The facts ``with_caches`` would have. Raises ClosedError, InvalidRequestError."""
+        """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             part = self._open_part()
             whole = self._whole_facts(self._settings_with(threads))
             return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
-    def with_caches(self, *, threads: int | None = None) -> NativeModel:
+    def with_settings(self, *, threads: int | None = None) -> NativeModel:
         """The same weights, shared, on another number of threads; to be closed like any other model.
 
         Raises ClosedError, InvalidRequestError.

@@ -117,11 +117,11 @@ class OnnxModel:
         )
 
     def facts_with(self, *, threads: int | None = None, pad_to: int | None = None) -> ModelFacts:
-        """The facts ``with_caches`` would have. Raises InvalidRequestError."""
+        """The facts ``with_settings`` would have. Raises InvalidRequestError."""
         settings = self._settings_with(threads, pad_to)
         return describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
 
-    def with_caches(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
+    def with_settings(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
         """The same weights with forwards of at least ``pad_to`` tokens; to be closed like any other model.
 
         They are shared, unless another number of ``threads`` is asked for: ONNX Runtime lays weights out for a

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from edgespec.errors import (
     CancelledError,
@@ -52,6 +52,9 @@ class OnnxSettings:
     scores beside a second. Kernels treat a single row as a case of its own and any more alike, so every width then
     gives the same rows. ``spinning`` lets idle threads wait busily for the next operator.
     """
+
+    runtime: ClassVar[str] = "onnx"
+    gpu_layers: ClassVar[int | None] = None
 
     threads: int = 1
     provider: str = "cpu"

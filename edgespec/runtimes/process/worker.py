@@ -16,9 +16,9 @@ import signal
 import threading
 from collections import abc
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from io import BufferedIOBase
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from edgespec.errors import (
     StaleRowsError,
     WorkerLostError,
 )
+from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.process.frames import (
@@ -42,73 +43,28 @@ from edgespec.runtimes.process.frames import (
     read_frame,
     scores_bytes,
 )
+from edgespec.runtimes.table import RUNTIMES
 
-__all__ = ["LOADERS", "Loader", "main"]
+__all__ = ["Loader", "main"]
 
 Loader = Callable[[LoadRequest], Model]
 _Answer = tuple[dict[str, Any], bytes]
-_S = TypeVar("_S")
 
 
-def _load_llama(request: LoadRequest) -> Model:
-    from edgespec.files.trimmed_drafter import read_artefact
-    from edgespec.runtimes.llama.model import LlamaSettings, load_model
-
-    settings = _settings(LlamaSettings, request.settings)
-    if not request.path.is_dir():
-        return load_model(request.path, settings, name=request.name, sha256=request.sha256)
-    artefact = read_artefact(request.path)
-    return load_model(
-        artefact.path,
-        settings,
-        name=request.name,
-        sha256=request.sha256 or artefact.identity,
-        header=artefact.model_header,
-        artefact=artefact,
-    )
-
-
-def _load_onnx(request: LoadRequest) -> Model:
-    from edgespec.files.onnx.folder import read_onnx_folder
-    from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
-
-    settings = _settings(OnnxSettings, request.settings)
-    return load_onnx(read_onnx_folder(request.path), settings, name=request.name, sha256=request.sha256)
-
-
-def _load_native(request: LoadRequest) -> Model:
-    from edgespec.files.trimmed_drafter import read_artefact
-    from edgespec.runtimes.native.native import NativeSettings, load_native
-
-    settings = _settings(NativeSettings, request.settings)
-    if not request.path.is_dir():
-        return load_native(request.path, settings, name=request.name, sha256=request.sha256)
-    artefact = read_artefact(request.path)
-    return load_native(
-        artefact.path,
-        settings,
-        name=request.name,
-        sha256=request.sha256 or artefact.identity,
-        header=artefact.model_header,
-        artefact=artefact,
-    )
-
-
-LOADERS: abc.Mapping[str, Loader] = {"llama": _load_llama, "onnx": _load_onnx, "native": _load_native}
-
-
-def _settings(kind: Callable[..., _S], given: abc.Mapping[str, Any]) -> _S:
-    unknown = sorted(set(given) - {own.name for own in fields(kind)})  # type: ignore[arg-type]
-    if unknown:
-        raise InvalidRequestError(f"this runtime has no setting {unknown[0]!r}")
-    return kind(**given)
+def _load(request: LoadRequest) -> Model:
+    runtime = RUNTIMES.get(request.runtime)
+    if runtime is None:
+        raise InvalidRequestError(f"no runtime {request.runtime!r}", hint=f"one of {', '.join(RUNTIMES)}")
+    settings, file = runtime.read_settings(request.settings), read_model_file(request.path)
+    name, sha256 = request.name or file.name, request.sha256 or file.identity
+    return runtime.load(replace(file, name=name, identity=sha256), settings)
 
 
 def main(arguments: abc.Sequence[str] | None = None) -> NoReturn:
     """Serve until standard input ends.
 
-    ``--loader MODULE:FUNCTION`` loads with that function instead of those in ``LOADERS``: a command line is written
-    by whoever starts the process, so nothing that a file or a frame says can choose it.
+    ``--loader MODULE:FUNCTION`` loads with that function instead of the runtime that is asked for: a command line is
+    written by whoever starts the process, so nothing that a file or a frame says can choose it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent, who then decides about us
     parser = argparse.ArgumentParser(prog="edgespec.runtimes.process.worker")
@@ -207,10 +163,7 @@ class _Server:
 
     def _load(self, frame: Frame) -> _Answer:
         request = LoadRequest.from_json(frame.header.get("load"))
-        loader = self._loader or LOADERS.get(request.runtime)
-        if loader is None:
-            raise InvalidRequestError(f"no runtime {request.runtime!r}", hint=f"one of {', '.join(LOADERS)}")
-        self._model = loader(request)
+        self._model = (self._loader or _load)(request)
         return {"facts": facts_to_json(self._model.facts)}, b""
 
     def _open(self, frame: Frame) -> _Answer:

@@ -1,0 +1,158 @@
+"""From messages to tokens: the model's own template, and one conversation's text and history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import InvalidRequestError, PromptTooLongError, TemplateError
+from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.tokenizer import Tokenizer
+
+# Share of the context kept free for the answer when a conversation outgrows it.
+_ANSWER_SHARE = 4
+
+
+class PromptFormat:
+    """How a model wants to be talked to: its tokenizer, and its chat template where it has one."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None) -> None:
+        self.tokenizer = tokenizer
+        self._name = name
+        self._source = template
+        self._template: ChatTemplate | None = None  # compiled at its first use
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model can be talked to; otherwise only raw text can be continued."""
+        return self._source is not None
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
+        if self._template is None:
+            if self._source is None:
+                raise TemplateError(
+                    f"{self._name} has no chat template",
+                    hint="use `--raw` to continue plain text, or an instruction-tuned model",
+                )
+            bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+            self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
+        return self._template.render(messages)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a rendered prompt; the begin-of-sequence token is added unless the text spells it out."""
+        bos = self.tokenizer.bos_token
+        return self.tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    def request_tokens(self, text: str) -> list[int]:
+        """Tokens of a conversation that is one request; of the text itself for a model that cannot be talked to."""
+        return self.encode(self.render([{"role": "user", "content": text}]) if self.has_template else text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A prompt as the model reads it. ``message`` None: plain text, outside the conversation.
+
+    ``dropped`` old messages are left out, because the conversation outgrew the context; ``notice`` says so.
+    """
+
+    message: str | None
+    text: str
+    tokens: list[int]
+    dropped: int = 0
+    notice: str | None = None
+
+
+class Conversation:
+    """The messages so far, and the ``history``: the tokens that the caches hold or held last."""
+
+    def __init__(self, prompts: PromptFormat, system: str | None) -> None:
+        self._prompts = prompts
+        self._head = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, str]] = []
+        self._rendered = ""  # the text that the history stands for
+        self.history: list[int] = []
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        """The conversation so far, the system message first where there is one."""
+        return tuple(dict(message) for message in (*self._head, *self._messages))
+
+    def clear(self) -> None:
+        """Forget the conversation, not the system message or the history."""
+        self._messages.clear()
+        self._rendered = ""
+
+    def forget_text(self) -> None:
+        """The history's text is not known any more: the next prompt is tokenised whole."""
+        self._rendered = ""
+
+    def turn(self, prompt: str, max_tokens: int | None, context_length: int, *, raw: bool) -> Turn:
+        """The next turn, or ``raw`` text as it is.
+
+        Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
+        """
+        if raw:
+            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(prompt))
+        else:
+            turn = self._next(prompt, max_tokens, context_length)
+        if not turn.tokens:
+            raise InvalidRequestError("the prompt is empty", hint="give at least one character")
+        if len(turn.tokens) >= context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(turn.tokens)} tokens and the context holds {context_length}",
+                hint="shorten the prompt or use a larger --context",
+            )
+        return turn
+
+    def _next(self, prompt: str, max_tokens: int | None, context: int) -> Turn:
+        """The conversation with ``prompt`` added, without the oldest turns where it would not fit.
+
+        Whole turns go, the oldest first, and a few more than needed: dropping one means reading the rest again,
+        which should not happen at every turn from then on.
+        """
+        reserve = min(max_tokens or context, context // _ANSWER_SHARE)
+        kept, dropped = list(self._messages), 0
+        while True:
+            text = self._prompts.render([*self._head, *kept, {"role": "user", "content": prompt}])
+            tokens = self._encode(text)
+            room = context - context // _ANSWER_SHARE if dropped else context
+            if len(tokens) + reserve <= room or not kept:
+                break
+            del kept[0]
+            while kept and kept[0]["role"] != "user":
+                del kept[0]
+            dropped += 1
+        turns = "turn was" if dropped == 1 else "turns were"
+        notice = f"the conversation outgrew the context: the oldest {dropped} {turns} dropped" if dropped else None
+        return Turn(message=prompt, text=text, tokens=tokens, dropped=len(self._messages) - len(kept), notice=notice)
+
+    def _encode(self, text: str) -> list[int]:
+        """Tokens of ``text``, keeping the ones the model itself wrote where the text continues the history.
+
+        Tokenising an answer again may cut it differently, which would throw its cache away.
+        """
+        tokenizer = self._prompts.tokenizer
+        if self._rendered and text.startswith(self._rendered):
+            kept = self.history
+            if kept and kept[-1] in tokenizer.stop_ids:
+                kept = kept[:-1]  # the template writes the end of the turn itself
+            return [*kept, *tokenizer.encode(text[len(self._rendered) :], special=True)]
+        return self._prompts.encode(text)
+
+    def begin(self, turn: Turn, history: list[int]) -> None:
+        """The turn is being answered: ``history`` are its tokens, and grows by the answer's."""
+        del self._messages[: turn.dropped]
+        self.history = history
+
+    def end(self, turn: Turn, answer: str, answer_ids: list[int]) -> None:
+        """The turn is over, with this answer: it joins the conversation, unless nothing was answered."""
+        del self.history[len(turn.tokens) + len(answer_ids) :]
+        self._rendered = ""
+        if turn.message is None or not answer:  # templates insist on alternating roles
+            return
+        self._messages.append({"role": "user", "content": turn.message})
+        self._messages.append({"role": "assistant", "content": answer})
+        # After a stop string the tokens say more than the text: then the text is tokenised again.
+        if self._prompts.tokenizer.detokenize(answer_ids) == answer:
+            self._rendered = turn.text + answer

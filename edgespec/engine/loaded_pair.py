@@ -1,0 +1,213 @@
+"""A loaded target with the drafters found for it, and the plan for them: what sessions and calibrations are given."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.decoding.pipelined.budget import Budget
+from edgespec.drafters.lookup import LookupDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.trimmed import EscapeDrafter
+from edgespec.engine.conversation import PromptFormat
+from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.errors import ClosedError
+from edgespec.files.home import Home
+from edgespec.hardware.machine import Machine, power_source
+from edgespec.interfaces.drafting import Drafter
+from edgespec.interfaces.model import Model
+from edgespec.interfaces.policy import DepthPolicy
+from edgespec.placement.memory import MemoryEstimate, memory_needed
+from edgespec.placement.model_pool import ModelPool
+from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.planner import PlanRequest, make_plan
+from edgespec.planning.cost.widths import WIDEST, WidthProbe
+from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.factory import make_budget, make_policy
+from edgespec.planning.depth.pipelined import PipelinedDepth
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.runtime import LoadedModel
+from edgespec.text.tokenizer import LlamaVocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Who drafts for one answer and how far. Given to a session it replaces the plan's: for measuring and comparing.
+
+    A ``depth_cap`` beyond the engine's numeric class gives up plain decoding's exact text. ``target`` takes the place
+    of the engine's: the same weights in another setting, say. With ``budget`` (called for each answer) drafting and
+    verifying are pipelined; without one, or where it gives none, they are serial. Without ``siblings`` a serial round
+    puts forward a chain alone, also where the target scores trees.
+    """
+
+    drafters: tuple[Drafter, ...]
+    policy: DepthPolicy
+    depth_cap: int
+    target: Model | None = None
+    budget: Callable[[], Budget | None] | None = None
+    siblings: bool = True
+
+
+class LoadedPair:
+    """Target, drafters, tokenizer and measurements, the plan that follows from them, and the sessions that use it."""
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        machine: Machine,
+        home: Home,
+        target: LoadedModel,
+        tokenizer: LlamaVocabulary,
+        pool: ModelPool,
+        request: PlanRequest,
+        probe: WidthProbe | None,
+        store: Measurements,
+    ) -> None:
+        self.profile = profile
+        self.machine = machine
+        self.home = home
+        self.target = target
+        self.tokenizer = tokenizer
+        self.prompts = PromptFormat(target.facts.name, tokenizer, target.header.chat_template)
+        self.pool = pool
+        self.request = request
+        self.probe = probe
+        self.lock = threading.RLock()
+        self.closed = False
+        # Not kept alive by the pair: a server opens thousands of sessions in its life.
+        self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.on_new_power: Callable[[], None] = lambda: None  # ends a calibration that is under way
+        drafters: list[Drafter] = []
+        if profile.lookup:
+            drafters.append(LookupDrafter())
+        if pool.drafter is not None:
+            drafters.append(_model_drafter(pool))
+        self.drafters: tuple[Drafter, ...] = tuple(drafters)
+        self.measurements = self._measurements_in(store)
+        costs = self.measurements.costs()
+        self.plan: Plan = self._plan_by(costs)
+        self.policy: DepthPolicy = self._policy_by(costs)
+
+    # ----------------------------------------------------------------------------------------- facts
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.target.facts.vocabulary_size
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the target's cache can drop its last tokens."""
+        return self.target.facts.can_rewind
+
+    @property
+    def depth_cap_allowed(self) -> int:
+        """The deepest draft that keeps the exactness asked for, whether or not the plan drafts at all."""
+        if not self.can_rewind or self.probe is None:
+            return 0
+        return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
+
+    @property
+    def session_memory(self) -> MemoryEstimate:
+        """What the target takes with one session."""
+        return memory_needed(self.pool.target, self.target.settings, self.plan.context_length)
+
+    def speculation(self) -> Speculation:
+        """The plan as it is now."""
+        return Speculation(
+            drafters=self.drafters, policy=self.policy, depth_cap=self.plan.depth_cap, budget=self.pipeline_budget
+        )
+
+    def pipeline_budget(self) -> Budget | None:
+        """How much each round of one answer verifies where the plan drafts beside the target; None where not."""
+        if self.plan.mode != "pipelined":
+            return None
+        return make_budget(self.plan.depth_cap, self.measurements.costs())
+
+    # ------------------------------------------------------------------------------------------ plan
+
+    def replan(self) -> None:
+        """Plan from what is stored now; answers that begin from here on follow the new plan."""
+        if self.request.plain_because is None:  # else nothing is drafted, and widths need not be known
+            self.probe = self.measurements.widths() or self.probe
+        costs = self.measurements.costs()
+        self.plan = self._plan_by(costs)
+        pipelined = isinstance(self.policy, PipelinedDepth)
+        if isinstance(self.policy, CostDepth | BanditDepth) and pipelined == (self.plan.mode == "pipelined"):
+            self.policy.calibrate(costs, self.plan.depth_cap, self.measurements.priors)
+        else:  # another mode is another policy, which begins with what this one learned
+            self.measurements.keep(self.policy)
+            self.policy = self._policy_by(costs)
+
+    def _plan_by(self, costs: Costs) -> Plan:
+        return make_plan(self.request, self.target.facts, self.probe, self.measurements.notes, costs)
+
+    def _policy_by(self, costs: Costs) -> DepthPolicy:
+        name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
+        pipelined = self.plan.mode == "pipelined"
+        priors = self.measurements.priors
+        return make_policy(name, self.plan.depth_cap, self.request.sources, costs, priors, pipelined=pipelined)
+
+    def follow_power(self) -> tuple[str, ...]:
+        """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
+
+        Each answer begins with this. Returns the sentence that says so, if there is a new plan. A source that cannot
+        be told for a moment is no change.
+        """
+        now = power_source()
+        with self.lock:
+            if self.closed or now is None or now == self.machine.power_source:
+                return ()
+            self.machine = replace(self.machine, power_source=now)
+            self.measurements = self._measurements_in(self.measurements.store.on_power(now))
+            self.on_new_power()
+            self.replan()
+        return (f"the machine runs on {now} now: planned anew",)
+
+    def adopt(self, *, plain_because: str | None = None, **settings: Any) -> bool:
+        """Go on with the target's weights in other caches or threads; False while a session is open.
+
+        ``settings`` are those of ``LoadedModel.with_settings``. What is planned next is planned for the new setting:
+        plainly, if there is a reason ``plain_because``.
+        """
+        with self.lock:
+            if self.closed or any(not session.closed for session in self.sessions):
+                return False
+            other = self.target.with_settings(**settings)
+            self.target.close()
+            self.target, self.probe = other, None
+            self.pool.use_threads(other.settings.threads)  # drafters run as the target does
+            self.request = replace(self.request, plain_because=plain_because)
+            self.measurements = self._measurements_in(self.measurements.store)
+            self.replan()  # the depths of the old plan are those of another numeric class
+        return True
+
+    def _measurements_in(self, store: Measurements) -> PairMeasurements:
+        """What is stored of the target and its drafter as they are now."""
+        drafter = self.pool.drafter
+        facts = None if drafter is None else drafter.facts
+        return PairMeasurements(store, self.target.facts, facts, self.request.sources, self.request.context_length)
+
+
+def _model_drafter(pool: ModelPool) -> Drafter:
+    """Drafts with the pool's model; if its head is trimmed, only while it can say what is being written."""
+    # Weakly: an engine that is forgotten must not live on through its own drafter.
+    open_drafter, open_whole = weakref.WeakMethod(pool.drafter_model), weakref.WeakMethod(pool.whole_drafter_model)
+    drafter = ModelDrafter(lambda: _called(open_drafter))
+    kept_ids = None if pool.drafter is None else pool.drafter.file.kept_ids
+    if kept_ids is None:
+        return drafter
+    whole = None if pool.whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
+    return EscapeDrafter(drafter, whole, kept_ids.tolist())
+
+
+def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:
+    alive = method()
+    if alive is None:
+        raise ClosedError("this engine is gone")
+    return alive()

@@ -1,0 +1,155 @@
+"""A model as it would be loaded: runtime, settings, facts and memory, computed once and handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import HOST, Model, ModelFacts
+from edgespec.placement.memory import MemoryEstimate, memory_needed
+from edgespec.placement.settings import choose_runtime
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.runtime import AS_FILED, DraftForm, LoadedModel, Runtime, Settings
+from edgespec.runtimes.table import runtime_of
+
+# What a worker process holds beside its model (the interpreter, numpy, a runtime): 51 MiB resident with llama.cpp,
+# 68 MiB with ONNX Runtime, on Linux with a tiny model. What a driver adds for its device is not in it.
+PROCESS_BYTES = 68 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A file in one setting. ``facts`` are those it would have if it were loaded.
+
+    ``memory`` is what it takes of the machine's own memory. ``form`` is what a drafter leaves out of its file;
+    ``in_process``: it is loaded in a process of its own.
+    """
+
+    file: LocatedModel
+    settings: Settings
+    facts: ModelFacts
+    memory: MemoryEstimate
+    form: DraftForm = AS_FILED
+    in_process: bool = False
+
+    @property
+    def spared_bytes(self) -> int:
+        """How many bytes less than in its file the weights take."""
+        return self.file.weight_bytes - self.facts.weight_bytes
+
+    def load(self) -> LoadedModel:
+        """The model, in this process. Raises what ``Runtime.load`` raises."""
+        return runtime_of(self.settings).load(self.file, self.settings, self.form)
+
+    def open(self, worker: WorkerSettings) -> Model:
+        """The model, or on its way in a process of its own, which is not waited for (see ``Restarting``).
+
+        Raises what ``load`` raises.
+        """
+        if not self.in_process:
+            return self.load()
+        file = self.file
+        folder = file.artefact or file.onnx
+        request = LoadRequest(
+            runtime=self.settings.runtime,
+            path=file.path if folder is None else folder.folder,
+            settings=asdict(self.settings),  # type: ignore[call-overload]
+            name=file.name,
+            sha256=file.identity,
+        )
+        return run_in_process(self.facts, request, worker)
+
+
+def prepare_model(file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
+    """A model as its file has it. Raises what ``Runtime.describe`` raises."""
+    facts = runtime_of(settings).describe(file, settings)
+    return PreparedModel(
+        file=file, settings=settings, facts=facts, memory=memory_needed(file, settings, context_length)
+    )
+
+
+def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:
+    """A drafter, with what it leaves out of its file, in this process or in one of its own.
+
+    Raises what ``Runtime.describe`` raises.
+    """
+    runtime, apart = runtime_of(settings), drafts_in_process(profile, settings.device)
+    form = AS_FILED
+    if not apart:
+        whole_head, filed_weights = profile.draft_head == "whole", profile.draft_weights == "file"
+        form = runtime.draft_form(file, whole_head=whole_head, filed_weights=filed_weights)
+    facts = runtime.describe(file, settings, form)
+    memory = memory_needed(file, settings, context_length)
+    memory = replace(memory, weights_bytes=memory.weights_bytes - (file.weight_bytes - facts.weight_bytes))
+    if apart:
+        facts = replace(facts, can_fork=False, can_branch=False, settings={**facts.settings, "process": True})
+        memory = replace(memory, buffers_bytes=memory.buffers_bytes + PROCESS_BYTES)
+    return PreparedModel(file=file, settings=settings, facts=facts, memory=memory, form=form, in_process=apart)
+
+
+def drafts_in_process(profile: Profile, device: str) -> bool:
+    """Whether a drafter on that device has a process of its own: a GPU or an NPU, unless the profile says more.
+
+    Their drivers fail and hang, and take the process along that uses them.
+    """
+    if profile.draft_isolation == "auto":
+        return device.lower() != HOST
+    return profile.draft_isolation == "process"
+
+
+class Preparation:
+    """The models of one load: each setting is chosen, described and weighed once, however often it is asked for."""
+
+    def __init__(self, profile: Profile, threads: int, context_length: int) -> None:
+        self.profile = profile
+        self.threads = threads
+        self.context_length = context_length
+        self._prepared: dict[tuple[str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
+
+    def target(self, file: LocatedModel) -> PreparedModel:
+        """The target in the fastest setting it is known to run in. Raises what ``choose_runtime`` raises."""
+        profile = self.profile
+        layers = None if profile.gpu_layers == "auto" else profile.gpu_layers
+        wanted_device = HOST if layers == 0 and file.onnx is None else profile.device
+        wanted = profile.runtime if file.runtime == "auto" else file.runtime
+        runtime, device = choose_runtime(wanted, wanted_device, file)
+        return self.target_at(file, runtime, device, layers)[0]
+
+    def target_at(
+        self, file: LocatedModel, runtime: Runtime, device: str, layers: int | None = None
+    ) -> Sequence[PreparedModel]:
+        """The target on a device, in the settings worth probing for widths with equal bits, the fastest first."""
+        key = (file.identity, runtime.name, device, layers, False)
+        if key not in self._prepared:
+            preferred = self._settings(file, runtime, device, layers)
+            variants = runtime.stable_settings(preferred)
+            self._prepared[key] = [prepare_model(file, each, self.context_length) for each in variants]
+        return self._prepared[key]
+
+    def drafter(self, file: LocatedModel) -> PreparedModel:
+        """The drafter in its fastest setting: how it rounds decides nothing but its own proposals.
+
+        Raises what ``choose_runtime`` raises.
+        """
+        return self.drafter_at(file, *choose_runtime(self.profile.draft_runtime, self.profile.draft_device, file))
+
+    def decided_drafter(self, file: LocatedModel, device: str, runtime: str | None = None) -> PreparedModel:
+        """The drafter where it was decided to run, which the profile says from now on."""
+        profile = self.profile
+        self.profile = replace(profile, draft_device=device, draft_runtime=runtime or profile.draft_runtime)
+        return self.drafter(file)
+
+    def drafter_at(self, file: LocatedModel, runtime: Runtime, device: str) -> PreparedModel:
+        """The drafter on a device."""
+        key = (file.identity, runtime.name, device, None, True)
+        if key not in self._prepared:
+            settings = self._settings(file, runtime, device, None)
+            self._prepared[key] = [prepare_drafter(self.profile, file, settings, self.context_length)]
+        return self._prepared[key][0]
+
+    def _settings(self, file: LocatedModel, runtime: Runtime, device: str, layers: int | None) -> Settings:
+        sidecar = self.profile.native_sidecar
+        return runtime.settings(file, threads=self.threads, device=device, gpu_layers=layers, sidecar=sidecar)
