@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,12 +38,13 @@ class Measurements:
     """The folder that measurements of this machine are kept in. It need not exist.
 
     ``notes`` collects a sentence for every file that was there and could not be used. Width classes do not depend on
-    the power source; times do.
+    the power source; times do. ``create`` makes a folder before it is written to.
     """
 
     folder: Path
     machine_fingerprint: str
     power_source: str | None = None
+    create: Callable[[Path], object] = field(default=partial(Path.mkdir, parents=True, exist_ok=True), compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
     _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -115,13 +117,13 @@ class Measurements:
         Two calibrations at once would measure each other.
         """
         try:
-            lock_folder.mkdir(parents=True, exist_ok=True)
+            self.create(lock_folder)
             lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=-1 if wait else 0)
             lock.acquire()
         except filelock.Timeout:
             yield False
             return
-        except (OSError, NotImplementedError):  # nowhere to put a lock: then nobody else has one either
+        except (OSError, EdgespecError, NotImplementedError):  # nowhere to put a lock: nobody else has one either
             yield True
             return
         try:
@@ -164,7 +166,7 @@ class Measurements:
         path = self._path(kind, key)
         document = {"schema_version": SCHEMA_VERSION, "key": dict(key), kind: dict(value)}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.create(self.folder)
             write_json(path, document)
         except (OSError, EdgespecError):
             self._unwritten[path.name] = json.dumps(document)

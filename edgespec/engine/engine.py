@@ -73,6 +73,7 @@ class Engine:
         Raises EdgespecError and its subclasses only.
         """
         own_home = store_home or home()
+        own_home.read_format()
         tell = progress or (lambda _event: None)
         chosen = resolve_profile(profile, {"target": target, **overrides}, own_home)
         locator = Locator(store=Store(own_home), download=download, progress=progress, cancelled=cancelled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,15 +11,19 @@ from pathlib import Path
 import platformdirs
 
 from edgespec.errors import EdgespecError
+from edgespec.files.atomic import write_text
 
-__all__ = ["Home", "home"]
+__all__ = ["FORMAT", "Home", "home"]
 
 HOME_VARIABLE = "EDGESPEC_HOME"
+
+# The format of everything in a home together. A home without a number is one of edgespec 0.1.0, whose format is 1.
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """All paths under one root. ``history`` is a file, everything else a folder; none need exist yet."""
+    """All paths under one root. ``history`` and ``format_file`` are files, the rest folders; none need exist yet."""
 
     root: Path
 
@@ -62,12 +67,44 @@ class Home:
         """The lines typed into ``edgespec chat``."""
         return self.root / "history"
 
-    def create(self, folder: Path) -> Path:
-        """Make ``folder`` (one of the above, or inside one) and return it.
+    @property
+    def format_file(self) -> Path:
+        """The format number, written before anything else."""
+        return self.root / "format"
 
-        Raises EdgespecError if it cannot be created or written.
+    def read_format(self) -> int | None:
+        """The format number, or None if there is none yet. Creates nothing.
+
+        Raises EdgespecError if it is newer than ours or no number.
         """
+        other = f"set {HOME_VARIABLE} to another folder"
         try:
+            with self.format_file.open("rb") as file:
+                digits = file.read(32).strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise EdgespecError(f"{self.format_file} cannot be read: {error.strerror}", hint=other) from error
+        number = int(digits) if digits.isdigit() else 0
+        if number < 1:
+            hint = f"write {FORMAT} into it if no newer edgespec used this folder, or {other}"
+            raise EdgespecError(f"{self.format_file} does not hold a format number", hint=hint)
+        if number > FORMAT:
+            what = f"a newer edgespec wrote {self.root}: its format is {number}, and this edgespec reads {FORMAT}"
+            raise EdgespecError(what, hint=f"update edgespec, or {other}")
+        return number
+
+    def create(self, folder: Path) -> Path:
+        """Make ``folder`` (one of the above, or inside one) and return it. A home without a format number gets ours.
+
+        Raises EdgespecError if it cannot be created or written, or if a newer edgespec wrote the home.
+        """
+        unnumbered = self.read_format() is None
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if unnumbered:  # processes that do this at once write the same number
+                with contextlib.suppress(OSError, EdgespecError):  # a root that cannot be written stays unnumbered
+                    write_text(self.format_file, f"{FORMAT}\n")
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EdgespecError(
@@ -85,7 +122,7 @@ class Home:
 def home(environ: Mapping[str, str] = os.environ) -> Home:
     """The root named by ``EDGESPEC_HOME``, else the platform's folder for a user's data.
 
-    Raises EdgespecError if there is no such place (no home folder, an impossible path).
+    Raises EdgespecError if there is no such place (no home folder, an impossible path) or a newer edgespec wrote it.
     """
     chosen = environ.get(HOME_VARIABLE, "").strip()
     if "\0" in chosen:
@@ -108,4 +145,6 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
         )
     if root.exists() and not root.is_dir():
         raise EdgespecError(f"{root} is a file, not a folder", hint=f"set {HOME_VARIABLE} to a folder")
-    return Home(root)
+    place = Home(root)
+    place.read_format()
+    return place
