@@ -14,6 +14,7 @@ import inspect
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -314,7 +315,7 @@ def test_exit_codes(tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypat
         "a prompt beyond the context": ("generate", "water " * 400, *target, "--context", "128", json_),
         "a temperature below zero": (*say, *target, "--temperature", "-1", json_),
         "an unknown model": ("generate", "hi", "--target", "qwen2.5-coder-1b", json_),
-        "a model that is not here": ("generate", "hi", "--target", "smollm2-360m", "--offline", json_),
+        "a model that is not here": ("generate", "hi", "--target", "gemma3-270m", "--offline", json_),
         "a path that is not there": ("generate", "hi", "--target", "missing.gguf", json_),
         "a damaged model": ("generate", "hi", "--target", cut, json_),
         "no chat template": ("generate", "hi", "--target", tiny.without_template, "--draft", "none", json_),
@@ -455,11 +456,13 @@ VARIABLE = re.compile(r"\b(?:EDGESPEC|HF|PIP)_[A-Z_]+\b")
 
 
 def test_the_commands_in_hints() -> None:
-    texts = hint_texts()
-    found = {match for text in texts for each in (OPTION, VARIABLE) for match in each.findall(text)}
-    found |= {"".join(groups).strip() for text in texts for groups in COMMAND.findall(text)}
-    assert {"--draft", "EDGESPEC_HOME", "edgespec pull {}"} <= found
-    check("hints.txt", "".join(f"{each}\n" for each in sorted(found)))
+    """Each with the number of different hints that name it."""
+    found: Counter[str] = Counter()
+    for text in hint_texts():
+        named = {match for each in (OPTION, VARIABLE) for match in each.findall(text)}
+        found.update(named | {"".join(groups).strip() for groups in COMMAND.findall(text)})
+    assert {"--draft", "EDGESPEC_HOME", "edgespec pull {}"} <= found.keys()
+    check("hints.txt", "".join(f"{found[each]:3} {each}\n" for each in sorted(found)))
 
 
 def test_hints_name_only_what_there_is(here: InProcess) -> None:
