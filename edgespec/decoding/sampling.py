@@ -264,23 +264,12 @@ class Chooser:
         left = own.without(token) if runner_up else None
         return Draft(token, own, own.peak, None if left is None else left.likeliest)
 
-    def candidates(self, rows: Rows, index: int, context: abc.Sequence[int], count: int) -> list[tuple[int, float]]:
-        """Ids and odds, best first.
-
-        The odds are the softmax of the scores that decide, with the noise where it is shared: a target whose scores
-        are off by about one chooses otherwise that often. Under the rejection rule they are the probabilities.
-        """
-        if self._argmax_decides:
-            rows.argmax_row(index)  # raises for what cannot be compared
-            scores = rows.logits(index).astype(np.float64)
-            return _best(np.arange(len(scores), dtype=np.int64), scores, count)
-        own = self.distribution(rows, index, context)
-        if self.uses_rejection:
-            return _best(own.ids, np.log(own.probs), count)
-        return self._drawn(own, len(context), count)
-
     def _drawn(self, own: Distribution, position: int, count: int) -> list[tuple[int, float]]:
-        """What the shared noise draws, what it would draw if that did not exist, and so on, with the odds of each."""
+        """What the shared noise draws, what it would draw if that did not exist, and so on, with the odds of each.
+
+        The odds are the softmax of the scores that decide, with the noise: a target whose scores are off by about one
+        chooses otherwise that often.
+        """
         if len(own.ids) == 1:
             return [(int(own.ids[0]), 1.0)]
         return _best(own.ids, _perturbed(own, self.sampling.seed, position, Purpose.TOKEN), count)

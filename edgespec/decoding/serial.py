@@ -10,7 +10,7 @@ from edgespec.decoding.round_base import FinishReason, LoopLimits, Rounds, Step
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.validation import first_chain, height, valid_length
 from edgespec.decoding.verify import verify_tree
-from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal, Spread
+from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 
@@ -30,8 +30,8 @@ class _Compared:
 class DecodeLoop(Rounds):
     """Drafts, then verifies, in turns.
 
-    Proposals may be trees if the target is a TreeSequence and that is asked for: with ``siblings`` chains with other
-    tokens beside their own, where those pay; with ``spread`` several chains, where more than one pays.
+    With ``siblings`` proposals may be trees if the target is a TreeSequence: chains with other tokens beside their
+    own, where those pay.
     """
 
     def __init__(
@@ -45,15 +45,11 @@ class DecodeLoop(Rounds):
         clock: Callable[[], float] = time.perf_counter,
         *,
         siblings: bool = False,
-        spread: Spread | None = None,
     ) -> None:
         super().__init__(target, chooser, history, limits, clock)
         self._drafter = drafter
         self._policy = policy
-        trees = siblings or spread is not None
-        self._tree_target = target if trees and isinstance(target, TreeSequence) else None
-        self._siblings = siblings and self._tree_target is not None
-        self._spread = None if self._tree_target is None else spread
+        self._tree_target = target if siblings and isinstance(target, TreeSequence) else None
 
     def _round(self) -> Step:
         clock, base = self._clock, len(self._history)
@@ -96,7 +92,7 @@ class DecodeLoop(Rounds):
         """The usable part of the drafter's proposal, and how many tokens of it were cut off as invalid."""
         if depth == 0:
             return NOTHING, 0
-        context = Context(self._history, wants_siblings=self._siblings, spread=self._spread)
+        context = Context(self._history, wants_siblings=self._tree_target is not None)
         proposal = self._drafter.propose(context, depth)
         within = proposal.cut(depth)
         usable = valid_length(

@@ -8,11 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.drafters.alternatives import MOST_ALTERNATIVES, with_siblings
-from edgespec.drafters.chains import Chains, ChainWriter, tree_proposal, undrawn
 from edgespec.drafters.head_coverage import HeadWatch, short_head_watch
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal, SiblingGate
-from edgespec.interfaces.model import Model, Restarting, Sequence, ShortHeadSequence, TreeSequence
+from edgespec.interfaces.drafting import (
+    NOTHING,
+    ChainGate,
+    Context,
+    Draft,
+    DraftRequest,
+    Outcome,
+    Proposal,
+    SiblingGate,
+)
+from edgespec.interfaces.model import Model, Restarting, Sequence, ShortHeadSequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
@@ -56,9 +64,7 @@ class ModelDraftState:
         self._known: list[int] = []  # the tokens in the cache, one for one
         self._beside: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
         self._padded = False  # whether the model has more ids than the target
-        self._branches = False  # whether it writes several chains with one forward a token
         self._watch: HeadWatch | None = None  # where the model has a short head
-        self._writer = ChainWriter(request)
         self._cancelled = False
         self._closed = False
         self.silent_because: str | None = None
@@ -150,7 +156,6 @@ class ModelDraftState:
             return None
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         self.forks = model.facts.can_fork
-        self._branches = model.facts.can_branch
         if self._watch is None and isinstance(sequence, ShortHeadSequence) and sequence.short_ids is not None:
             self._watch = short_head_watch(sequence.short_ids)
         self._sequence = sequence
@@ -166,21 +171,9 @@ class ModelDraftState:
             return NOTHING
         try:
             rows, sync_s = self._sync(sequence, context)
-            firsts, length = self._writer.firsts(rows, context, depth)
-            if len(firsts) > 1:
-                # Whether it is worth verifying was weighed where they were spread: a gate stops whoever is unsure.
-                chains = self._write(sequence, context, firsts, length)
-                proposal = tree_proposal(chains, KIND, forwards=1)
-            else:
-                proposal = self._draft(sequence, context, rows, depth, gate, drawing)
-            return replace(proposal, sync_s=sync_s)
+            return replace(self._draft(sequence, context, rows, depth, gate, drawing), sync_s=sync_s)
         finally:
             del self._known[sequence.length :]
-
-    def _write(self, sequence: Sequence, context: Context, firsts: list[tuple[int, float]], length: int) -> Chains:
-        if self._branches and isinstance(sequence, TreeSequence):
-            return self._writer.side_by_side(sequence, self._known, context, firsts, length, self._known_ids)
-        return self._writer.in_turns(sequence, self._known, context, firsts, length, self._known_ids)
 
     def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
         """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
@@ -227,7 +220,7 @@ class ModelDraftState:
             if draft is None:
                 break
             if not drawing:
-                draft = undrawn(draft)
+                draft = _undrawn(draft)
             tokens.append(draft.token)
             probs.append(draft.distribution)
             if draft.confidence is not None:
@@ -283,6 +276,16 @@ class ModelDraftState:
     def _open_sequences(self) -> list[Sequence]:
         sequence = self._sequence  # looked at once: a proposal that loses its process drops it meanwhile
         return [*(() if sequence is None else (sequence,)), *(beside for beside, _ in tuple(self._beside))]
+
+
+def _undrawn(draft: Draft) -> Draft:
+    """The same with the likeliest token in place of one that was drawn: a function of what came before it."""
+    own = draft.distribution
+    if own is None:
+        return draft
+    best = own.likeliest
+    rest = None if draft.runner_up is None else own.without(best)
+    return Draft(best, None, draft.confidence, None if rest is None else rest.likeliest)
 
 
 def _waits_because(model: Model) -> str | None:

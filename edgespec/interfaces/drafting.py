@@ -6,15 +6,10 @@ Everything here speaks token ids. The words (round, width, depth, committed, ...
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from edgespec.interfaces.rows import Distribution, Rows
-
-# (chains, length) that a proposal is best spread over, given the odds that the target's next token is the drafter's
-# best id, its second best, and so on.
-Spread = Callable[[abc.Sequence[float]], tuple[int, int]]
 
 
 class Context:
@@ -23,10 +18,10 @@ class Context:
     A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
     ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
     asks has a use for ``Proposal.runners_up``. With ``wants_siblings`` a chain with other tokens beside
-    its own is welcome, with ``spread`` several chains.
+    its own is welcome.
     """
 
-    __slots__ = ("committed_length", "spread", "tokens", "wants_runners_up", "wants_siblings")
+    __slots__ = ("committed_length", "tokens", "wants_runners_up", "wants_siblings")
 
     def __init__(
         self,
@@ -35,9 +30,7 @@ class Context:
         *,
         wants_runners_up: bool = False,
         wants_siblings: bool = False,
-        spread: Spread | None = None,
     ) -> None:
-        self.spread = spread
         self.tokens = tokens
         self.committed_length = len(tokens) if committed_length is None else committed_length
         self.wants_runners_up = wants_runners_up
@@ -167,11 +160,6 @@ class TokenChooser(Protocol):
         With ``runner_up`` the draft says what it would have been otherwise, and it names at most so many
         ``alternatives``: none under the rejection rule, where they have no part in the law.
         """
-
-    def candidates(
-        self, rows: Rows, index: int, context: abc.Sequence[int], count: int
-    ) -> abc.Sequence[tuple[int, float]]:
-        """At most ``count`` ids, the likeliest choices of a target with these scores first, and the odds of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

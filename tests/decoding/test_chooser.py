@@ -224,33 +224,35 @@ def test_another_stream_is_other_noise_for_drafts_of_the_rejection_rule_only() -
     assert len(set(drafts("keyed"))) == 1
 
 
-def test_candidates_are_what_would_be_chosen_in_order() -> None:
+def choices(chooser: Chooser, rows: Rows, length: int, count: int) -> list[tuple[int, float]]:
+    """A drafted token and its alternatives, at most ``count`` in all, with the odds of each."""
+    draft = chooser.draft(rows, 0, [0] * length, at_least(0.0), alternatives=count - 1)
+    assert draft is not None
+    first = 1.0 - sum(own for _, own in draft.alternatives) if draft.confidence is None else draft.confidence
+    return [(draft.token, first), *draft.alternatives]
+
+
+def test_alternatives_are_what_would_be_chosen_in_order() -> None:
     rows = Rows(1, lambda _: SCORES)
-    assert [token for token, _ in Chooser(Sampling()).candidates(rows, 0, [], 4)] == [1, 3, 5, 0]
-    odds = [own for _, own in Chooser(Sampling()).candidates(rows, 0, [], 9)]
+    greedy = Chooser(Sampling())
+    assert [token for token, _ in choices(greedy, rows, 0, 4)] == [1, 3, 5, 0]
+    odds = [own for _, own in choices(greedy, rows, 0, 9)]
     weights = np.exp(np.sort(SCORES.astype(np.float64))[::-1])
-    assert odds == pytest.approx((weights / weights.sum()).tolist())
-    for rule in ("keyed", "rejection"):
-        chooser = Chooser(Sampling(temperature=1.5, seed=4, rule=rule))  # type: ignore[arg-type]
-        for length in range(20):
-            found = chooser.candidates(rows, 0, [0] * length, 3)
-            assert len(found) == 3
-            assert [own for _, own in found] == sorted((own for _, own in found), reverse=True)
-            if rule == "keyed":
-                assert found[0][0] == chooser.target_token(rows, 0, [0] * length)
-            else:
-                own = distribution(SCORES, Sampling(temperature=1.5))
-                assert found == [(token, pytest.approx(as_dict(own)[token])) for token in (1, 3, 5)]
+    assert odds == pytest.approx((weights / weights.sum()).tolist(), rel=1e-5)
+    keyed = Chooser(Sampling(temperature=1.5, seed=4))
+    for length in range(20):
+        found = choices(keyed, rows, length, 3)
+        assert len(found) == 3
+        assert found[1][1] >= found[2][1]
+        assert found[0][0] == keyed.target_token(rows, 0, [0] * length)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scores_that_cannot_be_compared_have_no_candidates(bad: float) -> None:
+def test_scores_that_cannot_be_compared_are_no_draft(bad: float) -> None:
     scores = SCORES.copy()
     scores[2] = bad
     rows = Rows(1, lambda _: scores)
     for sampling in (Sampling(), Sampling(temperature=1.0)):
-        with pytest.raises(NonFiniteLogitsError):
-            Chooser(sampling).candidates(rows, 0, [], 3)
         with pytest.raises(NonFiniteLogitsError):
             Chooser(sampling).draft(rows, 0, [], None, alternatives=3)
 
@@ -259,7 +261,7 @@ def test_a_draft_names_as_many_alternatives_as_asked_for() -> None:
     rows = Rows(1, lambda _: SCORES)
     for sampling in (Sampling(), Sampling(temperature=1.5, seed=4)):
         chooser = Chooser(sampling)
-        candidates = chooser.candidates(rows, 0, [0] * 7, 4)
+        candidates = choices(chooser, rows, 7, 4)
         for count, gate in ((0, None), (1, None), (3, None), (3, at_least(0.0))):
             draft = chooser.draft(rows, 0, [0] * 7, gate, alternatives=count)
             assert draft is not None
@@ -282,10 +284,9 @@ def test_penalties_leave_greedy_decoding_no_alternative() -> None:
     assert (draft.token, draft.alternatives) == (3, ())
 
 
-def test_a_truncated_distribution_has_few_candidates() -> None:
+def test_a_truncated_distribution_has_few_alternatives() -> None:
     rows = Rows(1, lambda _: SCORES)
-    assert len(Chooser(Sampling(temperature=1.0, top_k=2)).candidates(rows, 0, [], 5)) == 2
-    assert Chooser(Sampling(repeat_penalty=1.5)).candidates(rows, 0, [1], 5) == [(3, 1.0)]
+    assert len(choices(Chooser(Sampling(temperature=1.0, top_k=2)), rows, 0, 5)) == 2
 
 
 @pytest.mark.parametrize("wants", [False, True])

@@ -41,11 +41,6 @@ from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, Faults
 
 
-def best_of_all(odds: Sequence[float]) -> tuple[int, int]:
-    """Scripted drafters do not ask."""
-    raise AssertionError
-
-
 class Trees(scripted.Scripted):
     """Chains side by side: ``script(tokens, depth)`` gives them, each from the text on."""
 
@@ -104,7 +99,7 @@ def loop_of(answer: Answer, drafter: Any, depth: int, rule: str = "greedy", **li
         Chooser(TEXT_RULES[rule]),
         answer.history,
         LoopLimits(depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, **settings),
-        spread=best_of_all,
+        siblings=True,
     )
 
 
@@ -207,7 +202,7 @@ def test_trees_are_refused_by_whoever_was_not_told_that_they_are_exact() -> None
             Chooser(GREEDY),
             own.history,
             LoopLimits(max_tokens=TOKENS, depth_cap=4, vocabulary_size=VOCABULARY_SIZE),
-            spread=best_of_all if trees else None,
+            siblings=trees,
         )
         own.take(loop.steps())
         assert own.tokens == PLAIN["greedy"][:TOKENS]
@@ -287,7 +282,7 @@ def law_of(target: Conditional, draft: Conditional, *, rejection: bool, tokens: 
             ExactChooser(decisions, target, rejection=rejection),
             history,
             LoopLimits(max_tokens=tokens, depth_cap=4, vocabulary_size=SIZE),
-            spread=best_of_all,
+            siblings=True,
         )
         for _ in loop.steps():
             pass
@@ -327,7 +322,7 @@ def test_the_rejection_rule_draws_from_the_noise_of_corrections() -> None:
         limits = LoopLimits(max_tokens=TOKENS, depth_cap=5, vocabulary_size=VOCABULARY_SIZE)
         own.take(
             DecodeLoop(
-                own.sequence, drafter, FixedDepth(5), Chooser(REJECTION), own.history, limits, spread=best_of_all
+                own.sequence, drafter, FixedDepth(5), Chooser(REJECTION), own.history, limits, siblings=True
             ).steps()
         )
         texts.append(own.tokens)
