@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
+import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from edgespec import Done, Engine, Session
-from edgespec.bench.controls import Script, SleepingDrafter
+from edgespec.bench.controls import Script
 from edgespec.bench.suite import builtin_suite
 from edgespec.calibration.width_probe import probe_tokens
 from edgespec.engine.loaded_pair import Speculation
+from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
 from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, expected_serial
 from edgespec.planning.depth.base import FixedDepth
@@ -34,6 +39,93 @@ PROMPTS = 3
 # Where T(w) is timed: about the middle of these answers.
 CONTEXT = 128
 MOST_DEPTH = 7
+
+
+class SleepingDrafter:
+    """Knows the answer, is right as often as told, and takes its time without using the machine.
+
+    It stands for a drafter on a device of its own: each token is ready ``token_s`` seconds after the one before, by
+    the ``clock``, and nothing is computed meanwhile. Whether it is right at a place depends on the place and the
+    ``seed`` alone: with probability ``acceptance``.
+    """
+
+    kind = "sleeping"
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        token_s: float,
+        acceptance: float = 1.0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._script, self._token_s, self._acceptance = script, token_s, acceptance
+        self._seed, self._clock = seed, clock
+
+    def is_right(self, place: int) -> bool:
+        """Whether it says the right token at that place of the text."""
+        return random.Random(f"{self._seed} {place}").random() < self._acceptance
+
+    def start(self, request: DraftRequest) -> SleepingState:
+        return SleepingState(self, self._script, request.vocabulary_size, self._token_s, self._clock)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class SleepingState:
+    """One session's."""
+
+    free = False
+
+    def __init__(
+        self,
+        drafter: SleepingDrafter,
+        script: Script,
+        vocabulary_size: int,
+        token_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._drafter, self._script, self._vocabulary_size = drafter, script, vocabulary_size
+        self._token_s, self._clock = token_s, clock
+        self._cancelled = threading.Event()
+
+    def lag(self, context: Context) -> int:
+        return 0
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        tokens: list[int] = []
+        ready = self._clock()
+        while len(tokens) < depth and len(context) + len(tokens) < len(self._script.tokens):
+            ready += self._token_s  # a deadline, so that waking late once does not make the rest later
+            if self._cancelled.wait(max(0.0, ready - self._clock())):
+                raise CancelledError("the drafting was cancelled")
+            place = len(context) + len(tokens)
+            token = self._script.tokens[place]
+            tokens.append(token if self._drafter.is_right(place) else (token + 1) % self._vocabulary_size)
+            if gate is not None and not gate.goes_on():
+                break
+        if not tokens:
+            return NOTHING
+        return Proposal(
+            tokens=tuple(tokens),
+            sources=(self._drafter.kind,) * len(tokens),
+            drafted_by=self._drafter.kind,
+            forwards=len(tokens),
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns nothing."""
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def reset_cancel(self) -> None:
+        self._cancelled.clear()
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 @dataclass

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
@@ -19,6 +18,7 @@ from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.native.native import NativeModel
 from tests.decoding.test_sibling_rounds import Beside
+from tests.support.budgets import FixedBudget
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer

@@ -15,15 +15,14 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
+from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
-from edgespec.planning.cost.tree_width import FullTrees
 from edgespec.planning.cost.widths import WidthProbe, width_classes
-from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.base import OFF, FixedDepth, TimedPolicy
 from edgespec.planning.depth.factory import make_budget
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
-
 
 # The kind of drafter that has other tokens to put forward beside a chain; copies have none.
 _MODEL = "model"
@@ -326,3 +325,39 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
     noise = gumbel(sampling.seed, len(tokens), Purpose.TOKEN, own.ids)
     best = np.sort(np.log(own.probs) + noise)[-2:]
     return float(best[1] - best[0]) * sampling.temperature
+
+
+class FullTrees(TimedPolicy):
+    """Trees as wide as they may be in every round, whatever that costs: for checking that they are exact.
+
+    Half of the tokens are a chain, the other half lies beside it. ``source`` alone drafts.
+    """
+
+    def __init__(self, depth_cap: int, source: str) -> None:
+        super().__init__()
+        self._depth_cap, self._source = depth_cap, source
+
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        if source != self._source:
+            return OFF
+        return Allowance(self._depth_cap, _FullTree((self._depth_cap + 1) // 2))
+
+
+class _FullTree:
+    """Lets ``length`` tokens through and finds all beside them worth it, the best alternative of each place first."""
+
+    needs_entropy = False
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+    def goes_on(self) -> bool:
+        return self._left > 0
+
+    def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
+        every = sorted((rank, place) for place, each in enumerate(odds) for rank in range(len(each)))
+        return sorted((place, rank) for rank, place in every[: max(0, most)])

@@ -10,13 +10,14 @@ import pytest
 
 import edgespec.decoding.round_base as rounds_module
 import edgespec.decoding.serial as loop_module
-from edgespec.bench.equality import SAMPLED, check_equality, checks_trees, depths_to_check, spread
+from edgespec.bench.equality import SAMPLED, FullTrees, check_equality, checks_trees, depths_to_check, spread
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
+from edgespec.interfaces.drafting import SiblingGate
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime
 from tests.support.tiny_models import TinyModels, require_speculation
@@ -186,3 +187,18 @@ def test_at_once_where_the_profile_wants_it(tiny: TinyModels, monkeypatch: pytes
         assert report.depths == (2,)
         assert (report.identical, report.kept) == (1, True)
         assert bool(rounds) is (mode == "pipelined")
+
+
+@pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
+def test_a_full_tree_is_half_a_chain(cap: int, length: int) -> None:
+    assert FullTrees(cap, "model").allow("lookup").depth == 0
+    allowance = FullTrees(cap, "model").allow("model")
+    gate = allowance.gate
+    assert isinstance(gate, SiblingGate)
+    assert (allowance.depth, gate.needs_entropy) == (cap, False)
+    for place in range(length):
+        assert gate.admits(0.0, None)
+        assert gate.goes_on() == (place + 1 < length)
+    assert not gate.admits(1.0, None)
+    assert gate.siblings([[0.1, 0.0], [0.3], [0.2, 0.1]], 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert gate.siblings([[0.1, 0.0], [0.3]], -1) == []

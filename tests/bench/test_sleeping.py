@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from edgespec.bench.controls import Script, SleepingDrafter, SleepingState
+from benchmarks.sleeping_drafter import SleepingDrafter, SleepingState
+from edgespec.bench.controls import Script
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, Outcome

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from edgespec.runtimes.devices import Device, DeviceKind, DeviceReport
 
 from edgespec.calibration.machine_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
-from edgespec.runtimes.devices import Device, DeviceKind, DeviceReport
 from tests.support.command_line import InProcess
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.pipelined.loop import FixedBudget, PipelinedLoop
+from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
@@ -21,6 +21,7 @@ from edgespec.interfaces.rows import Distribution, FloatArray, Rows
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.law import Conditional, Law, as_array
 from tests.decoding.test_pipeline import Late
+from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel
 
 SIZE = 3

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.pipelined.budget import FixedBudget
 from edgespec.decoding.pipelined.correction_branches import Place, likeliest_corrections
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
@@ -24,6 +23,7 @@ from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, VOCABULARY_SIZE, Answer, start
 from tests.decoding.test_pipeline import Submit, at_once, check, intact, pipelined
 from tests.support import scripted_drafters as scripted
+from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.held_futures import Held
 from tests.support.sleepy import Sleepy

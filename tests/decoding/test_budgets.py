@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.decoding.pipelined.budget import FixedBudget
+from tests.support.budgets import FixedBudget
 
 
 def test_unless_told_otherwise_it_waits_and_tries_nothing() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import Drafted, FixedBudget, PipelinedLoop
+from edgespec.decoding.pipelined.loop import Drafted, PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError, RewindError
@@ -33,6 +33,7 @@ from tests.decoding.test_loop import (
     start,
 )
 from tests.support import scripted_drafters as scripted
+from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel, Faults
 from tests.support.sleepy import Sleepy
 

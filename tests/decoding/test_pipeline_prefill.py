@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.errors import ForwardError
 from edgespec.interfaces.drafting import Context, Proposal
 from tests.decoding.test_loop import GREEDY, KNOWN, PLAIN, PROMPT, TEXT_RULES, TOKENS, start
 from tests.decoding.test_pipeline import Late, at_once, check, pipelined
 from tests.support import scripted_drafters as scripted
+from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel, Faults
 
 BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, beside_prefill=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from edgespec.runtimes.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
 from edgespec.runtimes.llama import library as llama_library
 from edgespec.runtimes.onnx import providers as onnx_providers
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import FixedBudget, PipelinedLoop
+from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
@@ -24,6 +24,7 @@ from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.round_simulation import SimulatedPair, simulate_pipelined
 from edgespec.planning.depth.base import FixedDepth
+from tests.support.budgets import FixedBudget
 from tests.support.simulated_decoding import FLAT, STEEP, WRONG, Truth
 
 T = TypeVar("T")

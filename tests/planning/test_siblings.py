@@ -7,11 +7,10 @@ import random
 
 import pytest
 
-from edgespec.interfaces.drafting import SiblingGate
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
-from edgespec.planning.cost.tree_width import FullTrees, SiblingOdds, choose_siblings
+from edgespec.planning.cost.tree_width import SiblingOdds, choose_siblings
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.cost_gate import MARGIN, CostGate
 from edgespec.planning.depth.cost_model import CostDepth, Costs
@@ -173,18 +172,3 @@ def _always() -> object:
 def test_a_drafter_that_costs_nothing_has_its_gate_too() -> None:
     policy = CostDepth(7, ["model"], Costs(curves=costs().curves, drafts={"model": DraftCost(token_s=0.0)}))
     assert gate_of(policy).siblings([], 3) == []
-
-
-@pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
-def test_a_full_tree_is_half_a_chain(cap: int, length: int) -> None:
-    assert FullTrees(cap, "model").allow("lookup").depth == 0
-    allowance = FullTrees(cap, "model").allow("model")
-    gate = allowance.gate
-    assert isinstance(gate, SiblingGate)
-    assert (allowance.depth, gate.needs_entropy) == (cap, False)
-    for place in range(length):
-        assert gate.admits(0.0, None)
-        assert gate.goes_on() == (place + 1 < length)
-    assert not gate.admits(1.0, None)
-    assert gate.siblings([[0.1, 0.0], [0.3], [0.2, 0.1]], 4) == [(0, 0), (0, 1), (1, 0), (2, 0)]
-    assert gate.siblings([[0.1, 0.0], [0.3]], -1) == []

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
@@ -15,6 +14,7 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from tests.session.answers import SAMPLED, plain_text
+from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer
 
 PROMPTS = ("hello", "the water of the river", "one two three four", "你好")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.controls import Script, SleepingDrafter
-from edgespec.decoding.pipelined.loop import FixedBudget
+from benchmarks.sleeping_drafter import SleepingDrafter
+from edgespec.bench.controls import Script
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Text
@@ -20,6 +20,7 @@ from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.session.answers import SAMPLED, plain_text
+from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer
 from tests.support.watched_sequences import watch_forwards
 

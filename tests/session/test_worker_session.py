@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from edgespec.cli.status import status_line
-from edgespec.decoding.pipelined.loop import FixedBudget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Round, Text
@@ -32,6 +31,7 @@ from edgespec.runtimes.process import link as worker_link
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.restarting import WorkerSettings
 from tests.session.answers import SAMPLED, plain_text
+from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.worker_loaders import command
 

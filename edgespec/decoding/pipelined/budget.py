@@ -1,13 +1,12 @@
-"""How much a pipelined round verifies, drafts, waits and tries: what is asked, and the answer that never changes."""
+"""How much a pipelined round verifies, drafts, waits and tries: what is asked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.interfaces.policy import RoundRecord
 
-__all__ = ["Budget", "FixedBudget"]
+__all__ = ["Budget"]
 
 
 class Budget(Protocol):
@@ -45,49 +44,3 @@ class Budget(Protocol):
 
     def record(self, record: RoundRecord) -> None:
         """Learn from a round."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedBudget:
-    """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not.
-
-    ``beside_prefill``: the drafter reads the prompt while the target does. ``branching`` corrections are gone on from
-    in a round at most.
-    """
-
-    most: int
-    ahead: int
-    patience: float = 1e9
-    reuse: bool = False
-    beside_prefill: bool = False
-    branching: int = 0
-
-    def window(self, confidences: tuple[float | None, ...]) -> int:
-        return self.most
-
-    def drafts_beside_prefill(self) -> bool:
-        return self.beside_prefill
-
-    def draft_tokens(self, pending: int, window: int) -> int:
-        return self.ahead
-
-    def patience_s(self) -> float:
-        return self.patience
-
-    def reuses(self) -> bool:
-        return self.reuse
-
-    def reused(self, stood: bool) -> None:
-        """Nothing to learn."""
-
-    def branches(self, forks: bool) -> int:
-        return self.branching
-
-    def branched(self, met: bool) -> None:
-        """Nothing to learn."""
-
-    def branch_stood(self, stood: bool) -> None:
-        """Nothing to learn."""
-
-    def record(self, record: RoundRecord) -> None:
-        """Nothing to learn."""

@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from threading import Event
 from typing import Any
 
-from edgespec.decoding.pipelined.budget import Budget, FixedBudget
+from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.correction_branches import Branches, Growth
 from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
 from edgespec.decoding.round_base import LoopLimits, Rounds, Step
@@ -35,7 +35,7 @@ from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 
-__all__ = ["Budget", "Drafted", "FixedBudget", "PipelinedLoop", "Submit"]
+__all__ = ["Budget", "Drafted", "PipelinedLoop", "Submit"]
 
 # How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
 # words every tenth place or so has any given one.

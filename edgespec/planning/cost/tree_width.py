@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.interfaces.policy import Allowance
 from edgespec.planning.cost.acceptance import DECAY, PRIOR_STRENGTH
 from edgespec.planning.cost.curve import Curve
-from edgespec.planning.depth.base import OFF, TimedPolicy
 
-__all__ = ["FullTrees", "SiblingOdds", "choose_siblings"]
+__all__ = ["SiblingOdds", "choose_siblings"]
 
 
 @dataclass(slots=True)
@@ -65,39 +63,3 @@ def choose_siblings(
         if gained > tokens_per_s * (after_s - before_s) + least_gain:
             taken, gained, before_s = count, 0.0, after_s
     return sorted((place, rank) for _, place, rank in chances[:taken])
-
-
-class FullTrees(TimedPolicy):
-    """Trees as wide as they may be in every round, whatever that costs: for checking that they are exact.
-
-    Half of the tokens are a chain, the other half lies beside it. ``source`` alone drafts.
-    """
-
-    def __init__(self, depth_cap: int, source: str) -> None:
-        super().__init__()
-        self._depth_cap, self._source = depth_cap, source
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        if source != self._source:
-            return OFF
-        return Allowance(self._depth_cap, _FullTree((self._depth_cap + 1) // 2))
-
-
-class _FullTree:
-    """Lets ``length`` tokens through and finds all beside them worth it, the best alternative of each place first."""
-
-    needs_entropy = False
-
-    def __init__(self, length: int) -> None:
-        self._left = length
-
-    def admits(self, confidence: float, entropy: float | None) -> bool:
-        self._left -= 1
-        return self._left >= 0
-
-    def goes_on(self) -> bool:
-        return self._left > 0
-
-    def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
-        every = sorted((rank, place) for place, each in enumerate(odds) for rank in range(len(each)))
-        return sorted((place, rank) for rank, place in every[: max(0, most)])
