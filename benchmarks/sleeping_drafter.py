@@ -29,8 +29,8 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.errors import CancelledError
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
-from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window
-from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, expected_serial
+from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth, choose_window, expected_tokens, round_seconds
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
@@ -215,7 +215,8 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
     seen = sum(own.accepted for own in both) / max(1, sum(own.evaluated for own in both))
     bound = choose_window(curve, cost, (seen,), depth_cap)
     pair = SimulatedPair(curve=curve, draft=cost, acceptance=(seen,))
-    simulated_gain = expected_pipelined(pair, depth_cap).tokens_per_s / expected_serial(pair, depth).tokens_per_s
+    serial_tokens_per_s = expected_tokens([seen] * depth) / round_seconds(curve, cost, depth)
+    simulated_gain = expected_pipelined(pair, depth_cap).tokens_per_s / serial_tokens_per_s
     rates = {name: own.rate for name, own in samples.items()}
     gain = rates["pipelined"] / rates["serial"]
     return {

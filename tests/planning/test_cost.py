@@ -19,7 +19,6 @@ from edgespec.planning.cost.curve import (
     choose_window,
     drafting_speedup,
     expected_tokens,
-    pipelined_tokens_per_round,
     round_seconds,
     tokens_beside,
 )
@@ -237,53 +236,6 @@ def test_something_is_offered_in_every_round_unless_told_otherwise() -> None:
     cost = DraftCost(token_s=0.02)
     assert drafting_speedup(FLAT, cost, (0.8, 0.7)) == drafting_speedup(FLAT, cost, (0.8, 0.7), 1.0)
     assert drafting_speedup(FLAT, cost, (0.8, 0.7)) > drafting_speedup(FLAT, cost, (0.8, 0.7), 0.9)
-
-
-# ------------------------------------------------------------------------------------------- pipelined passes
-
-
-def simulated_pipeline(acceptance: float, depth: int, passes: int) -> float:
-    """Tokens a pass of a pre-verify and post-verify loop (PEARL), one pass at a time."""
-    chance = random.Random(11)
-    tokens, waiting = 0, 1  # tokens that the pass at hand verifies; 1 is a pre-verify pass
-    fresh = True
-    for _ in range(passes):
-        accepted = next((i for i in range(waiting) if chance.random() >= acceptance), waiting)
-        if accepted < waiting:
-            tokens, waiting, fresh = tokens + accepted + 1, 1, True
-        else:
-            tokens += accepted
-            waiting, fresh = (depth - 1 if fresh else depth), False
-    return tokens / passes
-
-
-@pytest.mark.parametrize(("acceptance", "depth"), [(0.3, 2), (0.6, 3), (0.8, 5), (0.95, 4)])
-def test_simulated_pipelines_commit_what_the_closed_form_says(acceptance: float, depth: int) -> None:
-    simulated = simulated_pipeline(acceptance, depth, 200_000)
-    assert simulated == pytest.approx(pipelined_tokens_per_round(acceptance, depth), rel=0.01)
-
-
-def test_the_ends_of_the_closed_form() -> None:
-    assert pipelined_tokens_per_round(0.0, 4) == 1.0
-    assert pipelined_tokens_per_round(1.0, 4) == 4.0
-    assert pipelined_tokens_per_round(1 - 1e-9, 4) == pytest.approx(4.0, rel=1e-6)
-    assert pipelined_tokens_per_round(0.8, 5) == pytest.approx(2.19, abs=0.005)
-
-
-@pytest.mark.parametrize("depth", [1, 0, -3])
-def test_a_chunk_of_one_token_is_no_pipeline(depth: int) -> None:
-    with pytest.raises(ValueError, match="two tokens"):
-        pipelined_tokens_per_round(0.5, depth)
-
-
-@given(low=probabilities, high=probabilities, depth=st.integers(2, 12))
-def test_a_pipeline_commits_more_with_more_acceptance_and_never_more_than_a_chunk(
-    low: float, high: float, depth: int
-) -> None:
-    low, high = sorted((low, high))
-    less, more = pipelined_tokens_per_round(low, depth), pipelined_tokens_per_round(high, depth)
-    assert less <= more * (1 + 1e-9)
-    assert 1 - 1e-12 <= less <= depth * (1 + 1e-9)
 
 
 # ------------------------------------------------------------------------------------------- windows of a pipeline

@@ -6,15 +6,14 @@ import pytest
 
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, DraftCost
-from edgespec.planning.cost.round_events import Flight, lap
+from edgespec.planning.cost.round_simulation import Flight, lap
+from tests.support.drawn_rounds import WholeFlight
 
 ALONE = Contention()
 
 
-def flight(
-    token_s: float, most: int, *, round_s: float = 0.0, hand_over_s: float = 0.0, whole: bool = False
-) -> Flight:
-    return Flight(DraftCost(token_s=token_s, round_s=round_s), most, hand_over_s, whole=whole)
+def flight(token_s: float, most: int, *, round_s: float = 0.0, hand_over_s: float = 0.0) -> Flight:
+    return Flight(DraftCost(token_s=token_s, round_s=round_s), most, hand_over_s)
 
 
 def test_a_drafter_that_is_told_finishes_the_token_it_is_at() -> None:
@@ -81,7 +80,7 @@ def test_a_drafter_that_is_late_goes_on_in_the_next_lap() -> None:
 
 
 def test_a_drafter_that_never_looks_drafts_all_of_it() -> None:
-    one = flight(0.4, 5, whole=True)
+    one = WholeFlight(DraftCost(token_s=0.4), 5)
     assert lap(one, 1.0, ALONE) == pytest.approx((2.0, 1.0, 2.0))
     assert one.drafted == 5
 

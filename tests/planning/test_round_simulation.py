@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth, pipelined_tokens_per_round
-from edgespec.planning.cost.round_simulation import (
-    SimulatedPair,
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, windows_by_rate
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from tests.support.drawn_rounds import (
     WindowRule,
-    expected_pipelined,
     expected_serial,
+    pearl_tokens_per_pass,
     simulate_pearl,
     simulate_pipelined,
     simulate_serial,
-    windows_by_rate,
 )
-from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.support.simulated_decoding import FLAT as GENTLE
 from tests.support.simulated_decoding import STEEP
 
@@ -79,7 +78,7 @@ def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: in
     chunk = max(2, ratio)
     found = simulate_pearl(pair(flat(ratio * TOKEN_S), TOKEN_S, alpha), chunk, rounds=ROUNDS, seed=ratio)
     tokens = (1 / (1 - alpha)) / (1 + alpha + alpha**chunk / (1 - alpha**chunk))
-    assert tokens == pytest.approx(pipelined_tokens_per_round(alpha, chunk))
+    assert tokens == pytest.approx(pearl_tokens_per_pass(alpha, chunk))
     assert found.tokens_per_round == pytest.approx(tokens, rel=0.02)
     assert found.round_s == pytest.approx(max(chunk * TOKEN_S, ratio * TOKEN_S))
     assert found.tokens_per_s == pytest.approx(tokens / (max(chunk, ratio) * TOKEN_S), rel=0.02)
@@ -98,10 +97,9 @@ def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float,
     drawn = simulate_pipelined(ours, ratio, rounds=ROUNDS, seed=ratio)
     assert drawn.tokens_per_s == pytest.approx(expected.tokens_per_s, rel=0.02)
     if ratio > 1:
-        assert tokens >= pipelined_tokens_per_round(alpha, ratio), "the first token in flight is compared as well"
+        assert tokens >= pearl_tokens_per_pass(alpha, ratio), "the first token in flight is compared as well"
 
 
-@pytest.mark.parametrize("window", ["all", "best"])
 @pytest.mark.parametrize(
     "one",
     [
@@ -113,10 +111,10 @@ def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float,
         pair(GENTLE, 0.002, 0.8, round_s=0.013),
     ],
 )
-def test_the_course_that_is_followed_is_the_mean_of_the_drawn_rounds(one: SimulatedPair, window: WindowRule) -> None:
-    drawn, followed = simulate_pipelined(one, 5, window=window), expected_pipelined(one, 5, window=window)
+def test_the_course_that_is_followed_is_the_mean_of_the_drawn_rounds(one: SimulatedPair) -> None:
+    drawn, followed = simulate_pipelined(one, 5), expected_pipelined(one, 5)
     assert drawn.rounds == ROUNDS
-    for name in ("tokens_per_round", "tokens_per_s", "round_s", "target_busy", "drafter_busy", "drafter_idle"):
+    for name in ("tokens_per_round", "tokens_per_s", "round_s", "target_busy", "drafter_busy"):
         assert getattr(drawn, name) == pytest.approx(getattr(followed, name), rel=0.02, abs=0.002), name
 
 
@@ -130,8 +128,7 @@ def test_a_drafter_that_is_always_right_settles_in_a_course() -> None:
     assert capped.tokens_per_round == pytest.approx(4.0)
     assert capped.round_s == pytest.approx(0.05)
     assert capped.drafter_busy == pytest.approx(4 * 0.01 / 0.05)
-    assert capped.drafter_idle == pytest.approx(0.2)
-    assert capped.target_idle == pytest.approx(0.0)
+    assert capped.target_busy == pytest.approx(1.0)
 
 
 def test_a_drafter_that_is_always_wrong_gives_one_token_a_forward() -> None:
@@ -153,7 +150,7 @@ def test_right_only_in_the_first_places() -> None:
 
 def test_a_drafter_that_costs_nothing_fills_every_window() -> None:
     free = SimulatedPair(curve=flat(0.05), draft=FREE, acceptance=(0.8,))
-    found = expected_pipelined(free, 4, window="all")
+    found = expected_pipelined(free, 4)
     # One place, then five a round.
     assert found.tokens_per_round == pytest.approx((1 / 0.2) / (1 + 0.8 / (1 - 0.8**5)))
     assert found.drafter_busy == 0.0
@@ -186,8 +183,11 @@ def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, p
 
 def test_a_window_is_chosen_by_rate_unless_all_is_to_be_verified() -> None:
     steep = Curve(widths=(1,), forward_s=(0.02,))  # every row costs as much as the first
-    by_rate, everything = (expected_pipelined(pair(steep, 0.005, 0.8), 4, window=rule) for rule in ("best", "all"))
-    assert expected_pipelined(pair(steep, 0.005, 0.8), 4) == by_rate
+    rules: tuple[WindowRule, ...] = ("best", "all")
+    by_rate, everything = (simulate_pipelined(pair(steep, 0.005, 0.8), 4, window=rule) for rule in rules)
+    assert expected_pipelined(pair(steep, 0.005, 0.8), 4).tokens_per_s == pytest.approx(
+        by_rate.tokens_per_s, rel=0.01
+    )
     assert by_rate.tokens_per_round == pytest.approx(1.0), "a row that costs a token's time is never worth it"
     assert by_rate.tokens_per_s > everything.tokens_per_s
     drawn = simulate_pipelined(pair(steep, 0.005, 0.8), 4, rounds=100)
@@ -264,7 +264,6 @@ curves = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).map(
     rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4),
     factors=st.tuples(st.floats(1.0, 3.0), st.floats(1.0, 3.0)),
     cap=st.integers(1, 6),
-    window=st.sampled_from(["all", "best"]),
 )
 def test_what_every_pipeline_keeps(
     curve: Curve,
@@ -273,11 +272,10 @@ def test_what_every_pipeline_keeps(
     rates: list[float],
     factors: tuple[float, float],
     cap: int,
-    window: WindowRule,
 ) -> None:
     contention = Contention(target_factor=factors[0], drafter_factor=factors[1])
     one = pair(curve, token_s, *rates, hand_over_s=hand_over_s, contention=contention)
-    found = expected_pipelined(one, cap, window=window)
+    found = expected_pipelined(one, cap)
     assert 1.0 - 1e-9 <= found.tokens_per_round <= cap + 1 + 1e-9
     assert found.round_s >= curve.plain_s * (1 - 1e-9)
     assert found.round_s >= (token_s + hand_over_s) * (1 - 1e-9)

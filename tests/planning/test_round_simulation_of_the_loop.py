@@ -22,9 +22,10 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.interfaces.drafting import ChainGate, Context, Outcome, Proposal
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.curve import Curve, DraftCost
-from edgespec.planning.cost.round_simulation import SimulatedPair, simulate_pipelined
+from edgespec.planning.cost.round_simulation import SimulatedPair
 from edgespec.planning.depth.base import FixedDepth
 from tests.support.budgets import FixedBudget
+from tests.support.drawn_rounds import simulate_pipelined
 from tests.support.simulated_decoding import FLAT, STEEP, WRONG, Truth
 
 T = TypeVar("T")

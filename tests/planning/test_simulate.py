@@ -10,11 +10,12 @@ import pytest
 from edgespec.errors import MemoryLimitError
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, explain, reasons
 from edgespec.planning.cost.curve import Curve
-from edgespec.planning.cost.round_simulation import SimulatedPair, simulate_pipelined
+from edgespec.planning.cost.round_simulation import SimulatedPair
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import DescribedMachine, machine_from_table
 from edgespec.planning.simulated.simulate import contention, described_curve, plan_of, simulate, split_curve
 from edgespec.profiles.machines import machine_names, read_machine
+from tests.support.drawn_rounds import simulate_pipelined
 
 # Mode, the target's device, drafter and its device, as each description is meant to come out.
 WINNERS = {

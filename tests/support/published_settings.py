@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens
-from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, expected_serial
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedModel
 from edgespec.planning.simulated.simulate import described_curve, split_curve
+from tests.support.drawn_rounds import expected_serial
 
 READ_SHARE, ARITHMETIC_SHARE, LAUNCH_S = 0.75, 0.40, 0.001
 

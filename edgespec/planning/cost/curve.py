@@ -226,17 +226,3 @@ def _beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> 
     """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it: at least one."""
     drafted = tokens_beside(target_s, draft, acceptance, most)
     return max(target_s, draft.seconds(drafted)), drafted
-
-
-def pipelined_tokens_per_round(acceptance: float, depth: int) -> float:
-    """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
-
-    The model of PEARL (Liu et al., 2024) with pre-verify passes of one token and post-verify passes of ``depth``
-    tokens without a bonus; ``depth`` is at least 2. At acceptance 1 a pass commits ``depth`` tokens.
-    """
-    if depth < 2:
-        raise ValueError("a pipelined chunk has at least two tokens")
-    if acceptance >= 1:
-        return float(depth)
-    tail = acceptance**depth
-    return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))

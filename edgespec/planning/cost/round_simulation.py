@@ -1,44 +1,37 @@
-"""Rounds of decoding, simulated event by event: in turns, at once as decoding/pipelined/loop.py does, and as PEARL
-does.
+"""Rounds in which target and drafter work at once, as in decoding/pipelined/loop.py, simulated event by event.
 
 Events are the end of the target's forward, the drafter's start, each of its tokens, and the moment its tokens are
 back. Between two events each side goes on at its own pace, which is slower while the other one is at work too. Chance
 decides only whether a token stands, so a pipe that nothing empties always takes the same course:
-``expected_pipelined`` follows that course once and weighs it with the probability of getting there, which is the mean
-that the drawn rounds of ``simulate_pipelined`` come near. Everything here is pure.
+``expected_pipelined`` follows that course once and weighs it with the probability of getting there. Everything here
+is pure.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, round_seconds, tokens_beside
-from edgespec.planning.cost.round_events import Flight, lap
+from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, tokens_beside
 
 __all__ = [
+    "Flight",
+    "Laps",
     "SimulatedPair",
     "SimulatedRounds",
-    "WindowRule",
     "expected_pipelined",
-    "expected_serial",
-    "simulate_pearl",
-    "simulate_pipelined",
-    "simulate_serial",
+    "lap",
+    "learned_acceptance",
     "windows_by_rate",
 ]
 
-# "all": verify everything that is put forward, and draft until the target is done; "best": as much of either as
-# brings the most tokens a second by T(w) and acceptance, as planning.pipeline_budget.MeasuredBudget does once it has
-# learned.
-WindowRule = Literal["all", "best"]
-
 # A pipe that reaches this share of all cycles adds less than any float of the result shows.
 _NEVER = 1e-15
+
+# Events closer together than this share of the target's forward are one: sums of floats differ in their last digits.
+_TOGETHER = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,123 +98,25 @@ class SimulatedRounds:
         """Share of the time in which the drafter was at work, from 0 to 1."""
         return self.drafter_busy_s / self.seconds
 
-    @property
-    def target_idle(self) -> float:
-        return 1.0 - self.target_busy
 
-    @property
-    def drafter_idle(self) -> float:
-        return 1.0 - self.drafter_busy
+def expected_pipelined(pair: SimulatedPair, depth_cap: int) -> SimulatedRounds:
+    """The mean of ever more rounds of our pipelined loop, with a drafter that is always waited for.
 
-
-# ------------------------------------------------------------------------------------------------------- in turns
-
-
-def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
-    """A serial round: Leviathan et al. (2023) with measured times. Raises ValueError below depth 1."""
-    _check(depth)
-    draft_s, verify_s = pair.draft.seconds(depth), pair.curve.seconds(depth + 1)
-    return SimulatedRounds(
-        rounds=1.0,
-        tokens=expected_tokens([pair.stands(place) for place in range(depth)]),
-        seconds=round_seconds(pair.curve, pair.draft, depth) + pair.hand_over_s,
-        target_busy_s=verify_s,
-        drafter_busy_s=draft_s,
-    )
-
-
-def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """So many serial rounds, each of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
-    _check(depth, rounds)
-    chance = random.Random(seed)
-    tokens = sum(1 + _run(pair, 0, depth, chance) for _ in range(rounds))
-    one = expected_serial(pair, depth)
-    return SimulatedRounds(
-        rounds=rounds,
-        tokens=tokens,
-        seconds=rounds * one.seconds,
-        target_busy_s=rounds * one.target_busy_s,
-        drafter_busy_s=rounds * one.drafter_busy_s,
-    )
-
-
-# -------------------------------------------------------------------------------------------------------- at once
-
-
-def simulate_pipelined(
-    pair: SimulatedPair,
-    depth_cap: int,
-    *,
-    window: WindowRule = "best",
-    patience_s: float = math.inf,
-    rounds: int = 100_000,
-    seed: int = 0,
-) -> SimulatedRounds:
-    """So many rounds of our pipelined loop, each token drawn. Raises ValueError below a cap of 1 or one round.
+    From an empty pipe to the next; where every token stands, one turn of the course that it settles in. Raises
+    ValueError below a cap of 1.
 
     The loop's own rules: a window of w tokens is verified at width w + 1, and the first token in flight is compared
     in place of a bonus; the drafter goes on until the target is done and finishes the token it is at; what is beyond
     stays put forward; a rejection empties the pipe, and then one place is scored while the first tokens are drafted.
-    A drafter that is later than ``patience_s`` is gone on without; its tokens count if the text went its way
-    meanwhile. Branches, and tokens put forward again at another place, are left out: how often they are right depends
-    on the text, so the loop is at least as fast as this.
+    Verified and drafted is as much as brings the most tokens a second by T(w) and acceptance, as
+    planning.pipeline_budget.MeasuredBudget does once it has learned. Branches, and tokens put forward again at
+    another place, are left out: how often they are right depends on the text, so the loop is at least as fast as
+    this.
     """
-    _check(depth_cap, rounds)
-    chance, windows, laps = (
-        random.Random(seed),
-        _windows(pair, depth_cap, window),
-        _Laps(pair, depth_cap, _learned_acceptance(pair) if window == "best" else None),
-    )
-    totals = _Totals()
-    pending = place = 0
-    flight: Flight | None = None
-    said, fits = 0, True  # of the flight: tokens that the target has said since, and whether they were the same
-    for _ in range(rounds):
-        verified = windows(pending)
-        if flight is None and patience_s == math.inf:
-            seconds, target_s, drafter_s, landed = laps.of(pending, verified)
-        else:
-            if flight is None:
-                flight, said, fits = laps.flight(pending, verified), 0, True
-            seconds, target_s, drafter_s = lap(
-                flight, pair.curve.seconds(verified + 1), pair.contention, patience_s=patience_s
-            )
-            landed = 0
-            if flight.here:
-                landed, flight = max(0, flight.drafted - said) if fits else 0, None
-        totals.add(1.0, seconds, target_s, drafter_s)
-        pending += landed
-        compared = min(verified + 1, pending)
-        stood = _run(pair, place, compared, chance)
-        if stood < compared:
-            totals.tokens += stood + 1
-            pending = place = 0
-            fits = False
-        elif compared == verified:  # nothing was in flight for the last place: the target's own word, a bonus
-            totals.tokens += compared + 1
-            pending = 0
-            same = chance.random() < pair.stands(place + stood)
-            fits = fits and flight is not None and same
-            said += 1
-            place = place + stood + 1 if fits else 0
-        else:
-            totals.tokens += compared
-            pending -= compared
-            place += stood
-    return totals.result()
-
-
-def expected_pipelined(pair: SimulatedPair, depth_cap: int, *, window: WindowRule = "best") -> SimulatedRounds:
-    """What ``simulate_pipelined`` comes near with ever more rounds and a drafter that is always waited for.
-
-    From an empty pipe to the next; where every token stands, one turn of the course that it settles in. Raises
-    ValueError below a cap of 1.
-    """
-    _check(depth_cap)
-    windows, laps = (
-        _windows(pair, depth_cap, window),
-        _Laps(pair, depth_cap, _learned_acceptance(pair) if window == "best" else None),
-    )
+    if depth_cap < 1:
+        raise ValueError("rounds that draft nothing are plain decoding")
+    acceptance = learned_acceptance(pair)
+    windows, laps = windows_by_rate(pair.curve, acceptance, depth_cap), Laps(pair, depth_cap, acceptance)
     totals, reached = _Totals(), 1.0
     pending = place = 0
     seen: dict[int, tuple[_Totals, float]] = {}
@@ -235,7 +130,7 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int, *, window: WindowRul
                     return turn.result()
                 return before.plus(turn.times(1.0 / (1.0 - ratio))).result()
             seen[pending] = totals.times(1.0), reached
-        verified = windows(pending)
+        verified = windows[min(pending, depth_cap)]
         seconds, target_s, drafter_s, landed = laps.of(pending, verified)
         totals.add(reached, seconds, target_s, drafter_s)
         pending += landed - (verified + 1)
@@ -246,37 +141,97 @@ def expected_pipelined(pair: SimulatedPair, depth_cap: int, *, window: WindowRul
     return totals.result()
 
 
-def simulate_pearl(pair: SimulatedPair, chunk: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """So many passes of PEARL (Liu et al., 2024). Raises ValueError for a chunk below 2 or no pass.
-
-    Each pass drafts a whole ``chunk``. Pre-verify compares the first of its tokens; the pass after it the rest of the
-    chunk, further ones a chunk each; there is no bonus, and a rejection leads back to pre-verify. This is not our
-    loop: ``cost.pipelined_tokens_per_round`` is its closed form, with a T(w) that is flat.
-    """
-    if chunk < 2:
-        raise ValueError("a pipelined chunk has at least two tokens")
-    _check(chunk, rounds)
-    chance, totals = random.Random(seed), _Totals()
-    passes = {}
-    for compared in (1, chunk - 1, chunk):
-        flight = Flight(pair.draft, chunk, pair.hand_over_s, whole=True)
-        passes[compared] = lap(flight, pair.curve.seconds(compared), pair.contention)
-    compared = 1
-    place = 0
-    for _ in range(rounds):
-        totals.add(1.0, *passes[compared])
-        stood = _run(pair, place, compared, chance)
-        if stood < compared:
-            totals.tokens += stood + 1
-            compared, place = 1, 0
-        else:
-            totals.tokens += compared
-            # The first pass with a chunk to verify has compared its first token already.
-            compared, place = chunk - 1 if place == 0 else chunk, place + compared
-    return totals.result()
-
-
 # ------------------------------------------------------------------------------------------------------ the parts
+
+
+class Flight:
+    """A proposal being made: up to ``most`` tokens, at least one; ``hand_over_s`` is the way there and back.
+
+    The drafter looks after each token whether the target is done, and ends then.
+    """
+
+    __slots__ = ("_back_s", "_cost", "_left_s", "_most", "_phase", "drafted", "told")
+
+    def __init__(self, cost: DraftCost, most: int, hand_over_s: float = 0.0) -> None:
+        if most < 1:
+            raise ValueError("a proposal has at least one token")
+        self._cost = cost
+        self._most = most
+        self._back_s = hand_over_s / 2
+        self._phase: Literal["there", "drafting", "back", "here"] = "there"
+        self._left_s = hand_over_s / 2
+        self.drafted = 0
+        self.told = False
+
+    @property
+    def here(self) -> bool:
+        """Whether its tokens have come back."""
+        return self._phase == "here"
+
+    @property
+    def drafting(self) -> bool:
+        """Whether the drafter is at work, and not the message under way."""
+        return self._phase == "drafting"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to its next event, at the pace of a drafter that is alone."""
+        return math.inf if self.here else self._left_s
+
+    def go_on(self, own_s: float) -> None:
+        """Spend so many of ``left_s`` without reaching the event."""
+        self._left_s -= own_s
+
+    def reach(self) -> None:
+        """The next event has come: the drafter starts, has a token, or its tokens are here."""
+        if self._phase == "there":
+            self._phase, self._left_s = "drafting", self._cost.round_s + self._cost.token_s
+        elif self._phase == "back":
+            self._phase = "here"
+        else:
+            self.drafted += 1
+            if self.drafted < self._most and not self.told:
+                self._left_s = self._cost.token_s
+            else:
+                self._phase, self._left_s = "back", self._back_s
+
+
+def lap(
+    flight: Flight, target_s: float, contention: Contention, *, patience_s: float = math.inf
+) -> tuple[float, float, float]:
+    """Seconds of a round, and those in which the target and the drafter were at work.
+
+    The target forwards for ``target_s`` of its own; the round ends when the flight is here too, or ``patience_s``
+    after the target. A flight that is late then goes on in the next lap. Each side is slowed while both are at work.
+    """
+    target_factor, drafter_factor = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
+    seconds = target_busy_s = drafter_busy_s = waited_s = 0.0
+    left_s, together_s = target_s, _TOGETHER * target_s
+    while left_s > 0.0 or (not flight.here and waited_s < patience_s):
+        forwarding, drafting = left_s > 0.0, flight.drafting
+        both = forwarding and drafting
+        target_pace, drafter_pace = (target_factor, drafter_factor) if both else (1.0, 1.0)
+        target_step = left_s * target_pace if forwarding else math.inf
+        flight_step = flight.left_s * drafter_pace
+        step = min(target_step, flight_step, math.inf if forwarding else patience_s - waited_s)
+        seconds += step
+        if forwarding:
+            target_busy_s += step
+        else:
+            waited_s += step
+        if drafting:
+            drafter_busy_s += step
+        # The target first: a drafter that has its token at the same moment finds that it is done.
+        if target_step <= step + together_s:
+            left_s = 0.0
+            flight.told = True
+        elif forwarding:
+            left_s -= step / target_pace
+        if flight_step <= step + together_s:
+            flight.reach()
+        elif not flight.here:
+            flight.go_on(step / drafter_pace)
+    return seconds, target_busy_s, drafter_busy_s
 
 
 @dataclass(slots=True)
@@ -317,21 +272,21 @@ class _Totals:
         return self.rounds, self.tokens, self.seconds, self.target_busy_s, self.drafter_busy_s
 
 
-class _Laps:
+class Laps:
     """Rounds in which the drafter is waited for. They are alike wherever window and tokens put forward are."""
 
-    def __init__(self, pair: SimulatedPair, depth_cap: int, acceptance: float | None) -> None:
-        """``acceptance`` decides how many tokens there is time for; None: as many as the next round can verify."""
-        self._pair = pair
-        self._depth_cap = depth_cap
+    def __init__(self, pair: SimulatedPair, depth_cap: int, acceptance: float) -> None:
+        """``acceptance`` decides how many tokens there is time for."""
+        self.pair = pair
+        self.depth_cap = depth_cap
         self._acceptance = acceptance
         self._known: dict[tuple[int, int], tuple[float, float, float, int]] = {}
 
     def flight(self, pending: int, window: int) -> Flight:
         """As far as the next round can verify and there is time for, with the token that this one compares."""
-        pair = self._pair
-        most = window + 1 + self._depth_cap - pending
-        if self._acceptance is not None and most > 1:
+        pair = self.pair
+        most = window + 1 + self.depth_cap - pending
+        if most > 1:
             target_s = pair.curve.seconds(window + 1) * max(1.0, pair.contention.target_factor)
             drafting = pair.draft.scaled(max(1.0, pair.contention.drafter_factor))
             away = replace(drafting, round_s=drafting.round_s + pair.hand_over_s)
@@ -343,17 +298,9 @@ class _Laps:
         known = self._known.get((pending, window))
         if known is None:
             flight = self.flight(pending, window)
-            times = lap(flight, self._pair.curve.seconds(window + 1), self._pair.contention)
+            times = lap(flight, self.pair.curve.seconds(window + 1), self.pair.contention)
             known = self._known[pending, window] = (*times, flight.drafted)
         return known
-
-
-def _windows(pair: SimulatedPair, depth_cap: int, rule: WindowRule) -> Callable[[int], int]:
-    """The window by the number of tokens put forward."""
-    if rule == "all":
-        return lambda pending: min(pending, depth_cap)
-    best = windows_by_rate(pair.curve, _learned_acceptance(pair), depth_cap)
-    return lambda pending: best[min(pending, depth_cap)]
 
 
 def windows_by_rate(curve: Curve, acceptance: float, depth_cap: int) -> tuple[int, ...]:
@@ -365,7 +312,7 @@ def windows_by_rate(curve: Curve, acceptance: float, depth_cap: int) -> tuple[in
     return tuple(max(range(most + 1), key=rates.__getitem__) for most in range(depth_cap + 1))
 
 
-def _learned_acceptance(pair: SimulatedPair) -> float:
+def learned_acceptance(pair: SimulatedPair) -> float:
     """Share of the compared tokens that stand in a pipe: all but one of those from one rejection to the next."""
     compared, reached = 0.0, 1.0
     for probability in pair.acceptance[:-1]:
@@ -377,19 +324,3 @@ def _learned_acceptance(pair: SimulatedPair) -> float:
     if last < 1.0:
         compared += reached / (1.0 - last)
     return 1.0 - 1.0 / compared
-
-
-def _run(pair: SimulatedPair, place: int, most: int, chance: random.Random) -> int:
-    """How many tokens in a row stand, of ``most`` from ``place`` on."""
-    draw = chance.random
-    for stood in range(most):
-        if draw() >= pair.stands(place + stood):
-            return stood
-    return most
-
-
-def _check(depth: int, rounds: int = 1) -> None:
-    if depth < 1:
-        raise ValueError("rounds that draft nothing are plain decoding")
-    if rounds < 1:
-        raise ValueError("a simulation has at least one round")

@@ -1,0 +1,204 @@
+"""Rounds of decoding whose every token is drawn: in turns, at once as decoding/pipelined/loop.py does, and as PEARL does.
+
+The simulation that plans are made with (planning/cost/round_simulation.py) is held against their means.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Literal
+
+from edgespec.planning.cost.curve import expected_tokens, round_seconds
+from edgespec.planning.cost.round_simulation import (
+    Flight,
+    Laps,
+    SimulatedPair,
+    SimulatedRounds,
+    lap,
+    learned_acceptance,
+    windows_by_rate,
+)
+
+# "all": verify everything that is put forward, and draft until the target is done; "best": as much of either as
+# brings the most tokens a second by T(w) and acceptance, as the planner's simulation does.
+WindowRule = Literal["all", "best"]
+
+
+class WholeFlight(Flight):
+    """Its drafter never looks whether the target is done."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[override]
+    def told(self) -> bool:
+        return False
+
+    @told.setter
+    def told(self, value: bool) -> None:
+        """Nobody listens."""
+
+
+class _Totals:
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.tokens = rounds, 0
+        self.seconds = self.target_busy_s = self.drafter_busy_s = 0.0
+
+    def add(self, seconds: float, target_busy_s: float, drafter_busy_s: float) -> None:
+        self.seconds += seconds
+        self.target_busy_s += target_busy_s
+        self.drafter_busy_s += drafter_busy_s
+
+    def result(self) -> SimulatedRounds:
+        return SimulatedRounds(
+            rounds=self.rounds,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            target_busy_s=self.target_busy_s,
+            drafter_busy_s=self.drafter_busy_s,
+        )
+
+
+def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
+    """A serial round: Leviathan et al. (2023) with measured times. Raises ValueError below depth 1."""
+    _check(depth)
+    return SimulatedRounds(
+        rounds=1.0,
+        tokens=expected_tokens([pair.stands(place) for place in range(depth)]),
+        seconds=round_seconds(pair.curve, pair.draft, depth) + pair.hand_over_s,
+        target_busy_s=pair.curve.seconds(depth + 1),
+        drafter_busy_s=pair.draft.seconds(depth),
+    )
+
+
+def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
+    """So many serial rounds, each of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
+    _check(depth, rounds)
+    chance = random.Random(seed)
+    one, totals = expected_serial(pair, depth), _Totals(rounds)
+    totals.tokens = sum(1 + _run(pair, 0, depth, chance) for _ in range(rounds))
+    totals.add(rounds * one.seconds, rounds * one.target_busy_s, rounds * one.drafter_busy_s)
+    return totals.result()
+
+
+class _AllLaps(Laps):
+    """Laps in which the drafter goes on until the target is done, or as many tokens are there as can be verified."""
+
+    def flight(self, pending: int, window: int) -> Flight:
+        return Flight(self.pair.draft, window + 1 + self.depth_cap - pending, self.pair.hand_over_s)
+
+
+def simulate_pipelined(
+    pair: SimulatedPair,
+    depth_cap: int,
+    *,
+    window: WindowRule = "best",
+    patience_s: float = math.inf,
+    rounds: int = 100_000,
+    seed: int = 0,
+) -> SimulatedRounds:
+    """So many rounds of our pipelined loop, each token drawn. Raises ValueError below a cap of 1 or one round.
+
+    By the rules of ``expected_pipelined``. A drafter that is later than ``patience_s`` is gone on without; its tokens
+    count if the text went its way meanwhile.
+    """
+    _check(depth_cap, rounds)
+    chance, acceptance = random.Random(seed), learned_acceptance(pair)
+    windows, laps = tuple(range(depth_cap + 1)), _AllLaps(pair, depth_cap, acceptance)
+    if window == "best":
+        windows, laps = windows_by_rate(pair.curve, acceptance, depth_cap), Laps(pair, depth_cap, acceptance)
+    totals = _Totals(rounds)
+    pending = place = 0
+    flight: Flight | None = None
+    said, fits = 0, True  # of the flight: tokens that the target has said since, and whether they were the same
+    for _ in range(rounds):
+        verified = windows[min(pending, depth_cap)]
+        if flight is None and patience_s == math.inf:
+            seconds, target_s, drafter_s, landed = laps.of(pending, verified)
+        else:
+            if flight is None:
+                flight, said, fits = laps.flight(pending, verified), 0, True
+            seconds, target_s, drafter_s = lap(
+                flight, pair.curve.seconds(verified + 1), pair.contention, patience_s=patience_s
+            )
+            landed = 0
+            if flight.here:
+                landed, flight = max(0, flight.drafted - said) if fits else 0, None
+        totals.add(seconds, target_s, drafter_s)
+        pending += landed
+        compared = min(verified + 1, pending)
+        stood = _run(pair, place, compared, chance)
+        if stood < compared:
+            totals.tokens += stood + 1
+            pending = place = 0
+            fits = False
+        elif compared == verified:  # nothing was in flight for the last place: the target's own word, a bonus
+            totals.tokens += compared + 1
+            pending = 0
+            same = chance.random() < pair.stands(place + stood)
+            fits = fits and flight is not None and same
+            said += 1
+            place = place + stood + 1 if fits else 0
+        else:
+            totals.tokens += compared
+            pending -= compared
+            place += stood
+    return totals.result()
+
+
+def simulate_pearl(pair: SimulatedPair, chunk: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
+    """So many passes of PEARL (Liu et al., 2024). Raises ValueError for a chunk below 2 or no pass.
+
+    Each pass drafts a whole ``chunk``. Pre-verify compares the first of its tokens; the pass after it the rest of the
+    chunk, further ones a chunk each; there is no bonus, and a rejection leads back to pre-verify. This is not our
+    loop: ``pearl_tokens_per_pass`` is its closed form, with a T(w) that is flat.
+    """
+    if chunk < 2:
+        raise ValueError("a pipelined chunk has at least two tokens")
+    _check(chunk, rounds)
+    chance, totals = random.Random(seed), _Totals(rounds)
+    passes = {}
+    for compared in (1, chunk - 1, chunk):
+        flight = WholeFlight(pair.draft, chunk, pair.hand_over_s)
+        passes[compared] = lap(flight, pair.curve.seconds(compared), pair.contention)
+    compared = 1
+    place = 0
+    for _ in range(rounds):
+        totals.add(*passes[compared])
+        stood = _run(pair, place, compared, chance)
+        if stood < compared:
+            totals.tokens += stood + 1
+            compared, place = 1, 0
+        else:
+            totals.tokens += compared
+            # The first pass with a chunk to verify has compared its first token already.
+            compared, place = chunk - 1 if place == 0 else chunk, place + compared
+    return totals.result()
+
+
+def pearl_tokens_per_pass(acceptance: float, depth: int) -> float:
+    """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
+
+    The model of PEARL (Liu et al., 2024) with pre-verify passes of one token and post-verify passes of ``depth``
+    tokens without a bonus; ``depth`` is at least 2. At acceptance 1 a pass commits ``depth`` tokens.
+    """
+    if acceptance >= 1:
+        return float(depth)
+    tail = acceptance**depth
+    return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))
+
+
+def _run(pair: SimulatedPair, place: int, most: int, chance: random.Random) -> int:
+    """How many tokens in a row stand, of ``most`` from ``place`` on."""
+    draw = chance.random
+    for stood in range(most):
+        if draw() >= pair.stands(place + stood):
+            return stood
+    return most
+
+
+def _check(depth: int, rounds: int = 1) -> None:
+    if depth < 1:
+        raise ValueError("rounds that draft nothing are plain decoding")
+    if rounds < 1:
+        raise ValueError("a simulation has at least one round")
