@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["COLOURS", "DASHES", "GREY", "INK", "MARKERS", "PALE", "RED", "STYLE", "legend_below"]
-
 # Okabe and Ito's palette (2008) for all kinds of colour vision, without its yellow, which is too light on white, and
 # its vermilion, which is too close to the red below.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9")

@@ -42,16 +42,6 @@ from edgespec.bench.plot_style import (
 from edgespec.bench.runtime_plot import draw_runtimes
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 
-__all__ = [
-    "SUFFIXES",
-    "forward_curves",
-    "plot_report",
-    "require_matplotlib",
-    "require_suffix",
-    "roofline",
-    "speedup_by_category",
-]
-
 SUFFIXES = (".png", ".svg", ".pdf")
 
 T = TypeVar("T")

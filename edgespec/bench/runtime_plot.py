@@ -9,8 +9,6 @@ from typing import Any
 from edgespec.bench.plot_data import Runtimes, short
 from edgespec.bench.plot_style import COLOURS, DASHES, INK, MARKERS, legend_below
 
-__all__ = ["apart", "draw_runtimes"]
-
 # Letters of a name beside its line, for which a quarter of a narrow panel is kept free; the legend has all of it.
 _LETTERS = 16
 

@@ -16,8 +16,6 @@ from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.planning.cost.widths import probe_starts
 
-__all__ = ["REST_S", "NamedModel", "RuntimeTimes", "arm_names", "measure_runtimes", "runtime_lines", "runtimes_json"]
-
 # Long enough for every name that people give files, short enough for a table on a terminal.
 _NAME_CHARACTERS = 40
 

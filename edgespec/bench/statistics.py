@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Regret", "Speedup", "abba", "by_category", "geomean", "mbsu", "noise", "regret", "shuffled", "speedup"]
-
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
 """Prompt id -> (the arm's, the baseline's) tokens per second, one pair for each time the two ran side by side."""
 

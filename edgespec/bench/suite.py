@@ -22,17 +22,6 @@ from typing import BinaryIO, cast
 from edgespec.bench.suites.standard_library import function_source
 from edgespec.errors import InvalidRequestError
 
-__all__ = [
-    "BUILTIN_SUITES",
-    "Prompt",
-    "builtin_suite",
-    "calibration_prompts",
-    "load_humaneval",
-    "load_suite",
-    "missing_prompts",
-    "suite_sha256",
-]
-
 # Eight categories of what people ask; three prompts of each; some 600 tokens to read each; what `verify` compares on.
 BUILTIN_SUITES = ("ours", "quick", "long-prompts", "verify")
 

@@ -18,8 +18,6 @@ from edgespec.store.catalogue import catalogue
 from edgespec.store.references import HubReference, LocalPath, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
 
-__all__ = ["FolderRequest", "export_if_folder"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderRequest:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from edgespec.cli.perplexity_cost import Cost
     from edgespec.cli.trimming import Trimming
 
-__all__ = ["Written"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:

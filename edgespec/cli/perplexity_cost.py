@@ -30,8 +30,6 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
 
-__all__ = ["TOKENS", "Cost", "PerplexityCost", "cost_of_rounding", "measure", "rounded_types"]
-
 # Both models read the same tokens, so that most of what makes a perplexity uncertain is the same in both: 512 of them
 # tell 4 bits from 8.
 TOKENS = 512

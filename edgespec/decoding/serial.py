@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.decoding.round_base import FinishReason, LoopLimits, Rounds, Step
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.validation import first_chain, height, valid_length
 from edgespec.decoding.verify import verify_tree
 from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
-
-__all__ = ["DecodeLoop", "FinishReason", "LoopLimits", "Step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from dataclasses import replace
 
 from edgespec.interfaces.drafting import Outcome, Proposal, SiblingGate
 
-__all__ = ["MOST_ALTERNATIVES", "seen_alternatives", "with_siblings"]
-
 # Alternatives at each place: the second choice is the target's in 10.5 % of places, the third in 4.2 %, the fourth in
 # 1.8 % (the places of planning/cost/tree_width.py), and all others together in 4 %.
 MOST_ALTERNATIVES = 3

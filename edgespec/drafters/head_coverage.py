@@ -12,17 +12,6 @@ from collections.abc import Collection, Set
 
 from edgespec.interfaces.drafting import Context
 
-__all__ = [
-    "ESCAPE_MISSED",
-    "MOST_MORE",
-    "RETURN_MISSED",
-    "SHORT_ESCAPE_MISSED",
-    "SHORT_RETURN_MISSED",
-    "WINDOW_TOKENS",
-    "HeadWatch",
-    "short_head_watch",
-]
-
 # Tokens looked back on: some five lines of text. Eleven tokens of a text that the head lacks altogether are enough to
 # be noticed, and chance moves the share by 3.2 % only (one deviation at a coverage of 93 %).
 WINDOW_TOKENS = 64

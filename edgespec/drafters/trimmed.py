@@ -20,8 +20,6 @@ from edgespec.interfaces.drafting import (
     Proposal,
 )
 
-__all__ = ["EscapeDrafter", "EscapeState"]
-
 _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
 
 

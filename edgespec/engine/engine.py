@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.calibration.timing import QUICK, Scope
-from edgespec.engine.assembly import Limits, exact_setting_too_slow, fastest_plain, load_pair, resolve_profile
+from edgespec.engine.assembly import (
+    Limits,
+    exact_setting_too_slow,
+    fastest_plain,
+    load_pair,
+    resolve_profile,
+)
 from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.events import LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair, Speculation

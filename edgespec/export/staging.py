@@ -16,8 +16,6 @@ from edgespec.files.atomic import remove_stale_temporaries, sync_folder, tempora
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.store.manifest import MANIFEST_NAME
 
-__all__ = ["KINDS", "check_replaceable", "staged_folder", "trim_notes"]
-
 KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # of the artefacts that export writes into a folder
 
 _LARGER_DISK = "free some space, or export to a folder on a larger disk"

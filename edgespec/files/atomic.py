@@ -20,17 +20,6 @@ from edgespec.errors import CancelledError
 from edgespec.files.disk import disk_errors
 from edgespec.files.progress import Cancelled
 
-__all__ = [
-    "remove_stale_temporaries",
-    "replacing",
-    "sha256_file",
-    "sync_folder",
-    "temporary_name",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 # Large enough that hashing, not the loop, is the cost; small enough that cancellation is prompt at 50 MB/s.
 CHUNK_BYTES = 1 << 20
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from edgespec.errors import DiskSpaceError
 
-__all__ = ["disk_errors", "free_bytes", "readable_bytes", "require_space"]
-
 # A file system that runs completely full breaks other programs, and manifests and logs need room too. 64 MiB is a
 # choice, not a measurement: far more than we ever write beside a model, and little on any disk that holds one.
 SLACK_BYTES = 64 * 2**20

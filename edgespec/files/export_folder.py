@@ -15,19 +15,6 @@ from typing import Any
 
 from edgespec.errors import ModelFileError
 
-__all__ = [
-    "MANIFEST_NAME",
-    "SCHEMA_VERSION",
-    "bad_file",
-    "check_hash",
-    "check_manifest",
-    "check_place",
-    "check_size",
-    "read_content",
-    "read_manifest",
-    "show",
-]
-
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 

@@ -12,8 +12,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from edgespec.errors import ModelFileError
 
-__all__ = ["DOWNLOAD_AGAIN", "Fields", "is_text", "parse_object", "read_fields", "read_regular_file"]
-
 DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
 
 _LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book

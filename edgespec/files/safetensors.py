@@ -20,8 +20,6 @@ import numpy.typing as npt
 from edgespec.errors import ModelFileError
 from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, parse_object, read_regular_file
 
-__all__ = ["INDEX", "SINGLE", "SafeTensor", "read_safetensors", "read_safetensors_folder", "to_float32"]
-
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8  # the header's length, before the header

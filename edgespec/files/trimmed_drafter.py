@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import ModelFileError
 from edgespec.files.export_folder import (
     MANIFEST_NAME,
-    SCHEMA_VERSION,
     bad_file,
     check_hash,
     check_manifest,
@@ -34,20 +33,6 @@ from edgespec.files.gguf.records import GGML_TYPES
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = [
-    "DRAFTER_NAME",
-    "EMBEDDING_NAME",
-    "IDS_NAME",
-    "MANIFEST_NAME",
-    "SCHEMA_VERSION",
-    "TOKENIZER_NAME",
-    "TRIMMED_KIND",
-    "EmbeddingTable",
-    "TrimmedDrafter",
-    "is_trimmed_drafter",
-    "read_artefact",
-]
 
 TRIMMED_KIND = "trimmed-drafter"
 DRAFTER_NAME, EMBEDDING_NAME = "drafter.gguf", "embedding.bin"

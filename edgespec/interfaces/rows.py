@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from edgespec.errors import NonFiniteLogitsError, StaleRowsError
 
-__all__ = ["Distribution", "FloatArray", "IdArray", "LogitsArray", "Rows"]
-
 FloatArray = NDArray[np.float64]
 LogitsArray = NDArray[np.float32]
 IdArray = NDArray[np.int64]

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from edgespec.files.gguf.header import GgufHeader
 
-__all__ = ["LayerBytes", "Split", "layer_bytes", "layers_that_fit"]
-
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 # Tensors that only the first step of a forward reads; llama.cpp puts no GPU to that.

@@ -9,8 +9,6 @@ from typing import Any
 
 from edgespec.files.atomic import write_json
 
-__all__ = ["MANIFEST_NAME", "BadManifest", "Manifest", "read_manifest", "write_manifest"]
-
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["folder_key"]
-
 _PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}[a-z0-9]")
 # Names that Windows keeps for devices, with any ending.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")

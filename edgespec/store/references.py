@@ -11,20 +11,6 @@ from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
 
-__all__ = [
-    "CatalogueName",
-    "HubFile",
-    "HubReference",
-    "LocalPath",
-    "ModelSpec",
-    "PackagePart",
-    "PackageParts",
-    "Reference",
-    "Source",
-    "parse_reference",
-    "spec_of_hub_reference",
-]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")

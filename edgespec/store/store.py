@@ -29,8 +29,6 @@ from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.naming import folder_key
 from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
 
-__all__ = ["RemovedModel", "Store", "StoredModel"]
-
 # The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
 LOCK_POLL_S = 0.2

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from edgespec.errors import InvalidRequestError
 
-__all__ = ["StopStrings"]
-
 
 class StopStrings:
     """Watches text for stop strings.

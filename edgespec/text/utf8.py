@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import codecs
 
-__all__ = ["IncrementalText"]
-
 
 class IncrementalText:
     """Decodes UTF-8 as it arrives; what was returned is never taken back.

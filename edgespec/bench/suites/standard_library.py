@@ -7,8 +7,6 @@ import ast
 import textwrap
 from importlib.util import find_spec
 
-__all__ = ["function_source"]
-
 
 def function_source(place: str) -> str | None:
     """The function at ``module:qualified.name``, decorators included and not indented; the same for the same Python.

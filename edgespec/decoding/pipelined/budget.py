@@ -6,8 +6,6 @@ from typing import Protocol
 
 from edgespec.interfaces.policy import RoundRecord
 
-__all__ = ["Budget"]
-
 
 class Budget(Protocol):
     """How much a round verifies and drafts, and how long it waits for a drafter that is late."""

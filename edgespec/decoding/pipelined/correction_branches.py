@@ -19,8 +19,6 @@ from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, U
 from edgespec.decoding.validation import runner_up, valid_length
 from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, DraftState, Proposal
 
-__all__ = ["Branch", "BranchWork", "Branches", "Growth", "Place", "likeliest_corrections"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -11,8 +11,6 @@ from typing import Literal, Protocol, TypeVar
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.rows import Distribution
 
-__all__ = ["Drafted", "Flight", "Piece", "PutForward", "Submit", "UntilDone", "put_forward"]
-
 T = TypeVar("T")
 
 # How tokens come to be put forward: as drafted, again at another place, or as a branch that the text has taken.

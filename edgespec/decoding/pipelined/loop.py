@@ -35,8 +35,6 @@ from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 
-__all__ = ["Budget", "Drafted", "PipelinedLoop", "Submit"]
-
 # How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
 # words every tenth place or so has any given one.
 _WORDS_TOO_MANY = 2

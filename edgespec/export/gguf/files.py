@@ -41,19 +41,6 @@ from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
 
-__all__ = [
-    "DRAFTER",
-    "EMBEDDING_ROWS",
-    "IDS",
-    "KEEP",
-    "MODEL",
-    "TOKENIZER",
-    "check_destination",
-    "embedding_scale",
-    "export_trimmed",
-    "export_whole",
-]
-
 DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"
 MODEL = "model.gguf"
 KEEP = "keep"  # the quantisation that changes nothing

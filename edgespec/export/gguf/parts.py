@@ -21,20 +21,6 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.gguf.cursor import Cursor, read_entry
 from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, GgufHeader, TensorInfo
 
-__all__ = [
-    "EMBEDDING",
-    "Literal",
-    "Part",
-    "Rows",
-    "Span",
-    "check_kept",
-    "drafter_parts",
-    "embedding_table",
-    "read_part",
-    "tokenizer_parts",
-    "trimmed_tensors",
-]
-
 EMBEDDING = "token_embd.weight"
 _TRIMMED = (EMBEDDING, "output.weight", "output.bias")  # tables with a row (or an element) for each token
 

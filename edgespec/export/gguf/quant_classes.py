@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from edgespec.files.gguf.records import TensorInfo
 
-__all__ = ["quantisation_by_class"]
-
 # The part a matrix belongs to, by what its name contains. The first that fits counts.
 _CLASSES = (
     ("embedding", "token_embd"),

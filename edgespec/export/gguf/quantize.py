@@ -19,8 +19,6 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.runtimes.llama.library import load
 
-__all__ = ["QUANTS", "Quant", "find_quant", "most_bytes", "requantize"]
-
 # Rows of one tensor in memory at once, as llama.cpp counts them. Its own default of 8 GiB is a whole tensor.
 _BUFFER_BYTES = 64 << 20
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.json_object import Fields, read_fields
 
-__all__ = ["CONFIG", "ModelConfig", "RopeScaling", "Value", "read_config", "rope_factors"]
-
 CONFIG = "config.json"
 _MOST_BYTES = 1 << 20  # real ones have a few kB
 

@@ -15,8 +15,6 @@ from edgespec.errors import InvalidRequestError
 from edgespec.export.huggingface.config import CONFIG, Value
 from edgespec.files.json_object import Fields, read_fields
 
-__all__ = ["CacheShape", "FolderModel", "describe_folder"]
-
 _MOST_BYTES = 1 << 20  # real ones have a few kB
 _MOST_POSITIONS, _MOST_WIDTH, _MOST_HEADS, _MOST_TOKENS = 2**31 - 1, 2**20, 2**14, 2**20
 

@@ -24,8 +24,6 @@ from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
 from edgespec.store.manifest import MANIFEST_NAME
 
-__all__ = ["export_from_folder", "is_model_folder", "write_weightless"]
-
 _REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
 # general.file_type, as llama.h numbers it (enum llama_ftype), by the type of most of the weights.

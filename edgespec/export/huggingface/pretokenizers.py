@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["SPACE", "byte_level_name", "sentencepiece_prefix"]
-
 SPACE = "▁"  # what SentencePiece writes a space as
 
 # One step of a pre-tokenizer: ("split", regex), ("digits",), or ("bytes", whether GPT-2's own regex splits first).

@@ -10,8 +10,6 @@ from typing import Any
 from edgespec.errors import ModelFileError
 from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
 
-__all__ = ["SpecialTokens", "read_special_tokens"]
-
 _MOST_BYTES = 16 << 20  # tokenizer_config.json repeats all added tokens: gemma's has 1.2 MB
 _MOST_TEMPLATE_BYTES = 1 << 20  # of one value in a GGUF header; real ones stay under 100 kB
 

@@ -16,8 +16,6 @@ from edgespec.export.huggingface.config import ModelConfig, rope_factors
 from edgespec.files.json_object import DOWNLOAD_AGAIN
 from edgespec.files.safetensors import SafeTensor, to_float32
 
-__all__ = ["EMBEDDING", "HEAD", "PlannedTensor", "count_rows", "interleaved", "plan_tensors"]
-
 EMBEDDING, HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _SUFFIXES = (".weight", ".bias")
 

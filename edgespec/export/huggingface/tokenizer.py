@@ -19,8 +19,6 @@ from edgespec.export.huggingface.pretokenizers import SPACE, byte_level_name, se
 from edgespec.export.huggingface.special_tokens import SpecialTokens, read_special_tokens
 from edgespec.files.json_object import DOWNLOAD_AGAIN, Fields, is_text, read_fields
 
-__all__ = ["TOKENIZER", "Vocabulary", "read_vocabulary"]
-
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES = 64 << 20  # gemma's, the largest known, has 33 MB
 # Limits of the GGUF reader, which takes 2**21 strings in all.

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.gguf.records import GgufArray, GgufHeader
 
-__all__ = ["ARCHITECTURES", "Architecture", "Block", "ModelShape", "Rope", "describe_model", "rope_tables"]
-
 _DEFAULT_ROPE_BASE = 10000.0  # where a GGUF states none, as in llama.cpp
 
 # Of the layers of Gemma 3 every sixth sees the whole context, where the file does not say otherwise.

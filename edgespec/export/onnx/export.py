@@ -34,8 +34,6 @@ from edgespec.files.onnx.folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZ
 from edgespec.files.onnx.interface import ROWS, SHARED
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-__all__ = ["LEAST_STATIC_CACHE", "check_static_cache", "export_onnx"]
-
 # What it takes to time a drafter beside its target (calibration/timing.py). A chat's first answer fills it as well.
 LEAST_STATIC_CACHE = 256
 

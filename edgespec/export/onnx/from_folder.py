@@ -33,8 +33,6 @@ from edgespec.files.onnx.interface import WHOLE
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 
-__all__ = ["QUANTS", "export_folder_to_onnx"]
-
 QUANTS = (KEEP, "q4")
 
 # Of the files that the worker leaves, as optimum/worker.py names them.

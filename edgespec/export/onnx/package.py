@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from edgespec.errors import RuntimeUnavailableError
 
-__all__ = ["require_onnx"]
-
 
 def require_onnx() -> None:
     """Raises RuntimeUnavailableError, with the command that helps, where the package cannot be imported."""

@@ -28,8 +28,6 @@ from edgespec.export.onnx.architectures import Block, ModelShape, Rope
 from edgespec.export.onnx.graph import TO_THE_END, GraphBuilder
 from edgespec.export.onnx.tables import TablePlan
 
-__all__ = ["build_static_graph"]
-
 
 def build_static_graph(shape: ModelShape, plan: TablePlan, *, capacity: int) -> Any:
     """The model with a cache for ``capacity`` tokens as an ``onnx.ModelProto``, its tables as external data."""

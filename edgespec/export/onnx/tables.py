@@ -21,8 +21,6 @@ from edgespec.export.onnx.architectures import ModelShape, Rope
 from edgespec.export.onnx.weights import BLOCK, PLAIN_TYPES, can_read, exact_bits
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 
-__all__ = ["QUANTS", "Element", "RopeTable", "Stored", "Table", "TablePlan", "plan_tables"]
-
 QUANTS = ("keep", "q4")
 
 ALIGNMENT = 4096  # bytes: the least page of the machines we know, so that every table can be mapped by itself

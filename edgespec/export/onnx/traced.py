@@ -11,18 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import InvalidRequestError
 
-__all__ = [
-    "PAST",
-    "PRESENT",
-    "array_of",
-    "cache_shape",
-    "constant_value",
-    "fits_float32",
-    "fixed_length",
-    "part_of",
-    "refuse",
-]
-
 PAST, PRESENT = "past_key_values.", "present."
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from edgespec.files.gguf.records import GGML_TYPES
 
-__all__ = ["BLOCK", "PLAIN_TYPES", "PackedRows", "can_read", "exact_bits", "float_rows", "pack_rows", "unpack_rows"]
-
 BLOCK = 32  # weights that share a scale: that of Q4_0 and Q8_0, which then need no rounding
 
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})

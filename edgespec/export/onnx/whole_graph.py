@@ -31,8 +31,6 @@ from edgespec.export.onnx.traced import (
     refuse,
 )
 
-__all__ = ["Weight", "WholeGraph", "load_graph", "rewrite_graph"]
-
 # What the reader of artefacts admits as constants.
 _ADMITTED = frozenset(
     {

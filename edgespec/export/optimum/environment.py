@@ -28,8 +28,6 @@ from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-__all__ = ["PINS", "Runner", "environment_folder", "find_environment", "prepare_environment", "run_logged"]
-
 # Seen to work together. onnx-ir is what onnxruntime's 4-bit quantizer reads weights with.
 TORCH = "torch==2.13.0"
 PINS = ("optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "accelerate==1.15.0", "onnx-ir==1.1.0", TORCH)

@@ -25,8 +25,6 @@ from edgespec.errors import (
 )
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 
-__all__ = ["check_interpreter", "end_group", "last_line", "run_worker", "start_group", "versions_in"]
-
 WORKER = Path(__file__).with_name("worker.py")
 
 # Often enough that a cancel feels immediate; a wake-up costs microseconds.

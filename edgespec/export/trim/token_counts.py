@@ -19,21 +19,6 @@ from typing import Any, TypeVar
 from edgespec.errors import InvalidRequestError
 from edgespec.files.atomic import write_json
 
-__all__ = [
-    "HELD_OUT_EVERY",
-    "PIECE_CHARACTERS",
-    "TOKENS_PER_PROMPT",
-    "Emission",
-    "EmissionKey",
-    "TokenCounts",
-    "count_tokens",
-    "load_emissions",
-    "pieces",
-    "read_text",
-    "save_emissions",
-    "split",
-]
-
 T = TypeVar("T")
 
 # Every third text judges the ranking of the others. A ranking loses little by that: rare tokens are what it lacks

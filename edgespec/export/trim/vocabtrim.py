@@ -16,22 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.gguf.token_rows import always_kept, kept_ids, rank_tokens
-
-__all__ = [
-    "ACCEPTANCE_LOSS_ALLOWED",
-    "CANDIDATE_SIZES",
-    "HeadCost",
-    "SizeCandidate",
-    "SizeDecision",
-    "always_kept",
-    "choose_size",
-    "coverage",
-    "kept_ids",
-    "lost_allowed",
-    "rank_tokens",
-]
-
+from edgespec.files.gguf.token_rows import kept_ids
 
 # The sizes FR-Spec compared (8k to 64k rows), half the least of them, for a drafter of one narrow task, and steps
 # between the larger ones, where a third more rows is a tenth more bytes of a 0.5B drafter. All are multiples of 64:

@@ -10,8 +10,6 @@ from pathlib import Path
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.records import VALUE_TYPES, GgufArray, MetadataValue, Scalar
 
-__all__ = ["DOWNLOAD_AGAIN", "INLINE_BYTES", "Cursor", "Entry", "quote", "read_entry"]
-
 # Caps that keep a hostile file under a second and 50 MB. Real files stay far below: the largest tokenizer tables
 # hold 262144 tokens and some 515000 merges, and chat templates stay under 100 KiB.
 _MOST_STRINGS = 1 << 21

@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from edgespec.errors import ModelFileError
 
-__all__ = ["GGML_TYPES", "VALUE_TYPES", "GgufArray", "GgufHeader", "MetadataValue", "Scalar", "TensorInfo"]
-
 # GGUF value types 0..12, as the format numbers them: name, struct format, bytes (strings and arrays have no size).
 VALUE_TYPES: Mapping[int, tuple[str, str, int]] = {
     0: ("uint8", "B", 1),

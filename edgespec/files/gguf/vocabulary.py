@@ -9,8 +9,6 @@ from itertools import islice
 
 from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
 
-__all__ = ["VocabularyDifference", "compare_vocabularies"]
-
 # Tables are padded to a multiple of at most 1024 rows in the models we know (Qwen pads by 128 to 512); more than
 # that is another vocabulary.
 _MOST_PADDING = 1024

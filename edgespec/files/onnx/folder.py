@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "DATA_NAME",
-    "GRAPH_NAME",
-    "KEPT_IDS",
-    "ONNX_KIND",
-    "TOKENIZER_NAME",
-    "OnnxArtefact",
-    "is_onnx_folder",
-    "read_onnx_folder",
-]
-
 ONNX_KIND = "onnx-model"
 GRAPH_NAME, DATA_NAME, TOKENIZER_NAME = "model.onnx", "model.onnx.data", "tokenizer.gguf"
 _FILES = (GRAPH_NAME, DATA_NAME, TOKENIZER_NAME)

@@ -12,8 +12,6 @@ from edgespec.files.onnx.parser import FLOAT, INT32, INT64, OnnxGraph, ValueInfo
 if TYPE_CHECKING:
     from edgespec.files.onnx.folder import OnnxArtefact
 
-__all__ = ["CACHES", "KEPT_IDS", "ROWS", "SHARED", "WHOLE", "check_interface"]
-
 KEPT_IDS = "kept_ids"  # the output with the token of each row of a trimmed head
 
 # How a graph takes and gives keys and values. Shared: arrays of the cache's full length, bound as past and as present

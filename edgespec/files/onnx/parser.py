@@ -18,8 +18,6 @@ from typing import TypeAlias, TypeVar
 from edgespec.errors import ModelFileError
 from edgespec.files.export_folder import bad_file, show
 
-__all__ = ["FLOAT", "INT32", "INT64", "Initializer", "Node", "OnnxGraph", "ValueInfo", "walk_model"]
-
 # Element types of tensors, as onnx.proto numbers them, with their bytes.
 FLOAT, UINT8, INT8, INT32, INT64, FLOAT16, BFLOAT16 = 1, 2, 3, 6, 7, 10, 16
 _ELEMENT_BYTES = {FLOAT: 4, UINT8: 1, INT8: 1, INT32: 4, INT64: 8, FLOAT16: 2, BFLOAT16: 2}

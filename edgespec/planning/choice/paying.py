@@ -14,8 +14,6 @@ from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipe
 from edgespec.planning.depth.cost_gate import MARGIN
 from edgespec.planning.depth.cost_model import Costs
 
-__all__ = ["NOT_CALIBRATED", "ModeWish", "Paying", "hopeless_words", "weigh_sources"]
-
 ModeWish = Literal["auto", "serial", "pipelined"]
 _Way = Literal["serial", "pipelined"]
 

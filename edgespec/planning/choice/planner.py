@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.interfaces.model import ModelFacts, NumericClass
-from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeWish, hopeless_words, weigh_sources
-from edgespec.planning.choice.plan import SLOWER_ALLOWED, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeWish, weigh_sources
+from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.planning.depth.cost_model import Costs
-
-__all__ = ["EXACT_SETTING_TOO_SLOW", "NOT_CALIBRATED", "SLOWER_ALLOWED", "PlanRequest", "hopeless_words", "make_plan"]
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
 EXACT_SETTING_TOO_SLOW = (

@@ -17,8 +17,6 @@ from edgespec.planning.choice.weighing import Weighing, gib, rate, taken_bytes
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WIDEST
 
-__all__ = ["HEADROOM_BYTES", "MARGIN", "MODES", "explain", "rank", "reasons"]
-
 ExactnessWish = Literal["stable", "near", "any"]
 
 MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")

@@ -12,8 +12,6 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, round_seconds
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 
-__all__ = ["Weighing", "gib", "rate", "taken_bytes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:

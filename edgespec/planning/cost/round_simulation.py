@@ -16,17 +16,6 @@ from typing import Literal
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, tokens_beside
 
-__all__ = [
-    "Flight",
-    "Laps",
-    "SimulatedPair",
-    "SimulatedRounds",
-    "expected_pipelined",
-    "lap",
-    "learned_acceptance",
-    "windows_by_rate",
-]
-
 # A pipe that reaches this share of all cycles adds less than any float of the result shows.
 _NEVER = 1e-15
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from edgespec.planning.cost.acceptance import DECAY, PRIOR_STRENGTH
 from edgespec.planning.cost.curve import Curve
 
-__all__ = ["SiblingOdds", "choose_siblings"]
-
 
 @dataclass(slots=True)
 class SiblingOdds:

@@ -8,8 +8,6 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, tokens_beside
 from edgespec.planning.cost.live_curve import ContextCurves, Pace
 
-__all__ = ["MeasuredBudget", "branch_pays"]
-
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
 

@@ -20,8 +20,6 @@ from edgespec.planning.cost.curve import Curve, DraftCost, choose_window
 from edgespec.planning.depth.cost_gate import MARGIN
 from edgespec.planning.depth.cost_model import HORIZON_TOKENS, CostDepth, Costs, SourceState
 
-__all__ = ["PipelinedDepth"]
-
 # Rounds whose times say how much slower the target is than calibration had it, both at work: a sentence or two.
 _RECENT_ROUNDS = 25
 _ENOUGH_ROUNDS = 9

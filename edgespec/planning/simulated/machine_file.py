@@ -14,8 +14,6 @@ from typing import Literal, cast
 
 from edgespec.errors import ProfileError
 
-__all__ = ["DescribedDevice", "DescribedDrafter", "DescribedMachine", "DescribedModel", "machine_from_table"]
-
 # Bounds that no machine of the coming decade reaches; beyond them a figure is a slip of the unit.
 _MOST_BYTES = 2**50
 _MOST_PER_S = 1e18

@@ -18,8 +18,6 @@ from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
 
-__all__ = ["contention", "described_curve", "plan_of", "simulate", "split_curve"]
-
 # A token reads the cache up to itself; over an answer that fills the context that is half of it on average.
 _FILLED = 0.5
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 from edgespec.errors import CancelledError
 from edgespec.files.progress import Cancelled
 
-__all__ = ["run_watched"]
-
 T = TypeVar("T")
 
 # Often enough that a progress bar moves and a cancel feels immediate; a wake-up costs microseconds.

@@ -13,8 +13,6 @@ from pathlib import Path, PurePosixPath
 from edgespec.errors import DownloadError
 from edgespec.files.atomic import sync_folder, write_text
 
-__all__ = ["COMMIT", "SHA256", "RepoCache"]
-
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _ETAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")

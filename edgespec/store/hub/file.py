@@ -23,8 +23,6 @@ from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
 from edgespec.store.references import HubFile
 
-__all__ = ["FetchedHubFile", "choose_gguf", "fetch_hub_file"]
-
 # A connection that breaks is picked up where it broke; only breaks that brought nothing new are counted.
 BREAKS_WITHOUT_PROGRESS = 3
 PAUSE_AFTER_BREAK_S = 0.5

@@ -17,8 +17,6 @@ from edgespec.store.hub.file import fetch_hub_file
 from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
 from edgespec.store.references import HubFile, HubReference
 
-__all__ = ["HubFolder", "fetch_hub_folder", "list_hub_folder"]
-
 _CONFIG = "config.json"
 # Weights only as safetensors, and no code: whatever else a repository holds stays there.
 _WANTED = re.compile(

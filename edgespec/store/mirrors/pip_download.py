@@ -14,8 +14,6 @@ from pathlib import Path
 from edgespec.errors import DiskSpaceError, DownloadError
 from edgespec.files.disk import free_bytes
 
-__all__ = ["PipDownload", "pip_missing"]
-
 _LOG_TAIL_BYTES = 64 * 1024
 _PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")

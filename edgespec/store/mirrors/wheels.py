@@ -12,8 +12,6 @@ from edgespec.errors import CancelledError, HashMismatchError, ModelFileError
 from edgespec.files.progress import Cancelled
 from edgespec.store.references import PackagePart
 
-__all__ = ["copy_member", "expect_archive_of"]
-
 CHUNK_BYTES = 1 << 20
 
 # What a part of unknown size may grow to. Package indexes commonly cap one file at 100 MB to 1 GB, and a part is

@@ -12,8 +12,6 @@ from typing import Any
 
 from edgespec.errors import TemplateError
 
-__all__ = ["Budget", "TemplateLimits", "stored_bytes"]
-
 # A str or list pays for its header too, or a million empty ones would be free (sys.getsizeof("") is 49, [] is 56).
 HEADER_BYTES = 64
 # One slot of a container with the number it may be the only owner of (8-byte pointer, 32-byte int).

@@ -21,8 +21,6 @@ from edgespec.text.chat_template.methods import METHODS, replaced, trimmed
 if TYPE_CHECKING:
     from edgespec.text.chat_template.sandbox import Sandbox
 
-__all__ = ["Filters", "tests_table"]
-
 # More than any prompt indents by; JSON is indented by 2 to 4.
 INDENT = 32
 # Longest text that |int and |float convert: Python's own limit is 4 300 digits, and 64 exceed every double.

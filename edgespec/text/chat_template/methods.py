@@ -12,8 +12,6 @@ from typing import Any
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.budget import HEADER_BYTES, INTEGER_BITS, SLOT_BYTES, Budget, kind, stored_bytes
 
-__all__ = ["METHODS", "BoundMethod", "check_key", "replaced", "trimmed"]
-
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # what str.splitlines splits at
 
 Method = Callable[..., Any]

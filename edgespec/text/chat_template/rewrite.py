@@ -18,8 +18,6 @@ from jinja2.parser import Parser
 
 from edgespec.errors import TemplateError
 
-__all__ = ["CHARGE", "COMPARE", "CONCAT", "DISPLAY", "ITERATE", "MAPPING", "SLICE", "GenerationTag", "rewrite"]
-
 CHARGE = " charge"
 COMPARE = " compare"
 CONCAT = " concat"

@@ -23,8 +23,6 @@ from edgespec.text.chat_template.budget import INTEGER_BITS, POINTER_BYTES, Budg
 from edgespec.text.chat_template.filters import Filters, tests_table
 from edgespec.text.chat_template.methods import METHODS, BoundMethod, check_key
 
-__all__ = ["Sandbox", "TemplateRaisedError"]
-
 # Namespace, its dict and its first few names (measured with tracemalloc: 340 bytes).
 NAMESPACE_BYTES = 400
 # The loop object with its iterator, its frame and its dict (measured with tracemalloc: about 450 bytes).

@@ -17,8 +17,6 @@ from edgespec.text.chat_template.budget import NESTING, Budget, TemplateLimits, 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTemplate", "TemplateLimits"]
-
 _FILENAME = "<chat template>"
 # A hostile template can put megabytes into a name that jinja then reports.
 _REASON_CHARACTERS = 300
