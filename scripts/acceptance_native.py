@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from acceptance_bench import brief, edgespec, identical
 from acceptance_equality import row_of, verification_prompts
-from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, tokens_to_predict
+from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, kl_divergences, tokens_to_predict
 
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
@@ -87,7 +87,7 @@ def divergences_of(models: dict[str, LoadedModel], tokens: Sequence[int]) -> dic
     for rows in zip(*streams, strict=True):
         scores = dict(zip(models, rows, strict=True))
         for name, own in found.items():
-            own += quality.kl_divergences(scores[FLOAT32], scores[name]).tolist()
+            own += kl_divergences(scores[FLOAT32], scores[name]).tolist()
     return {name: np.array(own) for name, own in found.items()}
 
 

@@ -138,6 +138,33 @@ def side_by_side(
             yield dict(zip(models, rows, strict=True))
 
 
+def kl_divergences(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """KL(reference || other) at each position: float64 (rows,), in nats, of scores of shape (rows, vocabulary).
+
+    The expected loss more, per token, of believing ``other`` where ``reference`` is true (Kullback and Leibler,
+    1951). Infinite where ``other`` rules out what ``reference`` does not. Raises ValueError for unlike shapes.
+    """
+    if reference.shape != other.shape:
+        raise ValueError(f"scores of shape {reference.shape} cannot be compared with {other.shape}")
+    true, believed = quality.log_softmax(reference), quality.log_softmax(other)
+    possible = np.isfinite(true)  # 0 log 0 is 0
+    difference = np.subtract(true, believed, where=possible, out=np.zeros_like(true))
+    # Rounding leaves up to 1e-16 on either side of a zero that cannot be negative.
+    divergences: npt.NDArray[np.float64] = np.maximum((np.exp(true) * difference).sum(axis=-1), 0.0)
+    return divergences
+
+
+def agreements(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Whether both would write the same token greedily: bool (rows,). Ties go to the lowest id.
+
+    Raises ValueError for unlike shapes.
+    """
+    if reference.shape != other.shape:
+        raise ValueError(f"scores of shape {reference.shape} cannot be compared with {other.shape}")
+    same: npt.NDArray[np.bool_] = reference.argmax(axis=-1) == other.argmax(axis=-1)
+    return same
+
+
 def compare(models: Mapping[str, LoadedModel], tokens: Sequence[int], kl_tokens: int) -> dict[str, Any]:
     """Perplexity of each model on ``tokens``; on the first ``kl_tokens`` predicted, how far it is from the reference.
 
@@ -156,8 +183,8 @@ def compare(models: Mapping[str, LoadedModel], tokens: Sequence[int], kl_tokens:
                 left = kl_tokens - len(divergences.get(name, ()))
                 losses[name] += quality.token_losses(rows, following).tolist()
                 if name != FLOAT32 and left > 0:
-                    divergences[name] += quality.kl_divergences(reference[:left], rows[:left]).tolist()
-                    agreed[name] += quality.agreements(reference[:left], rows[:left]).tolist()
+                    divergences[name] += kl_divergences(reference[:left], rows[:left]).tolist()
+                    agreed[name] += agreements(reference[:left], rows[:left]).tolist()
     return {
         "tokens": len(losses[FLOAT32]),
         "kl_tokens": min(map(len, divergences.values())),

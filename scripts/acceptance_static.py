@@ -25,9 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from acceptance_bench import edgespec
-from acceptance_quality import bytes_of, tokens_to_predict
+from acceptance_quality import agreements, bytes_of, kl_divergences, tokens_to_predict
 
-from edgespec.bench import quality
 from edgespec.files.onnx.folder import TOKENIZER_NAME, read_onnx_folder
 from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.onnx import providers as onnx_providers
@@ -114,8 +113,8 @@ def scores(folder: Path, device: str, tokens: Sequence[int]) -> npt.NDArray[np.f
 def apart(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> dict[str, float]:
     """How far scores are from the reference's."""
     return {
-        "mean_kl_nats": float(quality.kl_divergences(reference, other).mean()),
-        "agreeing": float(quality.agreements(reference, other).mean()),
+        "mean_kl_nats": float(kl_divergences(reference, other).mean()),
+        "agreeing": float(agreements(reference, other).mean()),
         "largest_difference": float(np.abs(reference - other).max()),
     }
 

@@ -47,42 +47,26 @@ SUFFIXES = (".png", ".svg", ".pdf")
 T = TypeVar("T")
 
 
-def speedup_by_category(report: Report, path: Path) -> None:
-    """A dot with its interval for each arm and category, on a logarithmic scale with a line at 1.
-
-    Hollow and red where an arm's tokens were not plain decoding's. The band at 1 is the A/A arm's interval. Raises
-    InvalidRequestError for a report without speed-ups, another suffix than ``SUFFIXES`` and a path that cannot be
-    written, and RuntimeUnavailableError without matplotlib; so do the other functions.
-    """
-    _draw([_read(read_speedups, report)], path, "speed-ups")
-
-
-def forward_curves(calibration: Report, path: Path) -> None:
-    """T(w) / T(1) against the width w: a line for each model, runtime, device, threads and context that was measured.
-
-    Between the guides: y = 1, where verifying drafts is free, and y = w, where nothing is gained by it.
-    """
-    _draw([_read(read_curves, calibration)], path, "curves of forward times")
-
-
-def roofline(report: Report, calibration: Report | None, path: Path) -> None:
-    """Each arm's memory traffic (``bytes_per_token`` x tokens per second) as a part of what the memory was measured
-    to deliver: ``read_bytes_per_s`` of the calibration or else of the report's machine.
-    """
-    _draw([_read(read_traffic, report, calibration)], path, "memory traffic")
-
-
 def plot_report(report: Report, calibration: Report | None, path: Path) -> None:
-    """One figure with those of the three panels that there is data for; InvalidRequestError if there is none.
+    """One figure with those of the three panels that there is data for.
 
-    Where models were timed side by side, their curves take the place of the calibration's.
+    - A dot with its interval for each arm and category, on a logarithmic scale with a line at 1. Hollow and red where
+      an arm's tokens were not plain decoding's. The band at 1 is the A/A arm's interval.
+    - T(w) / T(1) against the width w: a line for each model, runtime, device, threads and context that was measured.
+      Between the guides: y = 1, where verifying drafts is free, and y = w, where nothing is gained by it. Where
+      models were timed side by side, their curves take the place of the calibration's.
+    - Each arm's memory traffic (``bytes_per_token`` x tokens per second) as a part of what the memory was measured to
+      deliver: ``read_bytes_per_s`` of the calibration or else of the report's machine.
+
+    Raises InvalidRequestError for a report without any of them, another suffix than ``SUFFIXES`` and a path that
+    cannot be written, and RuntimeUnavailableError without matplotlib.
     """
     panels = [
         _read(read_speedups, report),
         _read(read_runtimes, report) or _read(read_curves, calibration or {}),
         _read(read_traffic, report, calibration),
     ]
-    _draw(panels, path, "measurements", title=_read(read_headline, report))
+    _draw(panels, path, _read(read_headline, report))
 
 
 # ------------------------------------------------------------------------------------------------- drawing
@@ -120,12 +104,12 @@ def _read(reader: Callable[..., T], *reports: Report | None) -> T:
         ) from error
 
 
-def _draw(panels: Iterable[_Data | None], path: Path, what: str, *, title: str = "") -> None:
+def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
     """Lay out the panels that have data, draw them, and write the file once it is complete."""
     require_suffix(path)
     present = [panel for panel in panels if panel is not None]
     if not present:
-        raise InvalidRequestError(f"the report holds no {what} to draw")
+        raise InvalidRequestError("the report holds no measurements to draw")
     require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure

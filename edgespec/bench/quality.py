@@ -1,4 +1,4 @@
-"""How well a model predicts a text, and how far its predictions are from another model's.
+"""How well a model predicts a text.
 
 All of it is teacher-forced: a row of scores is computed after the text's own tokens, whatever the model would have
 written itself. Logarithms are natural (nats) and computed in float64 from the float32 scores.
@@ -59,33 +59,6 @@ def perplexity(losses: Sequence[float] | Floats) -> float:
     if len(losses) == 0:
         raise ValueError("the perplexity of no tokens is not defined")
     return float(np.exp(np.mean(np.asarray(losses, dtype=np.float64))))
-
-
-def kl_divergences(reference: Logits, other: Logits) -> Floats:
-    """KL(reference || other) at each position: float64 (rows,), in nats, of scores of shape (rows, vocabulary).
-
-    The expected loss more, per token, of believing ``other`` where ``reference`` is true (Kullback and Leibler,
-    1951). Infinite where ``other`` rules out what ``reference`` does not. Raises ValueError for unlike shapes.
-    """
-    if reference.shape != other.shape:
-        raise ValueError(f"scores of shape {reference.shape} cannot be compared with {other.shape}")
-    true, believed = log_softmax(reference), log_softmax(other)
-    possible = np.isfinite(true)  # 0 log 0 is 0
-    difference = np.subtract(true, believed, where=possible, out=np.zeros_like(true))
-    # Rounding leaves up to 1e-16 on either side of a zero that cannot be negative.
-    divergences: Floats = np.maximum((np.exp(true) * difference).sum(axis=-1), 0.0)
-    return divergences
-
-
-def agreements(reference: Logits, other: Logits) -> npt.NDArray[np.bool_]:
-    """Whether both would write the same token greedily: bool (rows,). Ties go to the lowest id.
-
-    Raises ValueError for unlike shapes.
-    """
-    if reference.shape != other.shape:
-        raise ValueError(f"scores of shape {reference.shape} cannot be compared with {other.shape}")
-    same: npt.NDArray[np.bool_] = reference.argmax(axis=-1) == other.argmax(axis=-1)
-    return same
 
 
 def windows(tokens: Sequence[int], length: int) -> Iterator[Sequence[int]]:

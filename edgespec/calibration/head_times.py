@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 
-from edgespec.calibration.timing import Clock
-from edgespec.calibration.width_probe import probe_tokens
+from edgespec.calibration.timing import Clock, time_plain
 from edgespec.interfaces.model import Model
 
 # Tokens before the timed forward: as good as none, so that the time is that of the weights. Longer contexts add the
@@ -31,28 +30,8 @@ def measure_heads(
     repetitions: int = REPETITIONS,
     clock: Clock = time.perf_counter,
 ) -> Generator[float, None, tuple[float, ...]]:
-    """Median seconds of a forward of width 1 of each of ``models``, in steps; yields the fraction done.
-
-    They take turns, so that a busy machine slows all of them alike. All are fed the same tokens, of the smallest
-    vocabulary. Picking the best token is part of the time, as it is in drafting. Raises what a forward raises.
-    """
-    tokens = probe_tokens(context_tokens + 1, min(model.facts.vocabulary_size for model in models))
-    samples: list[list[float]] = [[] for _ in models]
-    with ExitStack() as stack:
-        sequences = [stack.enter_context(closing(model.open(context_tokens + 1))) for model in models]
-        for sequence in sequences:
-            if context_tokens:
-                sequence.forward(tokens[:context_tokens], 0)
-            yield 0.0
-        # Once around without counting: kernels and pages warm up.
-        for turn in range(repetitions + 1):
-            for sequence, kept in zip(sequences, samples, strict=True):
-                sequence.rewind(context_tokens)
-                before = clock()
-                sequence.forward(tokens[context_tokens:], 1).argmax()
-                if turn:
-                    kept.append(clock() - before)
-            yield turn / repetitions
+    """Median seconds of a forward of width 1 of each of ``models``, as ``time_plain`` takes them, in steps."""
+    samples = yield from time_plain(models, context_tokens, repetitions, clock)
     return tuple(statistics.median(kept) for kept in samples)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,31 +191,45 @@ def measure_drafter(
     )
 
 
+def time_plain(
+    models: Collection[Model], context_tokens: int, repetitions: int, clock: Clock
+) -> Generator[float, None, list[list[float]]]:
+    """Seconds of so many forwards of width 1 of each of ``models``, in steps; yields the fraction done.
+
+    They take turns, so that a busy machine slows all of them alike. All are fed the same tokens, of the smallest
+    vocabulary. Picking the best token is part of the time, as it is in drafting. Raises what a forward raises.
+    """
+    tokens = probe_tokens(context_tokens + 1, min(model.facts.vocabulary_size for model in models))
+    samples: list[list[float]] = [[] for _ in models]
+    with ExitStack() as stack:
+        sequences = [stack.enter_context(closing(model.open(context_tokens + 1))) for model in models]
+        for sequence in sequences:
+            if context_tokens:
+                sequence.forward(tokens[:context_tokens], 0)
+            yield 0.0
+        # Once around without counting: kernels and pages warm up.
+        for turn in range(repetitions + 1):
+            for sequence, kept in zip(sequences, samples, strict=True):
+                sequence.rewind(context_tokens)
+                before = clock()
+                sequence.forward(tokens[context_tokens:], 1).argmax()
+                if turn:
+                    kept.append(clock() - before)
+            yield turn / repetitions
+    return samples
+
+
 def measure_plain_ratio(
     own: Model, other: Model, context_length: int, *, clock: Clock = time.perf_counter
 ) -> Generator[float, None, float]:
-    """T(1) of ``other`` over T(1) of ``own`` at the first context; they take turns, so a busy machine cancels out.
+    """T(1) of ``other`` over T(1) of ``own`` at the first context.
 
     The upper quartile of the ratios of each turn: another setting is called faster only as far as three turns in four
     agree, because on a noisy machine any two settings differ by more than 3 % now and then.
     """
     start = probe_starts(context_length)[0]
-    tokens = probe_tokens(start + 1, own.facts.vocabulary_size)
-    samples: tuple[list[float], list[float]] = ([], [])
-    with closing(own.open(start + 1)) as first, closing(other.open(start + 1)) as second:
-        for sequence in (first, second):
-            if start:
-                sequence.forward(tokens[:start], 0)
-            yield 0.2
-        for turn in range(PLAIN_REPETITIONS + 1):
-            for sequence, kept in zip((first, second), samples, strict=True):
-                sequence.rewind(start)
-                before = clock()
-                sequence.forward(tokens[start:], 1).argmax()
-                if turn:
-                    kept.append(clock() - before)
-            yield 0.2 + 0.8 * turn / PLAIN_REPETITIONS
-    ratios = sorted(theirs / ours for ours, theirs in zip(*samples, strict=True))
+    own_s, other_s = yield from time_plain((own, other), start, PLAIN_REPETITIONS, clock)
+    ratios = sorted(theirs / ours for ours, theirs in zip(own_s, other_s, strict=True))
     return ratios[(3 * (len(ratios) - 1) + 3) // 4]
 
 

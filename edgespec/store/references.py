@@ -11,7 +11,6 @@ from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
@@ -29,11 +28,6 @@ class HubFile:
     def label(self) -> str:
         """How this source is called in messages."""
         return f"hub {self.repo}" + (f"/{self.filename}" if self.filename else "")
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the revision is a commit, which never changes."""
-        return _COMMIT.fullmatch(self.revision) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import matplotlib
 import pytest
 
 from edgespec.bench.plot_data import read_curves, read_headline, read_speedups, read_traffic
-from edgespec.bench.plots import RED, forward_curves, plot_report, roofline, speedup_by_category
+from edgespec.bench.plots import RED, plot_report
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from tests.support.command_line import run_python
 
@@ -81,9 +81,8 @@ def test_each_figure_is_written_in_the_format_of_its_suffix(
     before = dict(matplotlib.rcParams)
     figures: dict[str, Callable[[Path], None]] = {
         "all": lambda path: plot_report(report, calibration, path),
-        "speedups": lambda path: speedup_by_category(report, path),
-        "curves": lambda path: forward_curves(calibration, path),
-        "traffic": lambda path: roofline(report, calibration, path),
+        "curves": lambda path: plot_report({}, calibration, path),
+        "speedups and traffic": lambda path: plot_report(report, None, path),
     }
     for name, draw in figures.items():
         path = tmp_path / f"{name}{suffix.upper()}"
@@ -128,7 +127,7 @@ def test_what_is_not_identical_is_red_and_said(tmp_path: Path, report: dict[str,
     path = tmp_path / "plot.svg"
     report["arms"]["planned"]["identical_fraction"] = 0.5
     report["pairs"][1]["identical_to_plain"] = False
-    speedup_by_category(report, path)
+    plot_report(report, None, path)
     assert "not identical to plain" in texts(path)
     assert RED.lower() in path.read_text(encoding="utf-8").lower()
     data = read_speedups(report)
@@ -215,14 +214,9 @@ def test_a_curve_measured_twice_is_drawn_twice(calibration: dict[str, Any]) -> N
 
 def test_nothing_to_draw_is_an_error_that_says_so(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
-    for draw, what in (
-        (lambda: plot_report({}, None, path), "measurements"),
-        (lambda: speedup_by_category({}, path), "speed-ups"),
-        (lambda: forward_curves({"curves": []}, path), "curves"),
-        (lambda: roofline({}, {"read_bytes_per_s": 1.0}, path), "memory traffic"),
-    ):
-        with pytest.raises(InvalidRequestError, match=f"holds no {what}"):
-            draw()
+    for calibration in (None, {"curves": []}, {"read_bytes_per_s": 1.0}):
+        with pytest.raises(InvalidRequestError, match="holds no measurements"):
+            plot_report({}, calibration, path)
     assert not path.exists()
 
 
@@ -242,7 +236,7 @@ def test_what_is_no_report_is_a_sentence(tmp_path: Path, report: Any) -> None:
     with pytest.raises(InvalidRequestError, match="does not have the shape"):
         plot_report(report, None, tmp_path / "plot.png")
     with pytest.raises(InvalidRequestError, match="does not have the shape"):
-        forward_curves({"curves": [{"width": [1, 2], "forward_s": [1]}]}, tmp_path / "plot.png")
+        plot_report({}, {"curves": [{"width": [1, 2], "forward_s": [1]}]}, tmp_path / "plot.png")
 
 
 def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path, report: dict[str, Any]) -> None:
@@ -265,7 +259,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgespec.bench import plots; print('matplotlib' in sys.modules); "
-        f"plots.forward_curves({{'curves': [{{'model': 'm', 'width': [1, 2], 'forward_s': [1, 1.5]}}]}}, "
+        f"plots.plot_report({{}}, {{'curves': [{{'model': 'm', 'width': [1, 2], 'forward_s': [1, 1.5]}}]}}, "
         f"Path({str(tmp_path / 'plot.png')!r})); print('matplotlib.pyplot' in sys.modules)"
     )
     result = run_python(code, home=tmp_path)

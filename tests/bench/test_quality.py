@@ -87,54 +87,6 @@ def test_perplexity_by_hand() -> None:
         quality.perplexity([])
 
 
-# ------------------------------------------------------------------------------------------- divergence
-
-
-def test_divergence_by_hand() -> None:
-    # (1/2, 1/2) against (1/4, 3/4): half log 2 plus half log 2/3; and the other way round, which is not the same.
-    even, uneven = logits([0.0, 0.0]), logits([0.0, math.log(3)])
-    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert quality.kl_divergences(even, uneven)[0] == pytest.approx(expected, rel=1e-7)
-    expected = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
-    assert quality.kl_divergences(uneven, even)[0] == pytest.approx(expected, rel=1e-7)
-
-
-def test_divergence_is_that_of_a_plain_loop(random_rows: tuple[np.ndarray, np.ndarray]) -> None:
-    found = quality.kl_divergences(*random_rows)
-    for own, left, right in zip(found, *(rows.tolist() for rows in random_rows), strict=True):
-        pairs = zip(probabilities(left), probabilities(right), strict=True)
-        assert own == pytest.approx(math.fsum(p * math.log(p / q) for p, q in pairs), rel=1e-9)
-
-
-def test_divergence_does_not_depend_on_a_shift_and_is_never_negative(
-    random_rows: tuple[np.ndarray, np.ndarray],
-) -> None:
-    rows = random_rows[0]
-    np.testing.assert_allclose(quality.kl_divergences(rows, rows + np.float32(16)), 0, atol=1e-11)
-    assert (quality.kl_divergences(rows, rows) == 0).all()
-    assert (quality.kl_divergences(rows, np.nextafter(rows, np.float32(np.inf))) >= 0).all()
-
-
-def test_divergence_where_tokens_are_ruled_out() -> None:
-    never = logits([0.0, 0.0, -math.inf])
-    possible = logits([0.0, 0.0, 0.0])
-    assert quality.kl_divergences(never, possible)[0] == pytest.approx(math.log(3 / 2))
-    assert quality.kl_divergences(possible, never)[0] == math.inf
-    assert quality.kl_divergences(never, never)[0] == 0
-
-
-def test_agreement_goes_to_the_lowest_id() -> None:
-    left = logits([1.0, 2.0, 2.0], [3.0, 0.0, 0.0])
-    right = logits([0.0, 5.0, 4.0], [0.0, 0.0, 1.0])
-    assert quality.agreements(left, right).tolist() == [True, False]
-
-
-def test_unlike_shapes_are_refused() -> None:
-    for compare in (quality.kl_divergences, quality.agreements):
-        with pytest.raises(ValueError, match="compared"):
-            compare(logits([0.0, 1.0]), logits([0.0, 1.0, 2.0]))
-
-
 # -------------------------------------------------------------------------------------------- the text
 
 

@@ -168,7 +168,7 @@ def test_matrices_keep_their_type_and_their_bits(tmp_path: Path, dtype: str) -> 
     assert raw["output.weight"] == tensors["lm_head.weight"][1].tobytes()
     norm = to_float32(tensors["model.norm.weight"][1])
     assert raw["output_norm.weight"] == norm.tobytes()
-    assert header.file_type_name == dtype
+    assert header.metadata["general.file_type"] == {"F32": 0, "F16": 1, "BF16": 32}[dtype]
     matrices, vectors = 2 * 7 + 2, 2 * 2 + 1
     assert manifest["tensors"] == ({"F32": matrices + vectors} if dtype == "F32" else {dtype: 16, "F32": 5})
     assert loads(tmp_path / "out" / "model.gguf")
@@ -301,7 +301,7 @@ def test_the_manifest(tmp_path: Path) -> None:
 def test_a_quantised_export(tmp_path: Path) -> None:
     manifest = export(write_random_folder(tmp_path / "in", dtype="BF16"), tmp_path / "out", quant="q8", threads=2)
     header = read_header(tmp_path / "out" / "model.gguf")
-    assert header.file_type_name == "Q8_0"
+    assert header.metadata["general.file_type"] == 7
     assert manifest["quant"] == "q8_0"
     assert manifest["tensors"] == {"F32": 5, "Q8_0": 16}
     assert manifest["tools"]["llama.cpp"] == load().build

@@ -12,11 +12,20 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.export.onnx.weights import BLOCK, PackedRows, can_read, exact_bits, float_rows, pack_rows, unpack_rows
+from edgespec.export.onnx.weights import BLOCK, PackedRows, can_read, exact_bits, float_rows, pack_rows
 from tests.support.tiny_onnx import random_blocks
 
 EXACT = [("Q4_0", 4), ("Q5_0", 8), ("Q8_0", 8), ("IQ4_NL", 8)]
 ROUNDED = ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32"]
+
+
+def unpack_rows(packed: PackedRows, bits: int) -> npt.NDArray[np.float32]:
+    """The weights that MatMulNBits sees: float32 (rows, columns)."""
+    weights = packed.weights
+    if bits == 4:
+        weights = np.stack([weights & 15, weights >> 4], axis=-1).reshape(*weights.shape[:2], BLOCK)
+    values = (weights.astype(np.float32) - np.float32(1 << (bits - 1))) * packed.scales[..., None].astype(np.float32)
+    return values.reshape(len(weights), -1)
 
 
 def source(kind: str, rows: int = 7, columns: int = 512) -> npt.NDArray[np.uint8]:

@@ -54,7 +54,6 @@ def test_facts_of_a_valid_file(tiny: Path) -> None:
     assert (header.embedding_length, header.head_count, header.head_count_kv) == (64, 4, 2)
     assert (header.key_length, header.value_length) == (16, 16)
     assert header.chat_template == CHATML
-    assert header.file_type_name == "Q8_0"
     assert header.parameter_count == 2 * rows * 64 + 2 * (block + 2 * 64) + 64
     matrices = (2 * rows * 64 + 2 * block) // 32 * 34
     assert header.tensor_bytes == matrices + 5 * 64 * 4
@@ -163,12 +162,11 @@ def test_bytes_per_forward_of_tied_and_mixture_models(tmp_path: Path) -> None:
     tensors.append(tensor("output.weight", (8, 4), 0, 128 + 1024))
     untied = read(tmp_path / "m.gguf", build(keys, tensors, data=128 + 1024 + 128))
     assert untied.bytes_per_forward == 1024 * 2 // 8 + 128
-    assert untied.file_type_name == "F32"
 
 
 def test_a_file_without_weights_or_counts(tmp_path: Path) -> None:
     header = read(tmp_path / "m.gguf", build(tokens("a", "b"), version=2))
-    assert (header.version, header.vocabulary_size, header.tensors, header.file_type_name) == (2, 2, (), "none")
+    assert (header.version, header.vocabulary_size, header.tensors) == (2, 2, ())
     for missing in ("context_length", "head_count_kv", "key_length"):
         with pytest.raises(ModelFileError, match="does not state llama"):
             getattr(header, missing)

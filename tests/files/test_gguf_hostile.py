@@ -296,7 +296,7 @@ def _use(header: GgufHeader) -> None:
         if isinstance(each_value, GgufArray):
             each_value.sha256()
             assert len(list(each_value.values())) == each_value.count
-    for name in ("vocabulary_size", "context_length", "head_count", "head_count_kv", "key_length", "file_type_name"):
+    for name in ("vocabulary_size", "context_length", "head_count", "head_count_kv", "key_length"):
         with contextlib.suppress(ModelFileError):
             getattr(header, name)
     assert header.parameter_count >= 0

@@ -32,7 +32,7 @@ def test_first_differing_token_is_named(tmp_path: Path, count: int) -> None:
     target, drafter = tokens(*_words(count)), tokens(*_words(count, w7="seven", w9="nine"))
     difference = compare_vocabularies(*_pair(tmp_path, target, drafter))
     assert difference is not None
-    assert (difference.token_id, difference.target_text, difference.drafter_text) == (7, "w7", "seven")
+    assert difference.token_id == 7
     assert difference.reason == "token 7 is 'w7' in the target but 'seven' in the drafter"
 
 
@@ -88,4 +88,4 @@ def test_tiny_models_share_their_vocabulary(tmp_path: Path) -> None:
     difference = compare_vocabularies(target, read_header(write_tiny_gguf(tmp_path / "c.gguf", vocabulary=changed)))
     assert difference is not None
     assert difference.token_id == 3 + 256 + 40
-    assert difference.drafter_text == "▁other"
+    assert "'▁other' in the drafter" in difference.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -111,8 +112,8 @@ def test_models_are_compared_on_the_text_and_nothing_is_counted_twice(
         assert found["perplexity"][name] == pytest.approx(expected)
     for name in ("llama", "onnx"):
         first = [each[:130] for each in (rows["float32"], rows[name])]
-        assert found["mean_kl_nats"][name] == pytest.approx(quality.kl_divergences(*first).mean())
-        assert found["argmax_agreement"][name] == quality.agreements(*first).mean()
+        assert found["mean_kl_nats"][name] == pytest.approx(module.kl_divergences(*first).mean())
+        assert found["argmax_agreement"][name] == module.agreements(*first).mean()
 
 
 def assert_same_weights(quantised: Path, float32: Path) -> None:
@@ -170,3 +171,68 @@ def test_the_script_explains_itself() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "export-q4" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------- divergence
+
+
+def logits(*rows: list[float]) -> np.ndarray:
+    return np.array(rows, dtype=np.float32)
+
+
+def probabilities(row: list[float]) -> list[float]:
+    total = math.fsum(math.exp(each) for each in row)
+    return [math.exp(each) / total for each in row]
+
+
+@pytest.fixture
+def random_rows() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(7)
+    first = random.normal(0, 3, (5, 40)).astype(np.float32)
+    return first, first + random.normal(0, 0.3, first.shape).astype(np.float32)
+
+
+def test_divergence_by_hand(module: ModuleType) -> None:
+    # (1/2, 1/2) against (1/4, 3/4): half log 2 plus half log 2/3; and the other way round, which is not the same.
+    even, uneven = logits([0.0, 0.0]), logits([0.0, math.log(3)])
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert module.kl_divergences(even, uneven)[0] == pytest.approx(expected, rel=1e-7)
+    expected = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    assert module.kl_divergences(uneven, even)[0] == pytest.approx(expected, rel=1e-7)
+
+
+def test_divergence_is_that_of_a_plain_loop(module: ModuleType, random_rows: tuple[np.ndarray, np.ndarray]) -> None:
+    found = module.kl_divergences(*random_rows)
+    for own, left, right in zip(found, *(rows.tolist() for rows in random_rows), strict=True):
+        pairs = zip(probabilities(left), probabilities(right), strict=True)
+        assert own == pytest.approx(math.fsum(p * math.log(p / q) for p, q in pairs), rel=1e-9)
+
+
+def test_divergence_does_not_depend_on_a_shift_and_is_never_negative(
+    module: ModuleType,
+    random_rows: tuple[np.ndarray, np.ndarray],
+) -> None:
+    rows = random_rows[0]
+    np.testing.assert_allclose(module.kl_divergences(rows, rows + np.float32(16)), 0, atol=1e-11)
+    assert (module.kl_divergences(rows, rows) == 0).all()
+    assert (module.kl_divergences(rows, np.nextafter(rows, np.float32(np.inf))) >= 0).all()
+
+
+def test_divergence_where_tokens_are_ruled_out(module: ModuleType) -> None:
+    never = logits([0.0, 0.0, -math.inf])
+    possible = logits([0.0, 0.0, 0.0])
+    assert module.kl_divergences(never, possible)[0] == pytest.approx(math.log(3 / 2))
+    assert module.kl_divergences(possible, never)[0] == math.inf
+    assert module.kl_divergences(never, never)[0] == 0
+
+
+def test_agreement_goes_to_the_lowest_id(module: ModuleType) -> None:
+    left = logits([1.0, 2.0, 2.0], [3.0, 0.0, 0.0])
+    right = logits([0.0, 5.0, 4.0], [0.0, 0.0, 1.0])
+    assert module.agreements(left, right).tolist() == [True, False]
+
+
+def test_unlike_shapes_are_refused(module: ModuleType) -> None:
+    for compare in (module.kl_divergences, module.agreements):
+        with pytest.raises(ValueError, match="compared"):
+            compare(logits([0.0, 1.0]), logits([0.0, 1.0, 2.0]))

@@ -78,15 +78,6 @@ def pack_rows(raw: Bytes, type_name: str, bits: int, *, half_scales: bool = Fals
     return PackedRows(_halves(integers) if bits == 4 else integers, scales)
 
 
-def unpack_rows(packed: PackedRows, bits: int) -> Floats:
-    """The weights that MatMulNBits sees: float32 (rows, columns)."""
-    weights = packed.weights
-    if bits == 4:
-        weights = np.stack([weights & 15, weights >> 4], axis=-1).reshape(*weights.shape[:2], BLOCK)
-    values = (weights.astype(np.float32) - np.float32(1 << (bits - 1))) * packed.scales[..., None].astype(np.float32)
-    return values.reshape(len(weights), -1)
-
-
 def _halves(integers: Bytes) -> Bytes:
     """Pairs of 4-bit numbers in a byte each, the first one low."""
     return np.asarray(integers[..., 0::2] | (integers[..., 1::2] << 4), dtype=np.uint8)

@@ -70,20 +70,9 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
     42: ("Q2_0", 64, 18),
 }
 
-# general.file_type, as llama.h numbers it (enum llama_ftype).
-# fmt: off
-_FILE_TYPES: Mapping[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
-    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
-    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
-    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
-    37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0",
-}
-# fmt: on
-_FILE_TYPE_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: a flag beside the number
-
 # Tables of which a forward reads one row per token instead of all.
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
+
 _CHUNK_BYTES = 1 << 20  # hashing in pieces of 1 MiB keeps memory flat; larger pieces are not faster
 
 Scalar: TypeAlias = bool | int | float | str
@@ -238,18 +227,6 @@ class GgufHeader:
     def chat_template(self) -> str | None:
         template = self.metadata.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None
-
-    @property
-    def file_type_name(self) -> str:
-        """The quantisation's name, such as Q4_K_M; where not stated, the type that most of the bytes have."""
-        number = self.metadata.get("general.file_type")
-        name = _FILE_TYPES.get(number & ~_FILE_TYPE_GUESSED) if isinstance(number, int) else None
-        if name is not None:
-            return name
-        share: dict[str, int] = {}
-        for tensor in self.tensors:
-            share[tensor.type_name] = share.get(tensor.type_name, 0) + tensor.byte_count
-        return max(share, key=share.__getitem__) if share else "none"
 
     @property
     def parameter_count(self) -> int:

@@ -22,8 +22,6 @@ class VocabularyDifference:
 
     reason: str
     token_id: int | None = None
-    target_text: str | None = None
-    drafter_text: str | None = None
 
 
 def compare_vocabularies(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifference | None:
@@ -62,12 +60,9 @@ def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
     for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
         kind = types.get(token)
         if kind != _UNUSED and not _PADDING_TEXT.fullmatch(text):
-            shown = _show(text)
             return VocabularyDifference(
-                f"token {token} is {shown!r} in the {who}, is not padding, and is missing in the {shorter}",
+                f"token {token} is {_show(text)!r} in the {who}, is not padding, and is missing in the {shorter}",
                 token_id=token,
-                target_text=shown if longer is target else None,
-                drafter_text=shown if longer is drafter else None,
             )
     return None
 
@@ -92,9 +87,8 @@ def _special_ids_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDi
 
 
 def _different(token: int, left: bytes, right: bytes, of_left: str, of_right: str = "") -> VocabularyDifference:
-    target, drafter = _show(left), _show(right)
-    reason = f"token {token} is {target!r}{of_left} in the target but {drafter!r}{of_right} in the drafter"
-    return VocabularyDifference(reason, token_id=token, target_text=target, drafter_text=drafter)
+    reason = f"token {token} is {_show(left)!r}{of_left} in the target but {_show(right)!r}{of_right} in the drafter"
+    return VocabularyDifference(reason, token_id=token)
 
 
 def _same_bytes(target: GgufHeader, drafter: GgufHeader, key: str) -> bool:
