@@ -16,14 +16,18 @@ import filelock
 from edgespec.calibration.timing import ModelTimes
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_json
+from edgespec.hardware.bandwidth import BandwidthMeasurement
+from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WidthProbe, widths_from_json, widths_to_json
 
 SCHEMA_VERSION = 3
+BANDWIDTH_SCHEMA_VERSION = 1
 
-# A measurement is a few kilobytes; anything larger is not one of ours.
+# A measurement is a few kilobytes, one of every thread count of a large server some tens of them; anything larger is
+# not one of ours.
 _LARGEST_FILE_BYTES = 2**20
 
 T = TypeVar("T")
@@ -218,3 +222,41 @@ def _contention_from_json(stored: Mapping[str, Any]) -> Contention:
     if not all(1 <= factor < float("inf") for factor in (contention.target_factor, contention.drafter_factor)):
         raise ValueError("nothing runs faster beside another")
     return contention
+
+
+# ------------------------------------------------------------------------ what the machine itself gives
+
+
+def load_bandwidth(folder: Path, machine: Machine) -> BandwidthMeasurement | None:
+    """The bandwidth measured on this machine at its present power source, or None if there is none to trust."""
+    try:
+        path = _bandwidth_path(folder, machine)
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            return None
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["schema_version"] != BANDWIDTH_SCHEMA_VERSION or stored["machine"] != machine.fingerprint:
+            return None
+        if stored["power_source"] != machine.power_source:
+            return None
+        return BandwidthMeasurement.from_json(stored["bandwidth"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # missing, or damaged: measured again
+
+
+def save_bandwidth(folder: Path, machine: Machine, measurement: BandwidthMeasurement) -> None:
+    """Keep a measurement. A folder that cannot be written costs a new one next time, not an error now."""
+    document = {
+        "schema_version": BANDWIDTH_SCHEMA_VERSION,
+        "machine": machine.fingerprint,
+        "power_source": machine.power_source,
+        "bandwidth": measurement.as_json(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(_bandwidth_path(folder, machine), document)
+    except (OSError, EdgespecError):
+        return
+
+
+def _bandwidth_path(folder: Path, machine: Machine) -> Path:
+    return folder / f"machine-{machine.fingerprint}.json"

@@ -76,7 +76,7 @@ def bench(
     from edgespec.bench.report import bench_report, is_noisy
     from edgespec.bench.run import RunSettings, run_passes
     from edgespec.bench.runtimes import REST_S, runtimes_json
-    from edgespec.calibration.machine_store import load_bandwidth
+    from edgespec.calibration.measurement_store import load_bandwidth
     from edgespec.engine.calibration_report import calibration_report
 
     state = state_of(context)

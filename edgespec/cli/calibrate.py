@@ -37,7 +37,7 @@ def calibrate(
     json: JsonOption = False,
 ) -> None:
     """Measure this machine with these models: forwards by width, drafting, contention, width classes; stored."""
-    from edgespec.calibration.machine_store import save_bandwidth
+    from edgespec.calibration.measurement_store import save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK
     from edgespec.engine.calibration_report import calibration_report
     from edgespec.hardware.bandwidth import measure_read_bandwidth

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from edgespec import __version__
-from edgespec.calibration.machine_store import load_bandwidth
+from edgespec.calibration.measurement_store import load_bandwidth
 from edgespec.cli.options import JsonOption
 from edgespec.cli.output import note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError

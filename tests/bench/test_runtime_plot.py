@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.bench.plot_data import read_runtimes, read_speedups
-from edgespec.bench.plots import RED, plot_report
-from edgespec.bench.runtime_plot import apart
+from edgespec.bench.plots import RED, apart, plot_report
 from edgespec.errors import InvalidRequestError
 from tests.bench.test_plots import arm, texts
 

@@ -18,12 +18,12 @@ from edgespec.bench.suite import (
     Prompt,
     builtin_suite,
     calibration_prompts,
+    function_source,
     load_humaneval,
     load_suite,
     missing_prompts,
     suite_sha256,
 )
-from edgespec.bench.suites.standard_library import function_source
 from edgespec.errors import InvalidRequestError
 
 OURS = '{"id": "a", "category": "chat", "prompt": "Hello"}\n'

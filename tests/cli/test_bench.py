@@ -16,7 +16,7 @@ import pytest
 
 import edgespec.bench.plots as plots_module
 import edgespec.bench.run as run_module
-import edgespec.calibration.machine_store as store_module
+import edgespec.calibration.measurement_store as store_module
 from edgespec.bench.run import RunSettings
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, suite_sha256
 from edgespec.cli import bench as module

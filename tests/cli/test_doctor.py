@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from edgespec.runtimes.devices import Device, DeviceKind, DeviceReport
 
-from edgespec.calibration.machine_store import save_bandwidth
+from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth

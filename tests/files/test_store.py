@@ -27,7 +27,6 @@ from edgespec.files import disk
 from edgespec.files.home import Home
 from edgespec.files.progress import ProgressEvent
 from edgespec.store.mirrors import package as sources_package
-from edgespec.store.naming import folder_key
 from edgespec.store.references import (
     CatalogueName,
     HubFile,
@@ -37,7 +36,7 @@ from edgespec.store.references import (
     parse_reference,
     spec_of_hub_reference,
 )
-from edgespec.store.store import Store
+from edgespec.store.store import Store, folder_key
 from tests.support.hub_server import COMMIT, HubServer, running
 from tests.support.wheel_folder import build_parts, only_these_wheels, spec_of
 

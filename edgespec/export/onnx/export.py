@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, read_part, tokenizer_parts
 from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_tables
-from edgespec.export.onnx.package import require_onnx
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
 from edgespec.export.staging import staged_folder, trim_notes
@@ -324,3 +323,14 @@ def _rope_factors(reader: _Reader) -> npt.NDArray[np.float32] | None:
             factors: npt.NDArray[np.float32] = float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
             return factors
     return None
+
+
+def require_onnx() -> None:
+    """Raises RuntimeUnavailableError, with the command that helps, where the package cannot be imported."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"exporting to ONNX needs the package onnx, which cannot be imported: {error}",
+            hint="pip install 'edgespec[onnx]'",
+        ) from error

@@ -21,7 +21,7 @@ from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
 from edgespec.export.huggingface.tokenizer import read_vocabulary
-from edgespec.export.onnx.package import require_onnx
+from edgespec.export.onnx.export import require_onnx
 from edgespec.export.optimum.environment import prepare_environment
 from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
 from edgespec.export.staging import staged_folder

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import filelock
@@ -18,7 +19,6 @@ from edgespec.errors import CancelledError, DownloadError, HashMismatchError
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
 from edgespec.files.disk import disk_errors, readable_bytes, require_space
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
-from edgespec.store.hub.background import run_watched
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
 from edgespec.store.references import HubFile
@@ -27,8 +27,17 @@ from edgespec.store.references import HubFile
 BREAKS_WITHOUT_PROGRESS = 3
 PAUSE_AFTER_BREAK_S = 0.5
 
+# Often enough that a progress bar moves and a cancel feels immediate; a wake-up costs microseconds.
+POLL_S = 0.1
+
+# How long a cancelled job gets to notice. Past this it is inside a system call with a timeout of its own; it is a
+# daemon thread, and it looks at its stop signal before it touches anything again.
+GRACE_S = 1.0
+
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,3 +367,41 @@ def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest() == sha1
+
+
+def run_watched(
+    job: Callable[[Callable[[], bool]], T], *, tick: Callable[[], None], cancelled: Cancelled | None, what: str
+) -> T:
+    """Run ``job(stopped)`` on a thread of its own; returns its value or raises its exception.
+
+    The caller's thread stays free for Ctrl-C, cancellation and progress.
+
+    ``tick`` runs on the caller's thread every tenth of a second; what it raises (and KeyboardInterrupt) stops the
+    job. Raises CancelledError, saying that ``what`` was cancelled.
+    """
+    stop, done = threading.Event(), threading.Event()
+    values: list[T] = []
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            values.append(job(stop.is_set))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=body, name="edgespec-files", daemon=True).start()
+    try:
+        while not done.wait(POLL_S):
+            tick()
+            if cancelled is not None and cancelled():
+                raise CancelledError(f"{what} was cancelled; what has arrived is kept")
+    except BaseException:
+        stop.set()
+        done.wait(GRACE_S)
+        raise
+    if failures:
+        raise failures[0]
+    tick()
+    return values[0]

@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 from edgespec.errors import DownloadError
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
-from edgespec.store.hub.background import run_watched
 from edgespec.store.hub.cache import COMMIT, RepoCache
-from edgespec.store.hub.file import fetch_hub_file
+from edgespec.store.hub.file import fetch_hub_file, run_watched
 from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
 from edgespec.store.references import HubFile, HubReference
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.calibration.machine_store import load_bandwidth, save_bandwidth
+from edgespec.calibration.measurement_store import load_bandwidth, save_bandwidth
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Machine
 
