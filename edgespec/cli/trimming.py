@@ -38,6 +38,7 @@ from edgespec.export.trim.token_counts import (
     split,
 )
 from edgespec.files.atomic import temporary_name
+from edgespec.files.gguf import token_rows
 from edgespec.files.gguf.header import compare_vocabularies
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
@@ -112,7 +113,7 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
     header = source.header
     size = header.vocabulary_size
     embedding_table(header)
-    always = vocabtrim.always_kept(header)
+    always = token_rows.always_kept(header)
     texts = [(path, read_text(path)) for path in wanted.texts]
     if wanted.rows is None:
         if not any(len(always) <= each < size for each in vocabtrim.CANDIDATE_SIZES):
@@ -122,14 +123,14 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
         reason = f"{wanted.rows} rows were asked for and the vocabulary has {size}: all of them are kept"
         return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
     else:
-        vocabtrim.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
+        token_rows.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
     counted = _count(source, texts, wanted.target, state)
     counts, ranked_by = counted.counts, counted.what
     if wanted.rows is None:
         return _best_size(source, counted, always, quant=quant, folder=folder, state=state)
-    judged = vocabtrim.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
+    judged = token_rows.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
     return Trimming(
-        kept=vocabtrim.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
+        kept=token_rows.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
         vocabulary_size=size,
         reasons=(f"{wanted.rows} rows were asked for",),
         ranked_by=ranked_by,
@@ -153,7 +154,7 @@ def _best_size(
             hint="give more text to --trim-from, or a number of rows to --trim-vocab",
         )
     timed_rows = max(len(always), min(TIMED_ROWS, size // 2))
-    timed = vocabtrim.kept_ids(counts.ranking, timed_rows, always, vocabulary_size=size)
+    timed = token_rows.kept_ids(counts.ranking, timed_rows, always, vocabulary_size=size)
     trimmed_s, whole_s, right = _measure(source, timed, counted.held_out, quant=quant, folder=folder, state=state)
     decision = vocabtrim.choose_size(
         counts.ranking,
@@ -165,7 +166,7 @@ def _best_size(
         lost_allowed=vocabtrim.lost_allowed(right),
         right_of_lost=1.0 if right is None else right,
     )
-    kept = vocabtrim.kept_ids(counts.all, decision.size, always, vocabulary_size=size)
+    kept = token_rows.kept_ids(counts.all, decision.size, always, vocabulary_size=size)
     return Trimming(
         kept=kept if decision.trims else None,
         vocabulary_size=size,

@@ -1,4 +1,4 @@
-"""Rounds of decoding whose every token is drawn: in turns, at once as decoding/pipelined/loop.py does, and as PEARL does.
+"""Rounds of decoding whose every token is drawn: serial, pipelined as decoding/pipelined/loop.py does, and PEARL's.
 
 The simulation that plans are made with (planning/cost/round_simulation.py) is held against their means.
 """
