@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from acceptance_bench import brief, edgespec, identical
 from acceptance_equality import row_of, verification_prompts
-from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, kl_divergences, tokens_to_predict
+from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, kl_divergences, tokens_to_predict, windows
 
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
@@ -72,7 +72,7 @@ def rows_of(model: LoadedModel, tokens: Sequence[int], at_once: int) -> Iterator
 def losses_of(model: LoadedModel, tokens: Sequence[int]) -> list[float]:
     """The loss of each token but the first, each window predicted from an empty cache."""
     found: list[float] = []
-    for window in quality.windows(tokens, WINDOW):
+    for window in windows(tokens, WINDOW):
         done = 0
         for rows in rows_of(model, window[:-1], quality.ROWS_AT_ONCE):
             found += quality.token_losses(rows, window[done + 1 : done + 1 + len(rows)]).tolist()

@@ -138,6 +138,18 @@ def side_by_side(
             yield dict(zip(models, rows, strict=True))
 
 
+def windows(tokens: Sequence[int], length: int) -> Iterator[Sequence[int]]:
+    """A text in windows of which each predicts ``length`` tokens (the last one maybe fewer) from an empty cache.
+
+    A window is one token longer than what it predicts: its last token is the first one of the next window, so that
+    each token but the text's first is predicted exactly once. Raises ValueError for a length below 1.
+    """
+    if length < 1:
+        raise ValueError(f"a window must predict at least one token, not {length}")
+    for first in range(0, len(tokens) - 1, length):
+        yield tokens[first : first + length + 1]
+
+
 def kl_divergences(reference: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """KL(reference || other) at each position: float64 (rows,), in nats, of scores of shape (rows, vocabulary).
 
@@ -173,7 +185,7 @@ def compare(models: Mapping[str, LoadedModel], tokens: Sequence[int], kl_tokens:
     losses: dict[str, list[float]] = {name: [] for name in models}
     divergences: dict[str, list[float]] = {name: [] for name in models if name != FLOAT32}
     agreed: dict[str, list[bool]] = {name: [] for name in divergences}
-    for window in quality.windows(tokens, WINDOW):
+    for window in windows(tokens, WINDOW):
         done = 0
         for scores in side_by_side(models, window[:-1]):
             reference = scores[FLOAT32]

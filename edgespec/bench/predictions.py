@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from edgespec.bench.arms import PLAIN
 from edgespec.bench.run import Answer
@@ -52,13 +52,7 @@ class _CurrentCosts:
         draft = self._draft
         if draft is not None:
             draft = draft.scaled(statistics.median(self._drafts) if self._drafts else factors[1])
-        total = 0.0
-        for record in rounds:
-            drafted = _drafting_s(draft, record)
-            if drafted is None:
-                return None
-            total += drafted + factors[record.width] * self._calibrated_s(record)
-        return total
+        return _predicted_s(self._curves, draft, rounds, factors)
 
     def learn(self, rounds: Sequence[RoundRecord]) -> None:
         for record in rounds:
@@ -98,7 +92,7 @@ def calibrated(costs: Costs, answers: Sequence[Answer]) -> dict[str, float]:
         return {}
     ratios: dict[str, list[float]] = {}
     for answer in answers:
-        ratio = _ratio(answer, _calibrated_s(curves, costs.drafts.get("model"), answer.rounds))
+        ratio = _ratio(answer, _predicted_s(curves, costs.drafts.get("model"), answer.rounds, {}))
         if ratio is not None:
             ratios.setdefault(answer.arm, []).append(ratio)
     medians = {arm: statistics.median(own) for arm, own in ratios.items()}
@@ -112,13 +106,17 @@ def _ratio(answer: Answer, predicted_s: float | None) -> float | None:
     return measured_s / predicted_s if predicted_s and measured_s > 0 else None
 
 
-def _calibrated_s(curves: ContextCurves, draft: DraftCost | None, rounds: Sequence[RoundRecord]) -> float | None:
+def _predicted_s(
+    curves: ContextCurves, draft: DraftCost | None, rounds: Sequence[RoundRecord], factors: Mapping[int, float]
+) -> float | None:
+    """``factors``: how many times longer than calibrated forwards of a width take; of one without, as calibrated."""
     total = 0.0
     for record in rounds:
         drafted = _drafting_s(draft, record)
         if drafted is None:
             return None
-        total += drafted + curves.at(record.context_length).seconds(record.width)
+        forward_s = curves.at(record.context_length).seconds(record.width)
+        total += drafted + factors.get(record.width, 1.0) * forward_s
     return total
 
 

@@ -61,18 +61,6 @@ def perplexity(losses: Sequence[float] | Floats) -> float:
     return float(np.exp(np.mean(np.asarray(losses, dtype=np.float64))))
 
 
-def windows(tokens: Sequence[int], length: int) -> Iterator[Sequence[int]]:
-    """A text in windows of which each predicts ``length`` tokens (the last one maybe fewer) from an empty cache.
-
-    A window is one token longer than what it predicts: its last token is the first one of the next window, so that
-    each token but the text's first is predicted exactly once. Raises ValueError for a length below 1.
-    """
-    if length < 1:
-        raise ValueError(f"a window must predict at least one token, not {length}")
-    for first in range(0, len(tokens) - 1, length):
-        yield tokens[first : first + length + 1]
-
-
 def teacher_forced_rows(
     sequence: TokenSequence, tokens: Sequence[int], *, rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[Logits]:

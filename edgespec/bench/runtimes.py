@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.calibration.timing import WIDTHS, Clock
 from edgespec.calibration.width_probe import probe_tokens
 from edgespec.errors import InvalidRequestError
+from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.planning.cost.widths import probe_starts
@@ -215,7 +216,7 @@ def runtime_lines(runtimes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     lines = [f"a forward of one token after {first['context']}, in turns"]
     for each in runtimes:
         read = each["bytes_per_forward"]
-        line = f"  {each['name']:{width}}  T(1) {1000 * each['forward_s'][0]:7.2f} ms, {read / 1e6:.0f} MB read"
+        line = f"  {each['name']:{width}}  T(1) {1000 * each['forward_s'][0]:7.2f} ms, {megabytes(read)} read"
         if each is not first:
             low, high = each["t1_ratio_range"]
             line += f"; {each['t1_ratio']:.2f}x ({low:.2f}-{high:.2f}) of {first['name']}'s time"

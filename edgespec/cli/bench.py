@@ -24,6 +24,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.output import ProgressPrinter, State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.disk import megabytes
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -293,7 +294,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _memory(name: str, arm: dict[str, Any]) -> str:
-    words = f"{name} {arm['bytes_per_token'] / 1e6:.0f} MB a token"
+    words = f"{name} {megabytes(arm['bytes_per_token'])} a token"
     if arm["bandwidth_used"] is not None:
         words += f" ({100 * arm['bandwidth_used']:.0f} % of the bandwidth)"
     return words

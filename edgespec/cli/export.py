@@ -13,7 +13,7 @@ import typer
 from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, resolve_profile, state_of
-from edgespec.cli.output import ProgressPrinter, State, print_json
+from edgespec.cli.output import ProgressPrinter, State
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.home import home
@@ -110,19 +110,14 @@ def export(
     # Kept types are rounded to 8 bits at most, which costs next to nothing, and running that takes the memory.
     keeps = wish.quant == "keep"
     cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
-    written = Written(
+    Written(
         folder=output,
         source_name=source.name,
         bytes_before=source.header.bytes_per_forward,
         manifest=manifest,
         trimming=trimming,
         cost=cost,
-    )
-    if json:
-        print_json(written.as_json())
-        state.answered = True
-    else:
-        written.show()
+    ).tell(state, as_json=json)
 
 
 # ------------------------------------------------------------------------------------------ what is asked for

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.cli.export_report import Written
 from edgespec.cli.options import resolve_profile
-from edgespec.cli.output import ProgressPrinter, State, print_json
+from edgespec.cli.output import ProgressPrinter, State
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
 from edgespec.files.progress import ProgressCallback
@@ -55,19 +55,14 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
         manifest = write(source, request, progress)
-    written = Written(
+    Written(
         folder=request.output,
         source_name=source.name,
         bytes_before=None,
         manifest=manifest,
         trimming=None,
         cost=None,
-    )
-    if as_json:
-        print_json(written.as_json())
-        state.answered = True
-    else:
-        written.show()
+    ).tell(state, as_json=as_json)
     return True
 
 

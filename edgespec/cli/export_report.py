@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cli.output import State, print_json
 from edgespec.files.disk import readable_bytes
 from edgespec.files.gguf.records import TensorInfo
 
@@ -73,7 +74,15 @@ class Written:
             else {"kept": self.trimming.rows, "of": self.trimming.vocabulary_size, **self.trimming.as_json()},
         }
 
-    def show(self) -> None:
+    def tell(self, state: State, *, as_json: bool) -> None:
+        """Print it all, for a person or as JSON."""
+        if as_json:
+            print_json(self.as_json())
+            state.answered = True
+        else:
+            self._show()
+
+    def _show(self) -> None:
         files: Mapping[str, Any] = self.manifest["files"]
         _line("written", f"{self.folder}, {readable_bytes(sum(record['bytes'] for record in files.values()))}")
         for name, record in files.items():

@@ -9,6 +9,7 @@ import typer
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.output import ProgressPrinter, note, print_json
 from edgespec.errors import InvalidRequestError, ModelNotFoundError
+from edgespec.files.disk import megabytes
 from edgespec.files.home import home
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
@@ -38,7 +39,7 @@ def pull(
         with ProgressPrinter(quiet=json).shown() as progress:
             stored = store.fetch(spec, offline=state.offline, progress=progress)
         fetched.append(stored)
-        note(f"{stored.name}: {stored.bytes / 1e6:.0f} MB, licence {stored.licence or 'not stated'}, {stored.path}")
+        note(f"{stored.name}: {megabytes(stored.bytes)}, licence {stored.licence or 'not stated'}, {stored.path}")
     if json:
         print_json({"models": [_stored_json(stored) for stored in fetched]})
 
@@ -66,7 +67,7 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     for name in _names(known, here):
         stored, spec = here.get(name), known.get(name)
         size = stored.bytes if stored else spec.bytes if spec else None
-        amount = "" if size is None else f"{size / 1e6:.0f} MB"
+        amount = "" if size is None else megabytes(size)
         print(
             f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {_about(spec, stored)}".rstrip()
         )
@@ -113,7 +114,7 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
     if json or state_of(context).json:
         print_json({"removed": model, "freed_bytes": removed.freed_bytes})
         return
-    print(f"removed {model}: {removed.freed_bytes / 1e6:.0f} MB freed")
+    print(f"removed {model}: {megabytes(removed.freed_bytes)} freed")
     if removed.kept is not None:
         note(f"the hub's cache still holds {removed.kept}")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.disk import megabytes
 from edgespec.files.progress import ProgressEvent
 
 SCHEMA_VERSION = 1
@@ -143,7 +144,7 @@ class ProgressPrinter:
             return
         now = time.monotonic()
         if label != self._label or now - self._last_line_at >= _PLAIN_INTERVAL_S:
-            amount = "" if done is None or not total else f" {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            amount = "" if done is None or not total else f" {done / 1e6:.0f} of {megabytes(total)}"
             percent = "" if fraction is None or amount else f" {100 * fraction:.0f} %"
             note(f"{label}{amount}{percent}")
             self._label, self._last_line_at = label, now

@@ -25,6 +25,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.output import print_json
 from edgespec.errors import InvalidRequestError
+from edgespec.files.disk import gib
 from edgespec.planning.choice.ranking import explain as explained
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
         _print_labelled("predicted", f"{decided.predicted_tokens_per_s:.1f} tokens/s{speedup}")
     if ranking is not None:
         taken = ranking.best.memory_bytes
-        _print_labelled("memory", ", ".join(f"{count / 2**30:.2f} GiB of {place}" for place, count in taken.items()))
+        _print_labelled("memory", ", ".join(f"{gib(count)} of {place}" for place, count in taken.items()))
 
 
 def _print_list(label: str, sentences: Iterable[str]) -> None:

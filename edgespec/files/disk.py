@@ -29,6 +29,16 @@ def readable_bytes(count: int) -> str:
     return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
+def gib(count: int) -> str:
+    """Bytes of memory for a person. What is left may be negative only on paper: it is nothing."""
+    return f"{max(0, count) / 2**30:.2f} GiB"
+
+
+def megabytes(count: float) -> str:
+    """Bytes of a file or of what a forward reads, in whole megabytes."""
+    return f"{count / 1e6:.0f} MB"
+
+
 def free_bytes(path: Path) -> int:
     """Bytes this user may still write on the file system that holds ``path``, which need not exist yet."""
     place = path.absolute()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.errors import MemoryLimitError
+from edgespec.files.disk import gib
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
@@ -18,7 +19,6 @@ from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import processor_runtimes
 from edgespec.planning.choice.options import DrafterOption, Rejected, TargetOption, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
-from edgespec.planning.choice.weighing import gib
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of

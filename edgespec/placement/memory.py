@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
+from edgespec.files.disk import gib
 from edgespec.files.gguf.header import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.layer_split import layer_bytes
@@ -60,8 +61,8 @@ def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> N
     if estimate.total_bytes <= allowed_bytes:
         return
     raise MemoryLimitError(
-        f"{name} needs about {_gib(estimate.total_bytes)} (weights {_gib(estimate.weights_bytes)}, cache "
-        f"{_gib(estimate.cache_bytes)}) and {_gib(allowed_bytes)} may be used",
+        f"{name} needs about {gib(estimate.total_bytes)} (weights {gib(estimate.weights_bytes)}, cache "
+        f"{gib(estimate.cache_bytes)}) and {gib(allowed_bytes)} may be used",
         needed_bytes=estimate.total_bytes,
         available_bytes=allowed_bytes,
         hint="close other programs, use a smaller --context, or a smaller model",
@@ -70,8 +71,4 @@ def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> N
 
 def too_large_words(name: str, needed_bytes: int, left_bytes: int) -> str:
     """Why a drafter is left out: it would push the target out."""
-    return f"{name} needs about {_gib(needed_bytes)} and {_gib(max(0, left_bytes))} may be used beside the target"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+    return f"{name} needs about {gib(needed_bytes)} and {gib(left_bytes)} may be used beside the target"

@@ -23,25 +23,20 @@ class StopStrings:
             raise InvalidRequestError("a stop string is empty; it would stop before the first character")
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
-        self._found: str | None = None
-
-    @property
-    def found(self) -> str | None:
-        """The stop string that ended the text, or None."""
-        return self._found
+        self._stopped = False
 
     def feed(self, chunk: str) -> tuple[str, bool]:
         """(text that is safe to show, whether a stop string was found). After a stop everything is dropped."""
-        if self._found is not None:
+        if self._stopped:
             return "", True
         text = self._held + chunk
-        best: tuple[int, int, str] | None = None
+        best: tuple[int, int] | None = None  # where the stop string that is whole first ends and begins
         for stop in self._stops:
             start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
         if best is not None:
-            self._held, self._found = "", best[2]
+            self._held, self._stopped = "", True
             return text[: best[1]], True
         keep = self._prefix_length(text)
         self._held = text[len(text) - keep :]

@@ -90,20 +90,6 @@ def test_perplexity_by_hand() -> None:
 # -------------------------------------------------------------------------------------------- the text
 
 
-@pytest.mark.parametrize(
-    ("count", "length", "predicted"), [(9, 4, [4, 4]), (10, 4, [4, 4, 1]), (4, 8, [3]), (1, 4, [])]
-)
-def test_windows_predict_every_token_but_the_first_once(count: int, length: int, predicted: list[int]) -> None:
-    found = list(quality.windows(range(count), length))
-    assert [len(window) - 1 for window in found] == predicted
-    assert [token for window in found for token in window[1:]] == list(range(1, count))
-
-
-def test_a_window_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        list(quality.windows([1, 2, 3], 0))
-
-
 def test_rows_come_in_order_and_are_kept() -> None:
     model = FakeModel(seed=4)
     tokens = [number % model.vocabulary_size for number in range(150)]

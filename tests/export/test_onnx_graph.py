@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.onnx.architectures import ARCHITECTURES as KNOWN
 from edgespec.export.onnx.architectures import Rope, describe_model, rope_tables
 from edgespec.export.onnx.export import export_onnx
-from edgespec.export.onnx.tables import ALIGNMENT, TablePlan, plan_tables
+from edgespec.export.onnx.tables import ALIGNMENT, Stored, TablePlan, plan_tables
 from edgespec.files.gguf.header import read_header
 from tests.export.models import write_model
 from tests.support.tiny_onnx import (
@@ -213,10 +213,23 @@ def planned(source: Path, quant: str = "keep", kept: npt.NDArray[np.int32] | Non
     return plan_tables(header, describe_model(header), quant, kept)
 
 
+def stored_parts(plan: TablePlan) -> Iterator[Stored]:
+    """Everything in the data file, in its order."""
+    for table in plan.tables.values():
+        yield table.values
+        if table.scales is not None:
+            yield table.scales
+    for rope in plan.ropes.values():
+        yield rope.cosines
+        yield rope.sines
+    if plan.kept_ids is not None:
+        yield plan.kept_ids
+
+
 def test_every_table_has_a_place_of_its_own(tmp_path: Path) -> None:
     plan = planned(write_tiny_model(tmp_path / "source.gguf", "qwen2", quant="Q4_0"), kept=KEPT)
     end = 0
-    for stored in plan.stored():
+    for stored in stored_parts(plan):
         assert stored.offset % ALIGNMENT == 0
         assert stored.offset >= end
         end = stored.offset + stored.byte_count

@@ -236,3 +236,19 @@ def test_unlike_shapes_are_refused(module: ModuleType) -> None:
     for compare in (module.kl_divergences, module.agreements):
         with pytest.raises(ValueError, match="compared"):
             compare(logits([0.0, 1.0]), logits([0.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "predicted"), [(9, 4, [4, 4]), (10, 4, [4, 4, 1]), (4, 8, [3]), (1, 4, [])]
+)
+def test_windows_predict_every_token_but_the_first_once(
+    module: ModuleType, count: int, length: int, predicted: list[int]
+) -> None:
+    found = list(module.windows(range(count), length))
+    assert [len(window) - 1 for window in found] == predicted
+    assert [token for window in found for token in window[1:]] == list(range(1, count))
+
+
+def test_a_window_of_nothing_is_refused(module: ModuleType) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        list(module.windows([1, 2, 3], 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -95,18 +95,6 @@ class TablePlan:
     @property
     def head(self) -> Table:
         return self.tables.get("head", self.tables["embedding"])
-
-    def stored(self) -> Iterator[Stored]:
-        """Everything in the data file, in its order."""
-        for table in self.tables.values():
-            yield table.values
-            if table.scales is not None:
-                yield table.scales
-        for rope in self.ropes.values():
-            yield rope.cosines
-            yield rope.sines
-        if self.kept_ids is not None:
-            yield self.kept_ids
 
     def types(self) -> dict[str, str]:
         """What became of the weights of each role, for people: "Q4_0 as 4-bit", "Q6_K rounded to 8-bit"."""

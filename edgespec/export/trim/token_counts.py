@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.atomic import write_json
+from edgespec.files.disk import megabytes
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def read_text(path: Path) -> str:
             raise InvalidRequestError(f"{path} is not a file", hint="give a file of text to --trim-from")
         if status.st_size > MOST_TEXT_BYTES:
             raise InvalidRequestError(
-                f"{path} has {status.st_size / 1e6:.0f} MB, and at most {MOST_TEXT_BYTES / 1e6:.0f} MB are counted",
+                f"{path} has {megabytes(status.st_size)}, and at most {megabytes(MOST_TEXT_BYTES)} are counted",
                 hint="a sample of it ranks as well",
             )
         text = path.read_bytes().decode("utf-8-sig")

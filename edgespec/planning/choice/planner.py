@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeWish, weigh_sources
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
@@ -115,7 +116,7 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[str]:
     """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
     notes = []
     if request.drafter_bytes is not None:
-        kept, filed = (f"{count / 1e6:.0f} MB" for count in request.drafter_bytes)
+        kept, filed = map(megabytes, request.drafter_bytes)
         notes.append(f"the drafter's weights are kept in four bits: {kept} where its file has {filed}")
     if request.drafter_head is not None:
         rows, whole = request.drafter_head

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from edgespec.errors import MemoryLimitError
+from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
-from edgespec.planning.choice.weighing import Weighing, gib, rate, taken_bytes
+from edgespec.planning.choice.weighing import Weighing, rate, taken_bytes
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WIDEST
 

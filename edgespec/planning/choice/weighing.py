@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.files.disk import gib
 from edgespec.interfaces.model import HOST
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import SLOWER_ALLOWED, Exactness, Mode
@@ -221,11 +222,6 @@ def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_by
         place = drafter.memory_name
         taken[place] = taken.get(place, 0) + drafter.needed_bytes(headroom_bytes)
     return taken
-
-
-def gib(count: int) -> str:
-    """Bytes for a person. What is left may be negative only on paper: it is nothing."""
-    return f"{max(0, count) / 2**30:.2f} GiB"
 
 
 def rate(tokens_per_s: float) -> str:
