@@ -10,12 +10,16 @@ from edgespec.errors import EdgespecError
 
 
 class IdleLearning:
-    """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat."""
+    """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat.
+
+    Ctrl-C can interrupt ``Thread.start``, and a thread that has not begun cannot be joined. So the thread holds a
+    lock while it measures, and a thread that begins only after ``stop`` finds its event set and measures nothing.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._measuring = threading.Lock()
+        self._stop = threading.Event()  # one for each thread
         self._lines: tuple[str, ...] = ()
         self._given_up = False
 
@@ -23,27 +27,27 @@ class IdleLearning:
         """Begin to measure, if anything is missing."""
         if self._given_up or not self._engine.unmeasured:
             return
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._learn, name="edgespec-learn", daemon=True)
-        self._thread.start()
+        self._stop = threading.Event()
+        threading.Thread(target=self._learn, args=(self._stop,), name="edgespec-learn", daemon=True).start()
 
-    def _learn(self) -> None:
-        try:
-            reasons = self._engine.calibrate_for(stop=self._stop)
-        except EdgespecError as error:
-            self._given_up = True
-            self._lines = (f"measuring this machine failed: {error.message}",)
-            return
-        if reasons:
-            self._lines = ("measured this machine meanwhile:", *(f"- {reason}" for reason in reasons))
+    def _learn(self, stop: threading.Event) -> None:
+        with self._measuring:
+            if stop.is_set():
+                return
+            try:
+                reasons = self._engine.calibrate_for(stop=stop)
+            except EdgespecError as error:
+                self._given_up = True
+                self._lines = (f"measuring this machine failed: {error.message}",)
+                return
+            if reasons:
+                self._lines = ("measured this machine meanwhile:", *(f"- {reason}" for reason in reasons))
 
     def stop(self) -> tuple[str, ...]:
         """Leave off within one forward; lines that say what was learned since the last call, once it is complete."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        lines, self._lines = self._lines, ()
+        with self._measuring:
+            lines, self._lines = self._lines, ()
         return lines
 
     def __enter__(self) -> IdleLearning:

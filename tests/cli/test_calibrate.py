@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ import pytest
 
 import edgespec.engine.background_calibration as learning_module
 import edgespec.hardware.bandwidth as bandwidth_module
-from edgespec.errors import MemoryLimitError
+from edgespec.cli.idle_learning import IdleLearning
+from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
@@ -304,23 +306,63 @@ def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None
     assert ["not calibrated yet" in answer["speculation_off"] for answer in answers] == [True, True]
 
 
+class Failing:
+    """An engine that cannot be measured."""
+
+    unmeasured = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.called = threading.Event()
+
+    def learn(self, **_settings: object) -> tuple[str, ...]:
+        self.calls += 1
+        self.called.set()
+        raise ForwardError("the device went away", code=-3)
+
+
 def test_a_chat_that_cannot_learn_goes_on() -> None:
     """A forward that fails while measuring is said once, and measuring given up."""
-    from edgespec.cli.idle_learning import IdleLearning
-    from edgespec.errors import ForwardError
-
-    class Failing:
-        unmeasured = True
-        calls = 0
-
-        def learn(self, **_settings: object) -> tuple[str, ...]:
-            self.calls += 1
-            raise ForwardError("the device went away", code=-3)
-
     engine = Failing()
     with IdleLearning(engine) as idle:  # type: ignore[arg-type]
         idle.start()
+        assert engine.called.wait(WAIT_S)
         assert idle.stop() == ("measuring this machine failed: the device went away",)
         idle.start()
         assert idle.stop() == ()
     assert engine.calls == 1
+
+
+def test_ctrl_c_while_the_measuring_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may begin later, or never: leaving waits for neither, and a late one measures nothing."""
+    late: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        late.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    engine = Failing()
+    idle = IdleLearning(engine)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), idle:
+        idle.start()
+    assert idle.stop() == ()
+    late[0].run()
+    assert engine.calls == 0
+
+
+def test_ctrl_c_in_the_start_of_a_thread_that_measures_already() -> None:
+    """It is waited for as any other: nothing is closed under a measurement."""
+    engine, begin = Failing(), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        assert engine.called.wait(WAIT_S)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        idle = IdleLearning(engine)  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt):
+            idle.start()
+    assert idle.stop() == ("measuring this machine failed: the device went away",)
