@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -42,6 +43,23 @@ def chat(tiny: TinyModels, slow_options: tuple[str, ...]) -> Iterator[Terminal]:
 # The answer has begun; some of its characters are rare kinds of space.
 BEGUN = r"hello\s+\S+\s+\S"
 STOPPED = r"(tok/s|tokens) ·(.|\n)*?stopped"
+
+
+def leave(chat: Terminal, first_at: float) -> int:
+    """Press Ctrl-C for the second time (the first time was at ``first_at``); the exit code."""
+    chat.type(CTRL_C)
+    pressed_at, line_ended = time.monotonic(), False
+    while chat.process.poll() is None and time.monotonic() < pressed_at + WAIT_S:
+        if chat.find("Ctrl-C again within 2 s"):
+            assert time.monotonic() - first_at > 2  # the machine was busy: this was a first time
+            return leave(chat, pressed_at)
+        # Python notices a signal between a prompt and the wait for keys at the end of the line only.
+        if not line_ended and time.monotonic() > pressed_at + 3:
+            with contextlib.suppress(OSError):
+                chat.type("\r")
+            line_ended = True
+        time.sleep(0.01)
+    return chat.exit_code()
 
 
 def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
@@ -85,10 +103,10 @@ def test_ctrl_c_in_a_prefill(chat: Terminal) -> None:
 def test_ctrl_c_twice_in_an_answer_leaves(chat: Terminal) -> None:
     chat.type("hello\r")
     chat.wait_for(BEGUN)
+    first_at = time.monotonic()
     chat.type(CTRL_C)
     chat.wait_for(STOPPED)
-    chat.type(CTRL_C)
-    assert chat.exit_code() == 130
+    assert leave(chat, first_at) == 130
     assert "interrupted" in chat.screen
 
 
@@ -106,11 +124,11 @@ def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
     chat.wait_for(STOPPED)
     chat.wait_for(r"> ")
     time.sleep(2.1)
+    first_at = time.monotonic()
     chat.type(CTRL_C)
     chat.wait_for(r"Ctrl-C again within 2 s")
     chat.wait_for(r"> ")
-    chat.type(CTRL_C)
-    assert chat.exit_code() == 130
+    assert leave(chat, first_at) == 130
 
 
 def test_ctrl_d_leaves(chat: Terminal) -> None:
@@ -119,12 +137,25 @@ def test_ctrl_d_leaves(chat: Terminal) -> None:
     assert "interrupted" not in chat.screen
 
 
+# Says when the program has begun to handle Ctrl-C: before, it is the interpreter's.
+ANNOUNCED = """
+import signal
+from edgespec.cli import main
+install = signal.signal
+def announced(*arguments):
+    before = install(*arguments)
+    print("here", flush=True)
+    return before
+signal.signal = announced
+main()
+"""
+
+
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.4])
 def test_ctrl_c_while_loading(tiny: TinyModels, slow_options: tuple[str, ...], delay_s: float) -> None:
     """Also in the moment in which the interpreter reads its modules."""
-    code = "import sys; print('here', flush=True); from edgespec.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "chat", *slow_options],
+        [sys.executable, "-c", ANNOUNCED, "chat", *slow_options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

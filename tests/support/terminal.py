@@ -44,14 +44,21 @@ class Terminal:
         """Wait until ``pattern`` shows up after what was waited for last; returns what it matched."""
         until = time.monotonic() + WAIT_S
         while True:
-            self._read()
-            found = re.compile(pattern).search(self.screen, self._seen)
-            if found:
-                self._seen = found.end()
-                return found.group()
+            found = self.find(pattern)
+            if found is not None:
+                return found
             assert time.monotonic() < until, f"no {pattern!r} after {self.screen[self._seen :]!r}"
             assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.screen!r}"
             time.sleep(0.01)
+
+    def find(self, pattern: str) -> str | None:
+        """What ``pattern`` matches after what was found last, if it is there already."""
+        self._read()
+        found = re.compile(pattern).search(self.screen, self._seen)
+        if found is None:
+            return None
+        self._seen = found.end()
+        return found.group()
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):
