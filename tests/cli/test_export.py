@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -24,7 +23,7 @@ from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli
-from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, succeeded
+from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, stop_half_done, succeeded
 from tests.support.tiny_models import TinyModels, put_into_store
 from tests.support.trimmed_folder import write_trimmed_folder
 
@@ -337,8 +336,11 @@ while True:
 def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
     tiny: TinyModels, home: Home, tmp_path: Path, text: Path
 ) -> None:
-    """A stopped process leaves on the disk what a killed one does: each is stopped until an export is half done."""
     out, moments = tmp_path / "out", random.Random(20)
+
+    def check() -> None:
+        assert not out.exists() or is_whole(out)
+
     for _ in range(10):
         process = subprocess.Popen(
             [sys.executable, "-c", EXPORTER, str(tiny.drafter), str(out), str(text)],
@@ -346,22 +348,12 @@ def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
             stderr=subprocess.DEVNULL,
             env=environment(home.root),
         )
-        mine, until, half_done = f"-{process.pid}-", time.monotonic() + WAIT_S, 0
-        while half_done < 2:
-            while not any(mine in name for name in left_behind(tmp_path)):
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.002)
-            time.sleep(moments.uniform(0, 0.3))
-            process.send_signal(signal.SIGSTOP)
-            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
-            assert not out.exists() or is_whole(out)
-            half_done += any(mine in name for name in left_behind(tmp_path))
-            if half_done < 2:
-                process.send_signal(signal.SIGCONT)
+        stop_half_done(process, tmp_path, moments.uniform(0, 0.3), check)
+        process.send_signal(signal.SIGCONT)
+        stop_half_done(process, tmp_path, moments.uniform(0, 0.3), check)
         process.kill()
         process.wait()
-        assert not out.exists() or is_whole(out)
+        check()
     succeeded(run_cli("export", tiny.drafter, *GGUF, "-o", out, home=home.root))
     assert is_whole(out)
     assert [name for name in left_behind(tmp_path) if name.startswith(".")] == []

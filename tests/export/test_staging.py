@@ -4,10 +4,8 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +17,7 @@ from edgespec.export.gguf import files as gguf_files
 from edgespec.export.gguf.files import export_whole
 from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files import atomic, disk
+from tests.support.exporting import stop_half_done
 
 
 def put(folder: Path, text: str = "new") -> None:
@@ -250,20 +249,16 @@ def whole(folder: Path) -> bool:
 
 def test_a_killed_export_leaves_nothing_half_written(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    left = 0
+
+    def check() -> None:
+        assert not folder.exists() or whole(folder)
+
     for attempt in range(6):
         exporter = subprocess.Popen([sys.executable, "-c", EXPORTER, str(models / "untied.gguf"), str(folder)])
-        end = time.monotonic() + 30
-        # Its own temporary, or its result: it is at work.
-        mine = f"-{exporter.pid}-"
-        while not any(mine in name for name in names(tmp_path)) and time.monotonic() < end:
-            time.sleep(0.002)
-        time.sleep(0.0037 * attempt)
-        exporter.send_signal(signal.SIGKILL)
+        stop_half_done(exporter, tmp_path, 0.0037 * attempt, check)
+        exporter.kill()
         exporter.wait()
-        assert not folder.exists() or whole(folder)
-        left += any(mine in name for name in names(tmp_path))
-    assert left > 0  # else nothing was tried
+        check()
     put(tmp_path / "other")  # and this cleans up after the dead
     assert [name for name in names(tmp_path) if name.startswith(".")] == []
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ __all__ = [
     "export_trimmed",
     "is_whole",
     "left_behind",
+    "stop_half_done",
     "succeeded",
     "vocabulary_size",
 ]
@@ -67,3 +73,31 @@ def is_whole(folder: Path) -> bool:
         if len(data) != record["bytes"] or hashlib.sha256(data).hexdigest() != record["sha256"]:
             return False
     return {path.name for path in folder.iterdir()} == {*manifest["files"], "manifest.json"}
+
+
+def stop_half_done(
+    exporter: subprocess.Popen[bytes], folder: Path, delay_s: float, check: Callable[[], None]
+) -> None:
+    """Stop a process that exports into ``folder`` again and again, ``delay_s`` after a temporary of its has shown up.
+
+    Where it is between two exports by then it goes on, to be stopped sooner in a later one. ``check`` is called
+    wherever it stops: a stopped process leaves on the disk what a killed one does.
+    """
+    until = time.monotonic() + 60
+
+    def at_work() -> bool:
+        return any(f"-{exporter.pid}-" in path.name for path in folder.iterdir())
+
+    while True:
+        while not at_work():
+            assert exporter.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        time.sleep(delay_s)
+        exporter.send_signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(exporter.pid, os.WUNTRACED)[1])
+        check()
+        if at_work():
+            return
+        exporter.send_signal(signal.SIGCONT)
+        delay_s /= 2
