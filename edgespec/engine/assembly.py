@@ -31,8 +31,8 @@ from edgespec.placement.memory import memory_needed, require_memory, too_large_w
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import choose_threads, other_settings
-from edgespec.planning.choice.plan import SLOWER_ALLOWED
 from edgespec.planning.choice.planner import PlanRequest
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.library import load as load_library

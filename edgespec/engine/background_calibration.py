@@ -25,7 +25,7 @@ from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.interfaces.model import Model, ModelFacts, Restarting
 from edgespec.placement.candidates import Placement, same_place
 from edgespec.placement.settings import fewer_threads, other_caches
-from edgespec.planning.choice.plan import SLOWER_ALLOWED
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.runtime import LoadedModel
 
 # Longest time spent between two answers: a person reads an answer for about that long.

@@ -18,9 +18,9 @@ from edgespec.planning.choice.weighing import taken_bytes
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, choose_depth
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, probe_starts
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_gate import MARGIN
 from edgespec.planning.depth.cost_model import CostDepth, Costs
 from edgespec.runtimes.llama.model import EVERY_LAYER
 
@@ -237,7 +237,7 @@ class PairMeasurements:
         cost = costs.drafts.get(source)
         if costs.curves is None or cost is None or widths is None:
             return False
-        return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > MARGIN
+        return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > DRAFT_MARGIN
 
     def learn_prior(self, source: str, acceptance: Acceptance) -> None:
         """Keep what was measured about a source before any conversation."""

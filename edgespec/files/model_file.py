@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import GgufHeader, read_header
-from edgespec.files.onnx.folder import OnnxArtefact, is_onnx_folder, read_onnx_folder
+from edgespec.files.onnx.artefact import OnnxArtefact
+from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact
 
 if TYPE_CHECKING:

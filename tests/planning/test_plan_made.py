@@ -13,8 +13,8 @@ from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest, make_plan
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST, ContextProbe, WidthProbe
-from edgespec.planning.depth.cost_gate import MARGIN
 from edgespec.planning.depth.cost_model import Costs
 
 FACTS = ModelFacts(
@@ -297,7 +297,7 @@ def test_a_curve_too_steep_for_anyone() -> None:
     assert "no lookup drafter: even if it were always right it would reach 1.00x plain" in made.reasons
 
 
-@pytest.mark.parametrize(("gain", "kept"), [(MARGIN + 0.005, True), (MARGIN - 0.005, False)])
+@pytest.mark.parametrize(("gain", "kept"), [(DRAFT_MARGIN + 0.005, True), (DRAFT_MARGIN - 0.005, False)])
 def test_a_gain_within_the_error_of_measurement_is_none(gain: float, kept: bool) -> None:
     curve = Curve(widths=(1, 2), forward_s=(0.1, 0.2 / gain))
     costs = Costs(curves=ContextCurves(contexts=(0,), curves=(curve,)), drafts={"lookup": FREE})

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from edgespec.errors import MemoryLimitError
 from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, MARGIN, MODES, explain, rank, reasons
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, MODES, explain, rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.margins import PLAN_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 from edgespec.planning.cost.widths import WIDEST
 
@@ -329,7 +330,7 @@ def test_a_candidate_as_json() -> None:
     assert found["memory_bytes"] == {"cpu": 4 * GIB + GIB // 2 + GIB + GIB // 4 + 2 * HEADROOM_BYTES}
     assert found["memory_bound_speedup"] == pytest.approx(best.tokens_per_round / (1 + best.depth / 4))
     refused = rank([target(curve=steep(0.1))], [drafter()], ROOMY).rejected[0].as_json()
-    assert refused["speedup"] < refused["possible_speedup"] < 1 + MARGIN
+    assert refused["speedup"] < refused["possible_speedup"] < 1 + PLAN_MARGIN
     assert refused["needed_bytes"] is None
 
 
@@ -402,7 +403,7 @@ def test_less_memory_never_raises_the_best_prediction(situation: Any, cpu: int, 
     assert after.tokens_per_s <= before.tokens_per_s
     # A faster plain that no longer fits no longer sets the bar, which is at most the margin above it.
     before, after = (ranked((targets, drafters, m)).best for m in (memory, less))
-    assert after.tokens_per_s <= before.tokens_per_s * (1 + MARGIN)
+    assert after.tokens_per_s <= before.tokens_per_s * (1 + PLAN_MARGIN)
 
 
 @settings(max_examples=60, deadline=None)
@@ -418,7 +419,7 @@ def test_what_every_ranking_keeps(situation: Any) -> None:
     for candidate in ranking.candidates:
         assert candidate.speedup == pytest.approx(candidate.tokens_per_s / plain_rates[0])
         assert candidate.tokens_per_s == pytest.approx(candidate.tokens_per_round / candidate.round_s)
-        assert candidate.mode == "plain" or candidate.speedup >= 1 + MARGIN
+        assert candidate.mode == "plain" or candidate.speedup >= 1 + PLAN_MARGIN
         assert candidate.exactness == "W"
         assert candidate.depth <= candidate.target.depth_cap_stable
         assert all(taken <= memory[place] for place, taken in candidate.memory_bytes.items())
@@ -439,7 +440,7 @@ def test_every_number_in_a_reason_is_the_one_computed(situation: Any) -> None:
             sure = "every token" in refusal.reason
             assert float(said) == pytest.approx(refusal.possible_speedup if sure else refusal.speedup, abs=0.00051)
             assert refusal.speedup <= refusal.possible_speedup * (1 + 1e-9)
-            assert refusal.speedup < 1 + MARGIN
+            assert refusal.speedup < 1 + PLAN_MARGIN
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,9 +10,10 @@ import pytest
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.tree_width import SiblingOdds, choose_siblings
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_gate import MARGIN, CostGate
+from edgespec.planning.depth.cost_gate import CostGate
 from edgespec.planning.depth.cost_model import CostDepth, Costs
 from edgespec.planning.depth.factory import make_policy
 from tests.support.simulated_decoding import FLAT, MODEL
@@ -117,10 +118,10 @@ def test_the_gate_weighs_them_by_what_it_let_through() -> None:
     assert gate.admits(0.9, None)
     reach = [1.0, 0.9]
     for odds in ([[0.5, 0.1], [0.5]], [[0.02], [0.3, 0.2]]):
-        wanted = choose_siblings(FLAT, reach, odds, 5, 1 / FLAT.plain_s, MARGIN - 1)
+        wanted = choose_siblings(FLAT, reach, odds, 5, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
         assert gate.siblings(odds, 5) == wanted
         assert wanted
-        assert gate.siblings(odds, 1) == choose_siblings(FLAT, reach, odds, 1, 1 / FLAT.plain_s, MARGIN - 1)
+        assert gate.siblings(odds, 1) == choose_siblings(FLAT, reach, odds, 1, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
 
 
 @pytest.mark.parametrize("name", ["cost", "bandit"])

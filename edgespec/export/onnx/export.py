@@ -29,7 +29,8 @@ from edgespec.files.atomic import write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader, TensorInfo
-from edgespec.files.onnx.folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.onnx.artefact import DATA_NAME
+from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
 from edgespec.files.onnx.interface import ROWS, SHARED
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 

@@ -28,7 +28,8 @@ from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
 from edgespec.files.home import Home
-from edgespec.files.onnx.folder import DATA_NAME, GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
+from edgespec.files.onnx.artefact import DATA_NAME
+from edgespec.files.onnx.folder import GRAPH_NAME, ONNX_KIND, TOKENIZER_NAME, read_onnx_folder
 from edgespec.files.onnx.interface import WHOLE
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder

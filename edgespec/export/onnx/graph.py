@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgespec.export.onnx.architectures import Block, ModelShape
 from edgespec.export.onnx.tables import Stored, Table, TablePlan
 from edgespec.export.onnx.weights import BLOCK
-from edgespec.files.onnx.folder import DATA_NAME
+from edgespec.files.onnx.artefact import DATA_NAME
 from edgespec.files.onnx.interface import KEPT_IDS
 
 # The newest of both that ONNX Runtime 1.22, the oldest release supported, reads; nothing newer is needed.

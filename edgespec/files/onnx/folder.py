@@ -1,14 +1,14 @@
 """A model as an ONNX graph with its weights beside it, in a folder: what it holds, read as hostile input.
 
 ``read_onnx_folder`` checks every file, every stretch of weights and every name in the graph before native code opens
-any of them. Weights are not read. The graph is walked by ``onnx_walk``, so that nothing but numpy is needed.
+any of them. Weights are not read. The graph is walked by ``parser.py``, so that nothing but numpy is needed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from edgespec.files.export_folder import (
     show,
 )
 from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.onnx.artefact import DATA_NAME, OnnxArtefact
 from edgespec.files.onnx.interface import CACHES, KEPT_IDS, SHARED, check_interface
 from edgespec.files.onnx.parser import INT64, Initializer, OnnxGraph, walk_model
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ONNX_KIND = "onnx-model"
-GRAPH_NAME, DATA_NAME, TOKENIZER_NAME = "model.onnx", "model.onnx.data", "tokenizer.gguf"
+GRAPH_NAME, TOKENIZER_NAME = "model.onnx", "tokenizer.gguf"
 _FILES = (GRAPH_NAME, DATA_NAME, TOKENIZER_NAME)
 
 # Ours is some kB per layer, under 1 MB in all; a graph that brings its weights along is not meant to pass.
@@ -51,56 +52,6 @@ _LOOKUPS = frozenset(
     {("Gather", 0), ("GatherBlockQuantized", 0), ("GroupQueryAttention", 7), ("GroupQueryAttention", 8)}
 )
 _UNREAD = frozenset({("Identity", 0)})  # only kept_ids, which nobody pays for unless it is asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxArtefact:
-    """A checked artefact.
-
-    ``tokenizer_header`` is that of ``tokenizer.gguf``: all metadata of the source, no tensors. ``ids`` is int32
-    (kept,), ascending, the source token of each row of a trimmed head; None where the head has all
-    ``vocabulary_size`` rows. ``identity`` names the content as the manifest states it. ``weight_bytes`` counts each
-    byte of weights once, ``bytes_per_forward`` those that a forward of width 1 reads. ``static_cache`` is the fixed
-    length of the cache of a graph of fixed shape, None where the cache may have any length. ``cache`` tells how the
-    graph takes and gives its cache: one of ``onnx_interface.CACHES``. ``window`` is for a graph that is given its
-    masks: the tokens, itself included, that a token sees in layers with a window; None where there are none.
-    """
-
-    folder: Path
-    manifest: Mapping[str, Any]
-    graph_path: Path
-    tokenizer_header: GgufHeader
-    ids: NDArray[np.int32] | None
-    identity: str
-    architecture: str
-    vocabulary_size: int
-    kept: int | None
-    context_length: int
-    block_count: int
-    head_count_kv: int
-    key_length: int
-    value_length: int
-    embedding_length: int
-    weight_bytes: int
-    bytes_per_forward: int
-    static_cache: int | None
-    cache: str
-    window: int | None
-
-    @property
-    def data_path(self) -> Path:
-        """The file with the weights."""
-        return self.graph_path.with_name(DATA_NAME)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the head: logits per position."""
-        return self.vocabulary_size if self.kept is None else self.kept
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the cache per token, all layers: it is float32."""
-        return 4 * self.block_count * self.head_count_kv * (self.key_length + self.value_length)
 
 
 def is_onnx_folder(folder: Path) -> bool:

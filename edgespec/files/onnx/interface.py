@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from edgespec.files.export_folder import bad_file, show
+from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.parser import FLOAT, INT32, INT64, OnnxGraph, ValueInfo
-
-if TYPE_CHECKING:
-    from edgespec.files.onnx.folder import OnnxArtefact
 
 KEPT_IDS = "kept_ids"  # the output with the token of each row of a trimmed head
 

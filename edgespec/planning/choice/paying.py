@@ -10,8 +10,8 @@ from edgespec.planning.choice.plan import Mode
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, drafting_speedup
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
-from edgespec.planning.depth.cost_gate import MARGIN
 from edgespec.planning.depth.cost_model import Costs
 
 ModeWish = Literal["auto", "serial", "pipelined"]
@@ -67,7 +67,7 @@ def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: Mod
         if cost != FREE:
             way, said = _decide(ways, mode, costs.contention)
         possible = sure.at_once if way == "pipelined" and sure.at_once is not None else sure.in_turns
-        if possible <= MARGIN:
+        if possible <= DRAFT_MARGIN:
             why.append(f"no {source} drafter: {hopeless_words(sure.in_turns)}{_contended(costs, sure)}")
             continue
         paying.append(source)
@@ -129,7 +129,7 @@ def _decide(ways: _Ways, mode: ModeWish, contention: Contention | None) -> tuple
     if ways.at_once is None or contention is None:
         return "serial", "in turns: what target and drafter cost each other at once has not been measured"
     at_once = f"at once {_factors(contention)}, which would come to {ways.at_once:.2f}x plain"
-    if ways.at_once > MARGIN * max(1.0, ways.in_turns):
+    if ways.at_once > DRAFT_MARGIN * max(1.0, ways.in_turns):
         return "pipelined", f"{at_once}; in turns {ways.in_turns:.2f}x"
     return "serial", f"in turns ({ways.in_turns:.2f}x plain at the acceptance so far): {at_once}"
 

@@ -10,10 +10,6 @@ from edgespec.interfaces.model import NumericClass
 Mode = Literal["plain", "serial", "pipelined"]
 Exactness = Literal["W", "N", "D"]
 
-# A configuration that costs plain decoding more than this has to be repaid by a predicted gain (DESIGN.md, "Numeric
-# class"), and the reasons say so.
-SLOWER_ALLOWED = 1.03
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:

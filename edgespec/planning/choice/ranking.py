@@ -16,15 +16,13 @@ from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, 
 from edgespec.planning.choice.plan import Mode
 from edgespec.planning.choice.weighing import Weighing, rate, taken_bytes
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.margins import PLAN_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 
 ExactnessWish = Literal["stable", "near", "any"]
 
 MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")
 
-# What a plan must be predicted to gain before it replaces plain decoding. Repeated measurements of the same thing
-# differ by 2 to 3 % on a quiet machine: a smaller gain cannot be told from none.
-MARGIN = 0.03
 
 # Beside weights and cache, for each model: what memory.py's estimate comes to with the largest vocabulary in use
 # (262 144 entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
@@ -43,7 +41,7 @@ def rank(
     exactness: ExactnessWish = "stable",
     depth_limit: int = WIDEST - 1,
     modes: Sequence[Mode] = MODES,
-    margin: float = MARGIN,
+    margin: float = PLAN_MARGIN,
     headroom_bytes: int = HEADROOM_BYTES,
 ) -> Ranking:
     """Rank every way to run ``targets[0].model``, in the configurations given, with or without each drafter.

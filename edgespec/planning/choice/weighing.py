@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from edgespec.files.disk import gib
 from edgespec.interfaces.model import HOST
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
-from edgespec.planning.choice.plan import SLOWER_ALLOWED, Exactness, Mode
+from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, round_seconds
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 
 

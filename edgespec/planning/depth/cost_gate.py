@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.curve import Curve
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.tree_width import choose_siblings
-
-# A gain smaller than this is within what a measurement of a curve may be off, and is not worth a drafter's work.
-MARGIN = 1.02
 
 
 class CostGate:
@@ -47,7 +45,7 @@ class CostGate:
 
     def siblings(self, odds: Sequence[Sequence[float]], most: int) -> list[tuple[int, int]]:
         believed = [[min(1.0, self._odds_factor * own) for own in place] for place in odds]
-        return choose_siblings(self._curve, self._reach, believed, most, self._tokens_per_s, MARGIN - 1.0)
+        return choose_siblings(self._curve, self._reach, believed, most, self._tokens_per_s, DRAFT_MARGIN - 1.0)
 
     def goes_on(self) -> bool:
         probability = self._rates[min(len(self._reach), self._depth_cap - 1)]
@@ -64,7 +62,7 @@ class CostGate:
         for depth in range(len(self._reach) + 1, self._depth_cap + 1):
             gained += survives
             price_s = self._curve.seconds(depth + 1) - before_s + drafted_s
-            if gained > self._tokens_per_s * price_s + MARGIN - 1.0:
+            if gained > self._tokens_per_s * price_s + DRAFT_MARGIN - 1.0:
                 return True
             survives *= self._rates[min(depth, self._depth_cap - 1)]
             drafted_s += self._token_s

@@ -19,9 +19,10 @@ from edgespec.planning.cost.acceptance import DECAY, NO_PRIOR, PRIOR_STRENGTH, A
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, drafting_speedup
 from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.tree_width import SiblingOdds
 from edgespec.planning.depth.base import OFF, TimedPolicy
-from edgespec.planning.depth.cost_gate import MARGIN, CostGate, LookGate
+from edgespec.planning.depth.cost_gate import CostGate, LookGate
 
 # Share of the decoding time that may be spent on looking again at drafters believed not to pay; beside it stands the
 # promise of at least 0.97 of plain speed.
@@ -209,7 +210,7 @@ class CostDepth(TimedPolicy):
         rates = source.acceptance.by_position(self._depth_cap)
         source.expected = drafting_speedup(curve, cost, rates, source.offered / source.asked)
         source.possible = drafting_speedup(curve, cost, (1.0,) * self._depth_cap)
-        if source.expected <= (1.0 if source.on else MARGIN):
+        if source.expected <= (1.0 if source.on else DRAFT_MARGIN):
             return False
         lag_s = lag * cost.lag_token_s
         if not source.acceptance.proven:
@@ -225,7 +226,7 @@ class CostDepth(TimedPolicy):
             return OFF
         # What drafts took before it was parked says nothing of now: they may have waited for its file to be read.
         cost = calibrated.scaled(self._pace.factor)
-        if best_possible(curve, cost, self._depth_cap).speedup <= MARGIN:
+        if best_possible(curve, cost, self._depth_cap).speedup <= DRAFT_MARGIN:
             return OFF  # not even full acceptance would pay, so there is nothing to find out
         expected = 1.0 + source.acceptance.by_position(1)[0]
         spent_s = cost.seconds(PROBE_DEPTH, lag) + curve.seconds(PROBE_DEPTH + 1)
@@ -336,7 +337,7 @@ class CostDepth(TimedPolicy):
             if cost == FREE or known.on:
                 return None
             self._pays(known, cost, curve, 0)
-            if known.possible <= MARGIN:
+            if known.possible <= DRAFT_MARGIN:
                 return f"{source} drafting would reach {known.possible:.2f}x plain even if every token were accepted"
             return (
                 f"{source} drafting would come to {known.expected:.2f}x plain at the acceptance seen "

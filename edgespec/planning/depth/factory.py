@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgespec.interfaces.policy import DepthPolicy
-from edgespec.planning.choice.plan import SLOWER_ALLOWED
 from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
 from edgespec.planning.depth.cost_model import CostDepth, Costs

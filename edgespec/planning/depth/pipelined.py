@@ -17,7 +17,7 @@ from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, choose_window
-from edgespec.planning.depth.cost_gate import MARGIN
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.cost_model import HORIZON_TOKENS, CostDepth, Costs, SourceState
 
 # Rounds whose times say how much slower the target is than calibration had it, both at work: a sentence or two.
@@ -68,7 +68,7 @@ class PipelinedDepth(CostDepth):
         rates = source.acceptance.by_position(self._depth_cap)
         source.expected = curve.plain_s * choose_window(beside, drafting, rates, self._depth_cap).tokens_per_s
         source.possible = curve.plain_s * choose_window(beside, drafting, (1.0,), self._depth_cap).tokens_per_s
-        if source.expected <= (1.0 if source.on else MARGIN):
+        if source.expected <= (1.0 if source.on else DRAFT_MARGIN):
             return False
         # While the drafter reads what it missed the target goes on, only slower.
         lost_s = lag * drafting.lag_token_s * (1.0 - 1.0 / target_factor)

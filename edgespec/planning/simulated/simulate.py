@@ -12,9 +12,10 @@ import itertools
 from edgespec.interfaces.model import HOST, NumericClass
 from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
 from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, MARGIN, rank, reasons
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
+from edgespec.planning.cost.margins import PLAN_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
 
@@ -67,7 +68,7 @@ def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
     return found
 
 
-def simulate(machine: DescribedMachine, *, margin: float = MARGIN) -> Ranking:
+def simulate(machine: DescribedMachine, *, margin: float = PLAN_MARGIN) -> Ranking:
     """Rank what could run on a described machine. Raises MemoryLimitError if its target fits nowhere."""
     targets = [_target(machine, device) for device in _allowed(machine, machine.target)]
     targets += _splits(machine)

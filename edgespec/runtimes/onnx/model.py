@@ -24,7 +24,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.gguf.header import GgufHeader
-from edgespec.files.onnx.folder import OnnxArtefact
+from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.forward_request import checked_ids, chunk_sizes

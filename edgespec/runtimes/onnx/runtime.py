@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.onnx.folder import OnnxArtefact
+from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.onnx import providers
 from edgespec.runtimes.onnx.model import OnnxModel, describe_onnx, load_onnx

@@ -16,7 +16,7 @@ from edgespec.errors import (
     ModelFileError,
     RuntimeUnavailableError,
 )
-from edgespec.files.onnx.folder import OnnxArtefact
+from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.thread import WorkerThread

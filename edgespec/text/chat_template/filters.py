@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from jinja2.runtime import Undefined
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat_template.budget import POINTER_BYTES, kind, stored_bytes
+from edgespec.text.chat_template.budget import POINTER_BYTES, Budget, kind, stored_bytes
 from edgespec.text.chat_template.methods import METHODS, replaced, trimmed
-
-if TYPE_CHECKING:
-    from edgespec.text.chat_template.sandbox import Sandbox
 
 # More than any prompt indents by; JSON is indented by 2 to 4.
 INDENT = 32
@@ -27,10 +24,28 @@ INDENT = 32
 NUMBER_CHARACTERS = 64
 
 
+class Rendering(Protocol):
+    """What filters need of the sandbox that they run in."""
+
+    budget: Budget
+    tests: dict[str, Any]
+
+    def text(self, value: Any) -> str: ...
+
+    def sequence(self, value: Any) -> Any: ...
+
+    def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any: ...
+
+    def getitem(self, obj: Any, argument: Any) -> Any: ...
+
+    @property
+    def undefined(self) -> Callable[..., Any]: ...
+
+
 class Filters:
     """Filters bound to one rendering's sandbox and budget. ``table`` maps names to them."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Rendering) -> None:
         self._sandbox = sandbox
         self._budget = sandbox.budget
 
