@@ -341,7 +341,7 @@ def rounds_by_depth(report: dict[str, Any], arm: str) -> dict[str, Counter[int]]
 def suite(results: Results, name: str, *drafting: str, least: float) -> bool:
     """The frozen suite as planned, against llama.cpp's plain decoding in the same run."""
     report = edgespec(
-        "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--beside", f"llama:{TARGET}",
+        "bench", "--suite", "ours", "--passes", "1", "--arms", "again,planned", "--compare", f"llama:{TARGET}",
         *drafting,
     )  # fmt: skip
     rival = next(arm for arm in report["arms"] if arm.startswith("llama:"))

@@ -47,7 +47,7 @@ def faster(whole: Path, trimmed: Path) -> dict[str, Any]:
 
 def _side_by_side(whole: Path, trimmed: Path) -> dict[str, Any]:
     report = edgespec(
-        "bench", "--target", str(whole), "--draft", "none", "--beside", str(trimmed),
+        "bench", "--target", str(whole), "--draft", "none", "--compare", str(trimmed),
         "--arms", "again", "--category", "chat", "--limit", "1", "--passes", "1", "--max-tokens", "16",
     )  # fmt: skip
     own, other = report["runtimes"]

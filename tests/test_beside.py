@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgespec.engine.engine as engine_module
-from edgespec.bench.comparable import find_beside
+from edgespec.bench.comparable import find_comparable
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.engine.loaded_pair import Speculation
@@ -27,7 +27,7 @@ KEPT = [token for token in range(640) if token % 4]
 @pytest.fixture
 def find(tiny: TinyModels) -> Callable[..., tuple[LocatedModel, ...]]:
     locator = Locator(store=Store(tiny.home))
-    return lambda *others: find_beside(str(tiny.target), [str(other) for other in others], locator)
+    return lambda *others: find_comparable(str(tiny.target), [str(other) for other in others], locator)
 
 
 def load(tiny: TinyModels, **overrides: object) -> Engine:

@@ -98,12 +98,12 @@ def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: Ti
         with engine.session(speculation=own) as session:
             texts, rounds = written(session)
         assert texts == plain
-        assert max(record.beside for record in rounds) == 5
-        assert any(record.beside and record.accepted for record in rounds)
+        assert max(record.sibling_count for record in rounds) == 5
+        assert any(record.sibling_count and record.accepted for record in rounds)
         with engine.session(speculation=replace(own, siblings=False)) as session:
             texts, rounds = written(session)
         assert texts == plain
-        assert {record.beside for record in rounds} == {0}
+        assert {record.sibling_count for record in rounds} == {0}
 
 
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])

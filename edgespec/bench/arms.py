@@ -65,14 +65,14 @@ def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
     return (PLAIN, FASTEST, *(name for name in names if name != PLAIN))
 
 
-def open_arm(engine: Engine, name: str, depth_cap: int, beside: Mapping[str, Model] | None = None) -> Arm:
+def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, Model] | None = None) -> Arm:
     """A session that decodes the way the arm says, up to ``depth_cap`` tokens deep.
 
-    An arm that is called like one of the models ``beside`` decodes plainly with it. Raises InvalidRequestError for a
-    drafter that is not there, and what opening a session raises.
+    An arm that is called like one of the models ``compared`` decodes plainly with it. Raises InvalidRequestError
+    for a drafter that is not there, and what opening a session raises.
     """
     script = Script()
-    other = (beside or {}).get(name)
+    other = (compared or {}).get(name)
     speculation = _speculation(engine, name, depth_cap, script) if other is None else _plain(other)
     return Arm(name=name, session=engine.session(speculation=speculation), script=script)
 
@@ -133,16 +133,16 @@ def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
 
 
 def open_arms(
-    engine: Engine, names: Sequence[str], depth_cap: int, beside: Mapping[str, Model] | None = None
+    engine: Engine, names: Sequence[str], depth_cap: int, compared: Mapping[str, Model] | None = None
 ) -> list[Arm]:
-    """All of them, and then one for each model ``beside``.
+    """All of them, and then one for each model ``compared``.
 
     Raises what ``open_arm`` raises, with those already open closed again.
     """
     arms: list[Arm] = []
     try:
-        for name in (*names, *(beside or {})):
-            arms.append(open_arm(engine, name, depth_cap, beside))
+        for name in (*names, *(compared or {})):
+            arms.append(open_arm(engine, name, depth_cap, compared))
     except BaseException:
         for arm in arms:
             arm.session.close()

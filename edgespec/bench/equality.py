@@ -47,7 +47,7 @@ class Divergence:
 class PromptResult:
     """One prompt, decoded plainly and at every depth and with trees, greedily and sampled.
 
-    Of the ``proposed`` tokens ``beside`` lay beside a chain.
+    Of the ``proposed`` tokens ``sibling_count`` lay beside a chain.
     """
 
     prompt_id: str
@@ -57,7 +57,7 @@ class PromptResult:
     comparisons: int
     proposed: int
     accepted: int
-    beside: int
+    sibling_count: int
     divergences: tuple[Divergence, ...]
 
 
@@ -79,7 +79,7 @@ class EqualityReport:
     @property
     def trees(self) -> bool:
         """Whether anything beside a chain was compared as well."""
-        return any(result.beside for result in self.results)
+        return any(result.sibling_count for result in self.results)
 
     @property
     def nothing_proposed(self) -> bool:
@@ -246,14 +246,14 @@ def _check_prompt(
 ) -> PromptResult:
     """``ways``: the depth asked for, None for the session's own trees, and how many tokens that are."""
     divergences: list[Divergence] = []
-    proposed = accepted = beside = emitted = prompt_tokens = 0
+    proposed = accepted = sibling_count = emitted = prompt_tokens = 0
     for sampling in samplings:
         plain, _ = _answer(session, prompt, sampling, 0, max_tokens)
         emitted += plain.stats.emitted_tokens
         prompt_tokens = plain.stats.prompt_tokens
         for wanted, depth in ways:
             answer, siblings = _answer(session, prompt, sampling, wanted, max_tokens)
-            beside += siblings
+            sibling_count += siblings
             proposed += answer.stats.proposed
             accepted += answer.stats.accepted
             if answer.token_ids != plain.token_ids:
@@ -276,7 +276,7 @@ def _check_prompt(
         comparisons=len(ways) * len(samplings),
         proposed=proposed,
         accepted=accepted,
-        beside=beside,
+        sibling_count=sibling_count,
         divergences=tuple(divergences),
     )
 
@@ -287,14 +287,14 @@ def _answer(
     """An answer, and how many tokens were put forward beside its chains."""
     session.clear()
     done: Done | None = None
-    beside = 0
+    siblings = 0
     for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):
         if isinstance(event, Round):
-            beside += event.record.beside
+            siblings += event.record.sibling_count
         elif isinstance(event, Done):
             done = event
     assert done is not None  # a generation that does not raise ends with Done
-    return done, beside
+    return done, siblings
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

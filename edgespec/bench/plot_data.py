@@ -146,7 +146,7 @@ def read_curves(calibration: Report) -> Curves | None:
 
 
 def read_runtimes(report: Report) -> Runtimes | None:
-    """The curves that ``bench --beside`` measured in turns; None unless there are two or more."""
+    """The curves that ``bench --compare`` measured in turns; None unless there are two or more."""
     found = report.get("runtimes") or ()
     if len(found) < 2:
         return None

@@ -29,7 +29,7 @@ class _CurrentCosts:
     """The costs of one run as they are known from answer to answer.
 
     Arms take turns, so that every width was seen lately; the widths that one arm mixes within an answer are what a
-    depth policy has to make do with (``planning.pace``).
+    depth policy has to make do with (``planning.plain_ratio``).
     """
 
     def __init__(self, curves: ContextCurves, draft: DraftCost | None) -> None:
@@ -96,8 +96,8 @@ def calibrated(costs: Costs, answers: Sequence[Answer]) -> dict[str, float]:
         if ratio is not None:
             ratios.setdefault(answer.arm, []).append(ratio)
     medians = {arm: statistics.median(own) for arm, own in ratios.items()}
-    pace = medians.get(PLAIN, 1.0)
-    return {arm: ratio if arm == PLAIN else ratio / pace for arm, ratio in medians.items()}
+    plain_ratio = medians.get(PLAIN, 1.0)
+    return {arm: ratio if arm == PLAIN else ratio / plain_ratio for arm, ratio in medians.items()}
 
 
 def _ratio(answer: Answer, predicted_s: float | None) -> float | None:

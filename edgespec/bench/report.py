@@ -91,16 +91,16 @@ def bench_report(
     *,
     read_bytes_per_s: float | None,
     repeated: bool = False,
-    beside: Mapping[str, ModelFacts] | None = None,
+    compared: Mapping[str, ModelFacts] | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's ``bench`` object. ``beside``: the arms that decode with another model than the engine's target."""
-    beside = beside or {}
+    """CLI.md's ``bench`` object. ``compared``: the arms that decode with another model than the engine's target."""
+    compared = compared or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
     costs = engine.measurements.costs()
-    known = [answer for answer in answers if answer.arm not in beside]  # what it costs is known of the target only
+    known = [answer for answer in answers if answer.arm not in compared]  # what it costs is known of the target only
     now, before = predictions.current(costs, known), predictions.calibrated(costs, known)
     arms = {
-        name: arm_report(engine, name, answers, read_bytes_per_s, beside.get(name))
+        name: arm_report(engine, name, answers, read_bytes_per_s, compared.get(name))
         | {"predicted_vs_measured": now.get(name), "calibrated_vs_measured": before.get(name)}
         for name in names
     }
@@ -112,7 +112,7 @@ def bench_report(
         "speedup": None if planned is None else planned["speedup"],
         "baseline": baseline(answers),
         # Another setting's plain text is nothing that was promised, nor is another file's.
-        "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST, *beside)]),
+        "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST, *compared)]),
         "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
         "noise": {**noise_json(answers), "repeated": repeated},
         "regret": _regret(answers),

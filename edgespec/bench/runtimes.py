@@ -122,7 +122,7 @@ def measure_runtimes(
         if not each.model.facts.can_rewind:
             raise InvalidRequestError(
                 f"{each.name} cannot take tokens back, so its forwards cannot be timed side by side",
-                hint="leave --beside out",
+                hint="leave --compare out",
             )
     longest = min([context_length, *(each.model.facts.trained_context_length for each in models)])
     start = probe_starts(longest)[0]

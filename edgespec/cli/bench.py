@@ -56,14 +56,15 @@ def bench(
     category: Annotated[
         list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
     ] = None,
-    beside: Annotated[
+    compare: Annotated[
         list[str] | None,
         typer.Option(
-            "--beside",
+            "--compare",
             metavar="[RUNTIME:]MODEL",
             help="The same model in another runtime (llama:MODEL) or file (its ONNX export), decoding plainly.",
         ),
     ] = None,
+    compare_as_in_0_1: Annotated[list[str] | None, typer.Option("--beside", hidden=True)] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Read the prompt for every answer: times to first token, whole requests.")
     ] = False,
@@ -88,11 +89,12 @@ def bench(
     chosen = resolve_profile(
         profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
     )
-    others = _find_beside(chosen, beside, state) if beside else ()
+    compared = [*(compare or ()), *(compare_as_in_0_1 or ())]
+    others = _find_comparable(chosen, compared, state) if compared else ()
     with open_engine(chosen, state, calibrate=True) as engine:
         cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)
-        models = _load_beside(engine, others)
+        models = _load_comparable(engine, others)
         own = {each.name: each.model for each in models if each.name == each.arm}
         opened = open_arms(engine, names, cap, own)
         other_class = (FASTEST, *own)
@@ -115,7 +117,7 @@ def bench(
             answers,
             read_bytes_per_s=None if bandwidth is None else bandwidth.read_bytes_per_s,
             repeated=repeated,
-            beside={name: model.facts for name, model in own.items()},
+            compared={name: model.facts for name, model in own.items()},
         )
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
         calibration = calibration_report(engine, bandwidth).as_json()
@@ -174,18 +176,18 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
 # ------------------------------------------------------------------------------------------ files side by side
 
 
-def _find_beside(profile: Profile, others: list[str], state: State) -> tuple[LocatedModel, ...]:
+def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple[LocatedModel, ...]:
     """Before anything is loaded or calibrated for it."""
-    from edgespec.bench.comparable import find_beside
+    from edgespec.bench.comparable import find_comparable
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
 
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         locator = Locator(store=Store(home()), download=not state.offline, progress=progress)
-        return find_beside(profile.target, others, locator)
+        return find_comparable(profile.target, others, locator)
 
 
-def _load_beside(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[NamedModel, ...]:
+def _load_comparable(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[NamedModel, ...]:
     """The target and the others under their names; none without others.
 
     A trimmed drafter cannot say everything, so nothing is asked of it but its times.

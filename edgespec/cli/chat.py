@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli.idle_learning import IdleLearning
+from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.options import (
     ContextOption,
@@ -80,7 +80,7 @@ class _Chat:
         self._last: Done | None = None
         self._failed = False
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
-        self._idle = IdleLearning(engine)
+        self._idle = IdleCalibration(engine)
 
     def run(self, prompts: Iterator[tuple[str, bool]], interactive: bool) -> None:
         with Interrupts(self._session).installed() as interrupts, self._idle:

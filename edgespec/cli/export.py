@@ -71,29 +71,29 @@ def export(
     its own, made when it is first needed, or by an interpreter that has Optimum (--python).
     """
     state = state_of(context)
-    wish = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
+    form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
     request = FolderRequest(
         to=to,
         output=output,
-        quant=wish.quant,
+        quant=form.quant,
         python=python,
-        trimmed=wish.trim is not None,
-        static_cache=wish.static_cache,
+        trimmed=form.trim is not None,
+        static_cache=form.static_cache,
     )
     if export_if_folder(model, request, state, as_json=json):
         return
     source = _located(model, output, state)
-    if wish.static_cache is not None:
+    if form.static_cache is not None:
         from edgespec.export.onnx.export import check_static_cache
 
-        check_static_cache(wish.static_cache, source.header.context_length)  # before rows are counted for an hour
+        check_static_cache(form.static_cache, source.header.context_length)  # before rows are counted for an hour
     trimming: Trimming | None = None
-    if wish.trim is not None:
+    if form.trim is not None:
         from edgespec.cli.trimming import choose_rows
 
         # ONNX models are not timed: llama.cpp's times stand for theirs, and 4 bits are those of Q4_0 there.
-        timed_quant = "q4_0" if (to, wish.quant) == ("onnx", "q4") else wish.quant
-        trimming = choose_rows(source, wish.trim, quant=timed_quant, folder=output, state=state)
+        timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
+        trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
     with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
         provenance = {
             "name": source.name,
@@ -101,14 +101,14 @@ def export(
             "licence": _licence(source),
         }
         if to == "onnx":
-            manifest = _write_onnx(source, output, wish, trimming, provenance, progress)
+            manifest = _write_onnx(source, output, form, trimming, provenance, progress)
         else:
-            manifest = _write_gguf(source, output, wish.quant, trimming, provenance, progress)
+            manifest = _write_gguf(source, output, form.quant, trimming, provenance, progress)
     from edgespec.cli.perplexity_cost import cost_of_rounding
 
     trimmed = trimming is not None and trimming.kept is not None
     # Kept types are rounded to 8 bits at most, which costs next to nothing, and running that takes the memory.
-    keeps = wish.quant == "keep"
+    keeps = form.quant == "keep"
     cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
     Written(
         folder=output,
@@ -124,7 +124,7 @@ def export(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _Form:
     quant: str
     trim: TrimRequest | None
     static_cache: int | None
@@ -137,7 +137,7 @@ def _checked(
     texts: tuple[Path, ...],
     target: str | None,
     static_cache: int | None,
-) -> _Wish:
+) -> _Form:
     """The options, as far as they can be wrong by themselves. Raises InvalidRequestError."""
     if to not in FORMATS:
         raise InvalidRequestError(f"unknown format {to!r}", hint=f"--to takes {' or '.join(FORMATS)}")
@@ -160,11 +160,11 @@ def _checked(
                     f"{option} tells which rows of the vocabulary are kept, and all of them are",
                     hint="add --trim-vocab N or --trim-vocab auto",
                 )
-        return _Wish(quant=quant, trim=None, static_cache=static_cache)
+        return _Form(quant=quant, trim=None, static_cache=static_cache)
     from edgespec.cli.trimming import TrimRequest
 
     trim = TrimRequest(rows=_rows(trim_vocab), texts=texts, target=target)
-    return _Wish(quant=quant, trim=trim, static_cache=static_cache)
+    return _Form(quant=quant, trim=trim, static_cache=static_cache)
 
 
 def _rows(text: str) -> int | None:
@@ -265,13 +265,13 @@ def _threads() -> int:
 def _write_onnx(
     source: LocatedModel,
     folder: Path,
-    wish: _Wish,
+    form: _Form,
     trimming: Trimming | None,
     provenance: Mapping[str, Any],
     progress: ProgressCallback,
 ) -> Mapping[str, Any]:
     kept, notes = (None, None) if trimming is None else (trimming.kept, trimming.as_json())
-    more: dict[str, Any] = {"quant": wish.quant, "static_cache": wish.static_cache, "kept": kept, "notes": notes}
+    more: dict[str, Any] = {"quant": form.quant, "static_cache": form.static_cache, "kept": kept, "notes": notes}
     from edgespec.export.onnx.export import export_onnx
 
     return export_onnx(source.path, folder, **more, progress=progress, **provenance)

@@ -28,13 +28,13 @@ from edgespec.export.gguf.parts import embedding_table
 from edgespec.export.trim import vocabtrim
 from edgespec.export.trim.token_counts import (
     TOKENS_PER_PROMPT,
-    Emission,
-    EmissionKey,
+    CountedAnswer,
+    CountedAnswersKey,
     TokenCounts,
-    load_emissions,
+    load_answers,
     pieces,
     read_text,
-    save_emissions,
+    save_answers,
     split,
 )
 from edgespec.files.atomic import temporary_name
@@ -234,33 +234,33 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
     with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
         located = Locator(store=Store(place), download=not state.offline, progress=progress).locate(profile.target)
     prompts = calibration_prompts()
-    key = EmissionKey(
+    key = CountedAnswersKey(
         target=located.identity,
         prompts_sha256=suite_sha256(prompts),
         prompt_ids=tuple(prompt.id for prompt in prompts),
         tokens_per_prompt=TOKENS_PER_PROMPT,
     )
-    emissions = list(load_emissions(place.emissions, key))
-    if len(emissions) < len(prompts):  # the first time, or the last export was left in the middle of it
+    answers = list(load_answers(place.counted_answers, key))
+    if len(answers) < len(prompts):  # the first time, or the last export was left in the middle of it
         kept = True
         with open_engine(profile, state) as engine, engine.session() as session:
-            for emission in _let_answer(engine, session, prompts, len(emissions), located.name, state):
-                emissions.append(emission)
+            for answer in _let_answer(engine, session, prompts, len(answers), located.name, state):
+                answers.append(answer)
                 try:
                     if kept:
-                        save_emissions(place.create(place.emissions), key, emissions)
+                        save_answers(place.create(place.counted_answers), key, answers)
                 except (EdgespecError, OSError) as error:  # they are asked again next time, and that is all
                     kept = False
                     note(f"the answers counted are not kept: {error}")
     if compare_vocabularies(located.header, source.header) is None:
-        return [each.token_ids for each in emissions], located.name
+        return [each.token_ids for each in answers], located.name
     with closing(LlamaVocabulary(source.path)) as tokenizer:
-        return [tokenizer.encode(each.text) for each in emissions], located.name
+        return [tokenizer.encode(each.text) for each in answers], located.name
 
 
 def _let_answer(
     engine: Engine, session: Session, prompts: Sequence[Prompt], first: int, name: str, state: State
-) -> Iterator[Emission]:
+) -> Iterator[CountedAnswer]:
     """Answers to the prompts from number ``first`` on."""
     raw = not engine.has_chat_template
     with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
@@ -269,7 +269,7 @@ def _let_answer(
             session.clear(keep_cache=False)
             for event in session.generate(prompt.prompt, max_tokens=TOKENS_PER_PROMPT, raw=raw):
                 if isinstance(event, Done):
-                    yield Emission(prompt_id=prompt.id, token_ids=event.token_ids, text=event.text)
+                    yield CountedAnswer(prompt_id=prompt.id, token_ids=event.token_ids, text=event.text)
 
 
 # ---------------------------------------------------------------------------------------------- timing
@@ -291,7 +291,7 @@ def _measure(
     """
     profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
-    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_beside(folder) as place:
+    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_place(folder) as place:
         locator, whole = Locator(store=Store(home())), source
         if quant != KEEP:
             export_whole(
@@ -331,7 +331,7 @@ def _told(steps: Generator[float, None, T], label: str, progress: Callable[[Load
 
 
 @contextmanager
-def _temporary_beside(folder: Path) -> Iterator[Path]:
+def _temporary_place(folder: Path) -> Iterator[Path]:
     """A place on the disk of ``folder``, not made yet; should we be killed, the next export there removes it."""
     final = Path(os.path.realpath(folder))
     place = final.parent / temporary_name(final.name)

@@ -78,7 +78,7 @@ class DecodeLoop(Rounds):
             verify_s=verified - drafted,
             round_s=verified - started,
             draft_forwards=proposal.forwards,
-            beside=proposed - height(proposal),
+            sibling_count=proposed - height(proposal),
         )
         step = self._commit(committed, record)
         self._policy.record(record)

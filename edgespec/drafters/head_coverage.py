@@ -39,7 +39,7 @@ SHORT_RETURN_MISSED = 3
 MOST_MORE = 512
 
 
-class HeadWatch:
+class HeadCoverage:
     """Looks at the text for a head that says the tokens ``kept``. ``escaped``: it lacks too many of the latest.
 
     It does from ``escape_missed`` of a window on, until at most ``return_missed`` are missing. ``more`` are tokens of
@@ -93,6 +93,6 @@ class HeadWatch:
         return not known
 
 
-def short_head_watch(kept: Set[int]) -> HeadWatch:
+def short_head_watch(kept: Set[int]) -> HeadCoverage:
     """For a head that can be given what the text has had, and be whole again on the same cache."""
-    return HeadWatch(kept, MOST_MORE, SHORT_ESCAPE_MISSED, SHORT_RETURN_MISSED)
+    return HeadCoverage(kept, MOST_MORE, SHORT_ESCAPE_MISSED, SHORT_RETURN_MISSED)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgespec.drafters.alternatives import MOST_ALTERNATIVES, with_siblings
-from edgespec.drafters.head_coverage import HeadWatch, short_head_watch
+from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 from edgespec.interfaces.drafting import (
     NOTHING,
@@ -62,16 +62,16 @@ class ModelDraftState:
         self._request = request
         self._sequence: Sequence | None = None
         self._known: list[int] = []  # the tokens in the cache, one for one
-        self._beside: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
+        self._branches: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
         self._padded = False  # whether the model has more ids than the target
-        self._watch: HeadWatch | None = None  # where the model has a short head
+        self._watch: HeadCoverage | None = None  # where the model has a short head
         self._cancelled = False
         self._closed = False
         self.silent_because: str | None = None
         self.forks = False
 
     def lag(self, context: Context) -> int:
-        shared = (context.common_prefix(known) for known in (self._known, *(known for _, known in self._beside)))
+        shared = (context.common_prefix(known) for known in (self._known, *(known for _, known in self._branches)))
         return max(0, len(context) - 1 - max(shared))
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
@@ -105,7 +105,7 @@ class ModelDraftState:
             return proposal
         finally:
             if proposal.tokens:
-                self._beside.append((fork, self._known))
+                self._branches.append((fork, self._known))
             else:
                 fork.close()
             self._sequence, self._known = sequence, known
@@ -114,16 +114,16 @@ class ModelDraftState:
 
     def _take_up(self, context: Context) -> Sequence | None:
         """The cache that agrees longest with the text; closes those of branches that the text has not taken."""
-        if self._sequence is None or not self._beside:
+        if self._sequence is None or not self._branches:
             return self._sequence
-        caches = [(self._sequence, self._known), *self._beside]
+        caches = [(self._sequence, self._known), *self._branches]
         shared = [context.common_prefix(known) for _, known in caches]
         best = max(range(len(caches)), key=shared.__getitem__)
         self._sequence, self._known = caches[best]
-        self._beside = []
+        self._branches = []
         for index, (sequence, known) in enumerate(caches):
             if index != best and shared[index] >= min(len(known), context.committed_length):
-                self._beside.append((sequence, known))
+                self._branches.append((sequence, known))
             elif index != best:
                 sequence.close()
         return self._sequence
@@ -275,7 +275,7 @@ class ModelDraftState:
 
     def _open_sequences(self) -> list[Sequence]:
         sequence = self._sequence  # looked at once: a proposal that loses its process drops it meanwhile
-        return [*(() if sequence is None else (sequence,)), *(beside for beside, _ in tuple(self._beside))]
+        return [*(() if sequence is None else (sequence,)), *(branch for branch, _ in tuple(self._branches))]
 
 
 def _undrawn(draft: Draft) -> Draft:

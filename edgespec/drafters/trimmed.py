@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from edgespec.drafters.head_coverage import HeadWatch
+from edgespec.drafters.head_coverage import HeadCoverage
 from edgespec.drafters.model import KIND
 from edgespec.errors import CancelledError, ClosedError, EdgespecError
 from edgespec.interfaces.drafting import (
@@ -23,7 +23,7 @@ from edgespec.interfaces.drafting import (
 _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
 
 
-class EscapeDrafter:
+class TrimmedHeadDrafter:
     """Drafts with ``trimmed``, and with ``whole`` (None: with nobody) while the trimmed head lacks what is written.
 
     ``kept`` are the ids that the trimmed head can say. Both drafters load what they need at their first proposal, so
@@ -37,9 +37,9 @@ class EscapeDrafter:
         self._whole = whole
         self._kept = frozenset(int(token) for token in kept)
 
-    def start(self, request: DraftRequest) -> EscapeState:
+    def start(self, request: DraftRequest) -> TrimmedHeadState:
         whole = self._whole
-        return EscapeState(
+        return TrimmedHeadState(
             self._trimmed.start(request), None if whole is None else lambda: whole.start(request), self._kept
         )
 
@@ -49,7 +49,7 @@ class EscapeDrafter:
             self._whole.close()
 
 
-class EscapeState:
+class TrimmedHeadState:
     """One session's drafters. ``escaped`` tells which of them speaks, ``failure`` why the whole one cannot.
 
     A whole drafter that fails (no memory, a file that is gone) is given up for the session; the trimmed one goes on
@@ -62,7 +62,7 @@ class EscapeState:
         self._trimmed = trimmed
         self._start_whole = start_whole
         self._whole: DraftState | None = None
-        self._watch = HeadWatch(kept)
+        self._watch = HeadCoverage(kept)
         self._latest: DraftState = trimmed  # the one that made the latest proposal
         self._cancelled = False
         self._closed = False

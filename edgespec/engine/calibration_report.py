@@ -39,9 +39,9 @@ class CalibrationReport:
 
 def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
     """What is stored now of the engine's target, drafter and machine."""
-    knowledge = engine.measurements
-    target, drafter = knowledge.target, knowledge.drafter
-    times, drafter_times, probe = knowledge.target_times(), knowledge.drafter_times(), knowledge.widths()
+    known = engine.measurements
+    target, drafter = known.target, known.drafter
+    times, drafter_times, probe = known.target_times(), known.drafter_times(), known.widths()
     read_bytes_per_s = None if bandwidth is None else bandwidth.read_bytes_per_s
     lines: list[str] = []
     extra: dict[str, Any] = {"drafting": None, "contention": None, "plain": []}
@@ -68,7 +68,7 @@ def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -
             f"drafting     {1000 * drafter_times.draft_cost.token_s:.1f} ms a token with {drafter.name}, "
             f"{1000 * drafter_times.prompt_token_s:.1f} ms for each token it has to read first"
         )
-        both = knowledge.store.load_contention(target, drafter)
+        both = known.store.load_contention(target, drafter)
         if both is not None:
             extra["contention"] = {"target_factor": both.target_factor, "drafter_factor": both.drafter_factor}
             lines.append(

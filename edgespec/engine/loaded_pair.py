@@ -12,7 +12,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.trimmed import EscapeDrafter
+from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.conversation import PromptFormat
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ClosedError
@@ -203,7 +203,7 @@ def _model_drafter(pool: ModelPool) -> Drafter:
     if kept_ids is None:
         return drafter
     whole = None if pool.whole_drafter is None else ModelDrafter(lambda: _called(open_whole))
-    return EscapeDrafter(drafter, whole, kept_ids.tolist())
+    return TrimmedHeadDrafter(drafter, whole, kept_ids.tolist())
 
 
 def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:

@@ -48,7 +48,7 @@ class Home:
         return self.root / "measurements"
 
     @property
-    def emissions(self) -> Path:
+    def counted_answers(self) -> Path:
         """What targets answered when their tokens were counted; safe to delete at any time."""
         return self.root / "emissions"
 

@@ -13,7 +13,7 @@ from edgespec.interfaces.drafting import ChainGate
 class RoundRecord:
     """One decode round, as measured. Times in seconds; ``source`` spent the drafting time (None: nobody did).
 
-    Of the ``proposed`` tokens ``beside`` lie beside the longest path of a tree, so that ``depth`` is its length.
+    ``sibling_count`` of the ``proposed`` tokens lie off the longest path of a tree, whose length is ``depth``.
     ``accepted`` are those of the path that stood; ``evaluated`` these, and one more if there were others to follow.
     ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
     comparison, so the target stood still for ``round_s - verify_s``. ``overlapped``: a drafter was at work beside the
@@ -34,12 +34,12 @@ class RoundRecord:
     round_s: float
     draft_forwards: int = 0
     overlapped: bool = False
-    beside: int = 0
+    sibling_count: int = 0
 
     @property
     def depth(self) -> int:
         """Tokens put forward one after another."""
-        return self.proposed - self.beside
+        return self.proposed - self.sibling_count
 
     @property
     def target_idle_s(self) -> float:

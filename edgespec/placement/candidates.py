@@ -100,7 +100,7 @@ class Placement:
     def drafter_option(self, cost: DraftCost, rates: tuple[float, ...]) -> DrafterOption:
         """This placement of the drafter, with what was measured of it."""
         facts, split = self.facts, self.split
-        beside = self.memory == HOST
+        on_host = self.memory == HOST
         return DrafterOption(
             kind="model",
             cost=cost,
@@ -109,8 +109,8 @@ class Placement:
             runtime=facts.runtime,
             device=facts.device,
             threads=facts.threads,
-            weights_bytes=split.device_weights + (split.host_weights if beside else 0),
-            cache_bytes=split.device_cache + (split.host_cache if beside else 0),
+            weights_bytes=split.device_weights + (split.host_weights if on_host else 0),
+            cache_bytes=split.device_cache + (split.host_cache if on_host else 0),
             bytes_per_forward=facts.bytes_per_forward,
             memory=self.memory,
         )
@@ -228,8 +228,8 @@ def room_for_drafter(settings: Settings, device: str, places: Placements) -> tup
     place = next((p for p in places.drafters if p.facts.device == device), None)
     if place is None or place.memory not in places.memory_bytes:
         return None
-    beside = (target for target in places.targets if target.memory == place.memory and target.is_of(settings))
-    taken = max((target.needed_bytes[place.memory] for target in beside), default=0)
+    sharing = (target for target in places.targets if target.memory == place.memory and target.is_of(settings))
+    taken = max((target.needed_bytes[place.memory] for target in sharing), default=0)
     return place.needed_bytes[place.memory], places.memory_bytes[place.memory] - taken
 
 

@@ -178,7 +178,7 @@ def test_what_an_arm_asked_of_memory() -> None:
 
 
 def test_depth_does_not_count_what_lies_beside() -> None:
-    rounds = [replace(a_round(proposed=5, accepted=1), beside=3), a_round()]
+    rounds = [replace(a_round(proposed=5, accepted=1), sibling_count=3), a_round()]
     found = arm([answered("planned", tokens=4, rounds=rounds)], "planned")
     assert (found["mean_depth"], found["accepted_per_proposed"]) == (1.0, 0.2)
     answers = [answered(), answered("planned", tokens=4, rounds=[*rounds, a_round(proposed=4)])]
@@ -215,7 +215,7 @@ def test_an_arm_with_another_model_is_judged_by_its_own_bytes_and_promises_nothi
         answered("again", decode_s=0.1, tokens=3, rounds=rounds),
         answered("onnx:a", decode_s=0.05, tokens=3, identical=False, rounds=rounds),
     ]
-    found = bench_report(engine(), {}, answers, read_bytes_per_s=None, beside={"onnx:a": other})
+    found = bench_report(engine(), {}, answers, read_bytes_per_s=None, compared={"onnx:a": other})
     own = found["arms"]["onnx:a"]
     assert own["speedup"]["geomean"] == pytest.approx(2.0)
     assert own["identical_fraction"] == 0.0

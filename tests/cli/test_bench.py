@@ -222,7 +222,7 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_names_every_option(here: InProcess) -> None:
     result = here("bench", "--help")
     assert result.code == 0
-    own = "--suite --arms --passes --max-tokens --limit --category --beside --cold --plot --json"
+    own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --json"
     for name in (*own.split(), "--target", "--draft", "--profile", "--context", "--depth", "--exactness", "ABBA"):
         assert name in result.out, name
     words = " ".join(result.out.split())

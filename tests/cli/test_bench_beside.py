@@ -1,4 +1,4 @@
-"""``edgespec bench --beside``: other files of the target's model as arms, and their times side by side."""
+"""``edgespec bench --compare``: other files of the target's model as arms, and their times side by side."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, ...], twin: Path) -> None:
-    result = here("bench", *target, *SMALL, "--arms", "plain", "--beside", twin, "--json")
+    result = here("bench", *target, *SMALL, "--arms", "plain", "--compare", twin, "--json")
     assert result.code == 0, result.err
     found = result.json
     assert list(found["arms"]) == ["plain", "onnx:twin"]
@@ -110,7 +110,7 @@ def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, .
 def test_a_trimmed_drafter_only_gets_a_curve(
     here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
 ) -> None:
-    result = here("bench", *target, *SMALL, "--beside", trimmed, "--json")
+    result = here("bench", *target, *SMALL, "--compare", trimmed, "--json")
     assert result.code == 0, result.err
     ((arms, *_),) = fake.calls
     assert arms == ("plain", "again", "planned")
@@ -123,7 +123,7 @@ def test_a_trimmed_drafter_only_gets_a_curve(
 def test_several_are_arms_in_order_and_may_say_something_else(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], trimmed: Path, fake: FakeRun, invented: None
 ) -> None:
-    options = ("--beside", tiny.drafter, "--beside", trimmed, "--beside", tiny.target)
+    options = ("--compare", tiny.drafter, "--compare", trimmed, "--compare", tiny.target)
     result = here("bench", *target, *SMALL, *options, "--json")
     assert result.code == 0, "their answers differ, and nothing promised that they would not"
     ((arms, _, settings, _),) = fake.calls
@@ -143,7 +143,7 @@ def test_several_are_arms_in_order_and_may_say_something_else(
 def test_people_are_told_what_a_token_takes(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, invented: None
 ) -> None:
-    result = here("bench", *target, *SMALL, "--beside", tiny.drafter)
+    result = here("bench", *target, *SMALL, "--compare", tiny.drafter)
     assert result.code == 0, result.err
     assert "a forward of one token after 96, in turns" in result.out
     assert f"{OWN}:target   T(1)   40.00 ms" in result.out
@@ -177,7 +177,7 @@ def test_the_plot_names_them(
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots are optional")
     path = tmp_path / "figure.svg"
-    assert here("bench", *target, *SMALL, "--beside", tiny.drafter, "--plot", path).code == 0
+    assert here("bench", *target, *SMALL, "--compare", tiny.drafter, "--plot", path).code == 0
     drawn = path.read_text(encoding="utf-8")
     for text in (f"{OWN}:target:  T(1) 40 ms (1.00×)", f"{OWN}:drafter:  T(1) 50 ms (1.25×)"):
         assert text in drawn
@@ -187,7 +187,7 @@ def test_the_plot_names_them(
 def test_a_runtime_may_be_asked_for(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], runtime: str, fake: FakeRun, invented: None
 ) -> None:
-    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{tiny.target}", "--json")
+    result = here("bench", *target, *SMALL, "--compare", f"{runtime}:{tiny.target}", "--json")
     assert result.code == 0, result.err
     own, beside = result.json["runtimes"]
     assert (own["name"], own["runtime"]) == (f"{OWN}:target", OWN)
@@ -201,7 +201,7 @@ def test_two_runtimes_of_one_file_are_decoded_and_timed(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...]
 ) -> None:
     """Nothing is invented here."""
-    options = [option for runtime in processor_runtimes() for option in ("--beside", f"{runtime}:{tiny.target}")]
+    options = [option for runtime in processor_runtimes() for option in ("--compare", f"{runtime}:{tiny.target}")]
     result = here("bench", *target, *SMALL, "--arms", "plain", *options, "--json")
     assert result.code == 0, result.err
     assert [each["runtime"] for each in result.json["runtimes"]] == [OWN, *processor_runtimes()]
@@ -217,7 +217,7 @@ def test_two_runtimes_of_one_file_are_decoded_and_timed(
 def test_an_onnx_folder_is_run_by_no_other_runtime(
     here: InProcess, target: tuple[str, ...], twin: Path, fake: FakeRun, runtime: str
 ) -> None:
-    result = here("bench", *target, *SMALL, "--beside", f"{runtime}:{twin}")
+    result = here("bench", *target, *SMALL, "--compare", f"{runtime}:{twin}")
     result.failed_well(f"twin is an ONNX model, which {runtime} does not run", code=2)
     assert fake.calls == []
 
@@ -227,15 +227,15 @@ def test_a_runtime_that_does_not_run_it_says_why(
 ) -> None:
     require_native()
     narrow = tiny._make("narrow-alone", heads=4, kv_heads=4)
-    result = here("bench", *target, *SMALL, "--beside", f"native:{narrow}")
+    result = here("bench", *target, *SMALL, "--compare", f"native:{narrow}")
     result.failed_well("the native runtime does not run narrow-alone: 1 heads of 16 elements share a key")
     assert result.hint == "llama.cpp does"
     assert fake.calls == []
 
 
 def test_a_runtime_without_a_model(here: InProcess, target: tuple[str, ...], tmp_path: Path, fake: FakeRun) -> None:
-    here("bench", *target, *SMALL, "--beside", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")
-    result = here("bench", *target, *SMALL, "--beside", "llama:")
+    here("bench", *target, *SMALL, "--compare", f"llama:{tmp_path / 'nowhere.gguf'}").failed_well("nowhere.gguf")
+    result = here("bench", *target, *SMALL, "--compare", "llama:")
     assert result.code in (1, 2)
     assert "Traceback" not in result.err
     assert fake.calls == []
@@ -248,12 +248,12 @@ def test_mistakes_are_told_before_the_target_is_loaded(
         raise AssertionError("an engine was opened")
 
     monkeypatch.setattr(module, "open_engine", refuse)
-    here("bench", *target, "--beside", tmp_path / "nowhere.gguf").failed_well("nowhere.gguf: no such file")
-    stranger = here("bench", *target, "--beside", tiny.drafter, "--beside", tiny.stranger)
+    here("bench", *target, "--compare", tmp_path / "nowhere.gguf").failed_well("nowhere.gguf: no such file")
+    stranger = here("bench", *target, "--compare", tiny.drafter, "--compare", tiny.stranger)
     stranger.failed_well("stranger has another vocabulary than target", code=2)
     assert "ONNX" in stranger.hint
     (tmp_path / "empty").mkdir()
-    here("bench", *target, "--beside", tmp_path / "empty").failed_well("0 .gguf files")
+    here("bench", *target, "--compare", tmp_path / "empty").failed_well("0 .gguf files")
 
 
 def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
@@ -261,7 +261,7 @@ def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
 ) -> None:
     small = dataclasses.replace(describe_machine(), available_memory_bytes=600 * 2**20)
     monkeypatch.setattr(loading_module, "describe_machine", lambda: small)
-    result = here("bench", *target, *SMALL, *("--beside", tiny.drafter) * 8)
+    result = here("bench", *target, *SMALL, *("--compare", tiny.drafter) * 8)
     result.failed_well("drafter needs about", "may be used")
     assert fake.calls == []
 
@@ -272,6 +272,6 @@ def test_a_context_that_the_other_file_lacks_is_named(
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is optional")
     short = tiny._make("short-context", seed=3, context_length=64)
     export_onnx(short, tmp_path / "short", name="short", sha256=None)
-    result = here("bench", *target, *SMALL, "--context", "256", "--beside", tmp_path / "short")
+    result = here("bench", *target, *SMALL, "--context", "256", "--compare", tmp_path / "short")
     result.failed_well("short has positions for 64 tokens", code=2)
     assert fake.calls == []

@@ -18,7 +18,7 @@ import pytest
 
 import edgespec.engine.background_calibration as learning_module
 import edgespec.hardware.bandwidth as bandwidth_module
-from edgespec.cli.idle_learning import IdleLearning
+from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
@@ -324,7 +324,7 @@ class Failing:
 def test_a_chat_that_cannot_learn_goes_on() -> None:
     """A forward that fails while measuring is said once, and measuring given up."""
     engine = Failing()
-    with IdleLearning(engine) as idle:  # type: ignore[arg-type]
+    with IdleCalibration(engine) as idle:  # type: ignore[arg-type]
         idle.start()
         assert engine.called.wait(WAIT_S)
         assert idle.stop() == ("measuring this machine failed: the device went away",)
@@ -343,7 +343,7 @@ def test_ctrl_c_while_the_measuring_thread_starts(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     engine = Failing()
-    idle = IdleLearning(engine)  # type: ignore[arg-type]
+    idle = IdleCalibration(engine)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt), idle:
         idle.start()
     assert idle.stop() == ()
@@ -362,7 +362,7 @@ def test_ctrl_c_in_the_start_of_a_thread_that_measures_already() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
-        idle = IdleLearning(engine)  # type: ignore[arg-type]
+        idle = IdleCalibration(engine)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             idle.start()
     assert idle.stop() == ("measuring this machine failed: the device went away",)

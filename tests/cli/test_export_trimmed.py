@@ -113,7 +113,7 @@ def test_an_export_that_was_left_in_the_middle_of_asking_goes_on_there(
     answers = cache.read_bytes()
     cache.unlink()
     saved: list[int] = []
-    save = trimming.save_emissions
+    save = trimming.save_answers
 
     def saving(folder: Any, key: Any, emissions: Any) -> None:
         save(folder, key, emissions)
@@ -121,7 +121,7 @@ def test_an_export_that_was_left_in_the_middle_of_asking_goes_on_there(
         if saved == [1, 2]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(trimming, "save_emissions", saving)
+    monkeypatch.setattr(trimming, "save_answers", saving)
     assert here("export", tiny.drafter, *GGUF, "-o", tmp_path / "b", *options).code == 130
     again = export_trimmed(here, tiny.drafter, tmp_path / "b", *options)
     assert saved == [1, 2, 3, 4, 5, 6]

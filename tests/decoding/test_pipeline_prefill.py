@@ -12,7 +12,7 @@ from tests.support import scripted_drafters as scripted
 from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel, Faults
 
-BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, beside_prefill=True)
+BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, overlaps_prefill=True)
 
 
 @pytest.mark.parametrize("late", [0, 1, 3])
@@ -38,7 +38,7 @@ def test_what_was_drafted_beside_the_prompt_is_verified_in_the_first_round() -> 
     assert second.record.proposed > 0, "the tokens after the first were there already"
     steps.close()
     without = start(FakeModel(), PROMPT)
-    assert FixedBudget(most=3, ahead=4).beside_prefill is False
+    assert FixedBudget(most=3, ahead=4).overlaps_prefill is False
     asked: list[int] = []
 
     class Watching:

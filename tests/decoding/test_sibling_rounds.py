@@ -104,9 +104,9 @@ def test_what_the_drafter_thought_of_second_saves_rounds() -> None:
     beside = answered(Beside(2, (3, 3)))
     assert len(beside.records) < len(alone.records)
     assert sum(record.draft_forwards for record in beside.records) < sum(r.draft_forwards for r in alone.records)
-    assert {record.beside for record in alone.records} == {0}
+    assert {record.sibling_count for record in alone.records} == {0}
     most = beside.records[0]
-    assert (most.proposed, most.beside, most.depth, most.width) == (8, 6, 2, 9)
+    assert (most.proposed, most.sibling_count, most.depth, most.width) == (8, 6, 2, 9)
 
 
 def test_a_drafter_that_is_wrong_and_knows_it() -> None:
@@ -125,7 +125,9 @@ def test_a_drafter_that_is_wrong_and_knows_it() -> None:
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=7, vocabulary_size=VOCABULARY_SIZE)
     own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits, siblings=True).steps())
     assert own.tokens == PLAIN["greedy"][:TOKENS]
-    assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.beside) for r in own.records[:-1]} == {(2, 1, 1, 1, 1)}
+    assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.sibling_count) for r in own.records[:-1]} == {
+        (2, 1, 1, 1, 1)
+    }
     assert all(hits == [True, False, False] for _, hits in policy.learned)
     assert len(policy.learned) == len([record for record in own.records if record.proposed])
 
@@ -145,7 +147,7 @@ def test_learned_is_what_the_target_said_in_their_place() -> None:
 def test_without_leave_there_are_chains() -> None:
     own = answered(Beside(2, (3, 3)), siblings=False)
     assert own.tokens == PLAIN["greedy"][:TOKENS]
-    assert {record.beside for record in own.records} == {0}
+    assert {record.sibling_count for record in own.records} == {0}
     assert max(record.proposed for record in own.records) == 2
     assert sum(record.invalid for record in own.records) == 0
 
@@ -156,12 +158,12 @@ def test_nobody_has_leave_unless_told() -> None:
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=9, vocabulary_size=VOCABULARY_SIZE)
     state = state_of(policy, chooser, 4.0, frozenset())
     own.take(DecodeLoop(own.sequence, state, policy, chooser, own.history, limits).steps())
-    assert {record.beside for record in own.records} == {0}
+    assert {record.sibling_count for record in own.records} == {0}
 
 
 def test_under_the_rejection_rule_there_are_chains() -> None:
     own = answered(Beside(2, (3, 3)), "rejection")
-    assert {record.beside for record in own.records} == {0}
+    assert {record.sibling_count for record in own.records} == {0}
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)
@@ -192,7 +194,7 @@ def test_the_height_of_a_proposal() -> None:
 def test_a_record_counts_what_lies_beside_as_proposed() -> None:
     record = RoundRecord(
         width=5, context_length=9, proposed=4, evaluated=2, accepted=1, invalid=0, emitted=2, source="model",
-        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, beside=3,
+        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, sibling_count=3,
     )  # fmt: skip
     stats = DecodeStats()
     stats.add_round(record)

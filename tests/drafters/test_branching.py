@@ -12,7 +12,7 @@ from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution,
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
-from edgespec.drafters.trimmed import EscapeDrafter
+from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardError, MemoryLimitError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftsBranches, DraftState, Proposal
 from edgespec.interfaces.policy import Allowance
@@ -341,7 +341,7 @@ class Source:
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_of_two_heads_the_one_that_spoke_last_branches(missing: bool) -> None:
-    drafter = EscapeDrafter(Source(Brancher(5)), Source(Brancher(6)), range(8))
+    drafter = TrimmedHeadDrafter(Source(Brancher(5)), Source(Brancher(6)), range(8))
     state = drafter.start(REQUEST)
     state.propose(Context([9 if missing else 1] * 64), 2)
     assert state.forks
@@ -353,11 +353,11 @@ def test_of_two_heads_the_one_that_spoke_last_branches(missing: bool) -> None:
 
 def test_a_whole_head_whose_branch_fails_is_given_up() -> None:
     whole = Brancher(6, ForwardError("the driver is gone"))
-    state = EscapeDrafter(Source(Brancher(5)), Source(whole), range(8)).start(REQUEST)
+    state = TrimmedHeadDrafter(Source(Brancher(5)), Source(whole), range(8)).start(REQUEST)
     state.propose(Context([9] * 64), 2)
     assert state.branch(Context(PROMPT), 2) is NOTHING
     assert state.failure == "the driver is gone"
-    trimmed = EscapeDrafter(Source(Brancher(5, ForwardError("gone too"))), None, range(8)).start(REQUEST)
+    trimmed = TrimmedHeadDrafter(Source(Brancher(5, ForwardError("gone too"))), None, range(8)).start(REQUEST)
     with pytest.raises(ForwardError):
         trimmed.branch(Context(PROMPT), 2)
 
@@ -365,7 +365,7 @@ def test_a_whole_head_whose_branch_fails_is_given_up() -> None:
 @pytest.mark.parametrize("order", list(itertools.permutations(["cannot", "can"])))
 def test_drafters_that_cannot_branch_say_nothing(order: tuple[str, ...]) -> None:
     plain = Raising(ForwardError("unused"), at=99)
-    state = EscapeDrafter(Source(plain), None, range(8)).start(REQUEST)
+    state = TrimmedHeadDrafter(Source(plain), None, range(8)).start(REQUEST)
     assert (state.forks, state.branch(Context(PROMPT), 2)) == (False, NOTHING)
     parts: dict[str, DraftState] = {"cannot": Scripted(lambda tokens, depth: [1]), "can": Brancher(5)}
     assert combined(*((kind, parts[kind]) for kind in order)).branch(Context(PROMPT), 1).tokens == (5,)

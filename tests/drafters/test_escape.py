@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.head_coverage import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadWatch
+from edgespec.drafters.head_coverage import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadCoverage
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.trimmed import EscapeDrafter, EscapeState
+from edgespec.drafters.trimmed import TrimmedHeadDrafter, TrimmedHeadState
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError
 from edgespec.export.trim.vocabtrim import lost_allowed
 from edgespec.interfaces.drafting import (
@@ -59,8 +59,8 @@ def says(token: int, **more: int) -> Scripted:
     return Scripted(lambda tokens, depth: [token] * depth, **more)  # type: ignore[arg-type]
 
 
-def started(trimmed: DraftState, whole: DraftState | None) -> EscapeState:
-    return EscapeDrafter(Source(trimmed), None if whole is None else Source(whole), KEPT).start(REQUEST)
+def started(trimmed: DraftState, whole: DraftState | None) -> TrimmedHeadState:
+    return TrimmedHeadDrafter(Source(trimmed), None if whole is None else Source(whole), KEPT).start(REQUEST)
 
 
 def text(missed: int, length: int = WINDOW_TOKENS, before: int = 0) -> Context:
@@ -68,7 +68,7 @@ def text(missed: int, length: int = WINDOW_TOKENS, before: int = 0) -> Context:
     return Context([UNSAID] * before + [SAID] * (length - missed) + [UNSAID] * missed)
 
 
-def speaker(state: EscapeState, context: Context) -> int | None:
+def speaker(state: TrimmedHeadState, context: Context) -> int | None:
     """Who proposes: the token it says, None for nobody."""
     tokens = state.propose(context, 1).tokens
     return tokens[0] if tokens else None
@@ -101,13 +101,13 @@ def test_chance_seldom_takes_a_drafter_from_its_own_text() -> None:
 
 
 def test_without_room_for_more_every_token_that_is_lacking_counts() -> None:
-    watch = HeadWatch(KEPT)
+    watch = HeadCoverage(KEPT)
     assert watch.look(text(missed=ESCAPE_MISSED))
     assert not watch.more
 
 
 def test_with_it_only_its_first_occurrence_does() -> None:
-    watch = HeadWatch(KEPT, MOST_MORE)
+    watch = HeadCoverage(KEPT, MOST_MORE)
     assert not watch.look(text(missed=WINDOW_TOKENS))
     assert list(watch.more) == [UNSAID]
     assert watch.look(Context(list(range(100, 100 + WINDOW_TOKENS))))
@@ -115,7 +115,7 @@ def test_with_it_only_its_first_occurrence_does() -> None:
 
 
 def test_the_latest_are_kept_in_mind() -> None:
-    watch = HeadWatch(KEPT, 2)
+    watch = HeadCoverage(KEPT, 2)
     for token, kept in ((50, [50]), (51, [50, 51]), (50, [51, 50]), (52, [50, 52]), (SAID, [50, 52])):
         watch.look(Context([*range(5), token]))
         assert list(watch.more) == kept
@@ -123,7 +123,7 @@ def test_the_latest_are_kept_in_mind() -> None:
 
 def test_only_what_is_new_is_read() -> None:
     """A text that goes on, or goes back, or is another one: what is counted is its last window."""
-    watch = HeadWatch(KEPT)
+    watch = HeadCoverage(KEPT)
     long = text(missed=ESCAPE_MISSED, before=7)
     for _ in range(2):
         assert watch.look(long)
@@ -197,10 +197,10 @@ def test_any_course_of_a_text_ends_where_its_last_clear_window_says(course: list
 
 
 def test_it_is_one_source_whoever_speaks() -> None:
-    drafter = EscapeDrafter(Source(says(1)), Source(says(2)), KEPT)
+    drafter = TrimmedHeadDrafter(Source(says(1)), Source(says(2)), KEPT)
     assert drafter.kind == ModelDrafter.kind != LookupDrafter.kind
     assert drafter.start(REQUEST).free is False
-    assert EscapeDrafter(Source(says(1, free=True)), None, KEPT).start(REQUEST).free is True
+    assert TrimmedHeadDrafter(Source(says(1, free=True)), None, KEPT).start(REQUEST).free is True
 
 
 def test_depth_and_gate_are_handed_on_and_the_lag_is_the_speakers() -> None:
@@ -216,7 +216,7 @@ def test_depth_and_gate_are_handed_on_and_the_lag_is_the_speakers() -> None:
 
 def test_the_whole_drafter_is_not_started_before_it_is_needed() -> None:
     whole = Source(says(2))
-    state = EscapeDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
+    state = TrimmedHeadDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
     state.propose(text(0), 3)
     assert whole.started == 0
     for _ in range(3):
@@ -241,7 +241,7 @@ def test_outcomes_go_to_who_proposed() -> None:
 def test_with_models_both_see_the_whole_text() -> None:
     """Two model drafters over one fake model: whoever speaks proposes what that model would write."""
     model, few = FakeModel(100, seed=4), FakeModel(100, seed=5)
-    drafter = EscapeDrafter(ModelDrafter(lambda: few), ModelDrafter(lambda: model), KEPT)
+    drafter = TrimmedHeadDrafter(ModelDrafter(lambda: few), ModelDrafter(lambda: model), KEPT)
     state = drafter.start(REQUEST)
     for context, own in ((text(0), few), (text(20), model), (text(0, length=80), few)):
         expected: list[int] = []
@@ -277,7 +277,7 @@ def test_a_whole_drafter_that_cannot_even_start_is_given_up() -> None:
         raise memory_error()
 
     whole = Source(fail)
-    state = EscapeDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
+    state = TrimmedHeadDrafter(Source(says(1)), whole, KEPT).start(REQUEST)
     for _ in range(3):
         assert state.propose(text(20), 2) is NOTHING
     assert whole.started == 1
@@ -338,6 +338,6 @@ def test_cancel_and_close_reach_whoever_was_started() -> None:
 
 def test_the_drafter_closes_both() -> None:
     trimmed, whole = Source(says(1)), Source(says(2))
-    EscapeDrafter(trimmed, whole, KEPT).close()
-    EscapeDrafter(trimmed, None, KEPT).close()
+    TrimmedHeadDrafter(trimmed, whole, KEPT).close()
+    TrimmedHeadDrafter(trimmed, None, KEPT).close()
     assert (trimmed.closed, whole.closed) == (2, 1)

@@ -7,7 +7,7 @@ import pytest
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
-from edgespec.drafters.trimmed import EscapeDrafter
+from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, WorkerLostError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence
 from edgespec.interfaces.model import Restarting
@@ -159,7 +159,7 @@ def test_a_cancel_reaches_a_process_that_came_back() -> None:
 def test_a_trimmed_drafter_says_what_its_process_does() -> None:
     process = Process(FakeModel(seed=1))
     process.waits_because = "fake is still loading"
-    state = EscapeDrafter(ModelDrafter(lambda: process), None, range(12)).start(REQUEST)
+    state = TrimmedHeadDrafter(ModelDrafter(lambda: process), None, range(12)).start(REQUEST)
     assert state.propose(Context(PROMPT), 3) is NOTHING
     assert state.silent_because == "fake is still loading"
     process.waits_because = None

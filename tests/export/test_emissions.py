@@ -20,23 +20,23 @@ from edgespec.export.trim.token_counts import (
     HELD_OUT_EVERY,
     PIECE_CHARACTERS,
     TOKENS_PER_PROMPT,
-    Emission,
-    EmissionKey,
+    CountedAnswer,
+    CountedAnswersKey,
     TokenCounts,
     count_tokens,
-    load_emissions,
+    load_answers,
     pieces,
     read_text,
-    save_emissions,
+    save_answers,
     split,
 )
 
 TEXTS = st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=12)
 
-KEY = EmissionKey(target="sha256:ab", prompts_sha256="cd", prompt_ids=("a", "b"), tokens_per_prompt=3)
+KEY = CountedAnswersKey(target="sha256:ab", prompts_sha256="cd", prompt_ids=("a", "b"), tokens_per_prompt=3)
 ANSWERS = (
-    Emission(prompt_id="a", token_ids=(5, 6, 5), text="one 你好"),
-    Emission(prompt_id="b", token_ids=(), text=""),
+    CountedAnswer(prompt_id="a", token_ids=(5, 6, 5), text="one 你好"),
+    CountedAnswer(prompt_id="b", token_ids=(), text=""),
 )
 
 
@@ -134,12 +134,12 @@ def test_a_text_that_is_far_too_long_is_not_read(tmp_path: Path, monkeypatch: py
 
 
 def test_answers_are_found_again(tmp_path: Path) -> None:
-    assert load_emissions(tmp_path, KEY) == ()
-    save_emissions(tmp_path, KEY, ANSWERS)
-    assert load_emissions(tmp_path, KEY) == ANSWERS
+    assert load_answers(tmp_path, KEY) == ()
+    save_answers(tmp_path, KEY, ANSWERS)
+    assert load_answers(tmp_path, KEY) == ANSWERS
     (file,) = tmp_path.iterdir()
     assert file.name == KEY.file_name
-    save_emissions(tmp_path, KEY, ANSWERS)
+    save_answers(tmp_path, KEY, ANSWERS)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
@@ -155,12 +155,12 @@ def test_answers_are_found_again(tmp_path: Path) -> None:
     ],
 )
 def test_answers_to_something_else_are_not(tmp_path: Path, other: dict[str, Any]) -> None:
-    save_emissions(tmp_path, KEY, ANSWERS)
+    save_answers(tmp_path, KEY, ANSWERS)
     changed = replace(KEY, **other)
     if "prompt_ids" not in other:
         assert changed.file_name != KEY.file_name
         (tmp_path / KEY.file_name).rename(tmp_path / changed.file_name)
-    assert load_emissions(tmp_path, changed) == ()
+    assert load_answers(tmp_path, changed) == ()
 
 
 def answers(document: dict[str, Any]) -> Any:
@@ -170,8 +170,8 @@ def answers(document: dict[str, Any]) -> Any:
 def test_answers_so_far_are_found_again(tmp_path: Path) -> None:
     """An export that was left in the middle of asking goes on where it was."""
     for count in range(len(ANSWERS) + 1):
-        save_emissions(tmp_path, KEY, ANSWERS[:count])
-        assert load_emissions(tmp_path, KEY) == ANSWERS[:count]
+        save_answers(tmp_path, KEY, ANSWERS[:count])
+        assert load_answers(tmp_path, KEY) == ANSWERS[:count]
 
 
 SPOILT: list[Callable[[dict[str, Any]], object]] = [
@@ -194,26 +194,26 @@ SPOILT: list[Callable[[dict[str, Any]], object]] = [
 
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_a_cache_that_is_not_sound_holds_nothing(tmp_path: Path, spoil: Callable[[dict[str, Any]], object]) -> None:
-    save_emissions(tmp_path, KEY, ANSWERS)
+    save_answers(tmp_path, KEY, ANSWERS)
     path = tmp_path / KEY.file_name
     document = json.loads(path.read_bytes())
     spoil(document)
     path.write_text(json.dumps(document))
-    assert load_emissions(tmp_path, KEY) == ()
+    assert load_answers(tmp_path, KEY) == ()
 
 
 def test_garbage_is_no_cache_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / KEY.file_name
-    save_emissions(tmp_path, KEY, ANSWERS)
+    save_answers(tmp_path, KEY, ANSWERS)
     whole = path.read_bytes()
     for content in (b"", b"{", whole[:-20], b"\xff" + whole, b"[1]", b"[" * 100_000):
         path.write_bytes(content)
-        assert load_emissions(tmp_path, KEY) == ()
+        assert load_answers(tmp_path, KEY) == ()
     path.unlink()
     path.mkdir()
-    assert load_emissions(tmp_path, KEY) == ()
+    assert load_answers(tmp_path, KEY) == ()
     path.rmdir()
-    save_emissions(tmp_path, KEY, ANSWERS)
-    assert load_emissions(tmp_path, KEY) == ANSWERS
+    save_answers(tmp_path, KEY, ANSWERS)
+    assert load_answers(tmp_path, KEY) == ANSWERS
     monkeypatch.setattr(emissions, "_LARGEST_CACHE_BYTES", len(whole) - 1)
-    assert load_emissions(tmp_path, KEY) == ()
+    assert load_answers(tmp_path, KEY) == ()

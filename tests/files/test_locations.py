@@ -15,7 +15,7 @@ from tests.support.tiny_models import TinyModels
 
 def test_the_variable_moves_everything_and_nothing_is_created(tmp_path: Path) -> None:
     place = home({"EDGESPEC_HOME": str(tmp_path / "état with space")})
-    folders = [place.models, place.parts, place.locks, place.measurements, place.emissions, place.profiles]
+    folders = [place.models, place.parts, place.locks, place.measurements, place.counted_answers, place.profiles]
     folders.append(place.tools)
     paths = [*folders, place.history]
     assert all(path.is_relative_to(tmp_path / "état with space") for path in paths)

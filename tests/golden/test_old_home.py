@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgespec.calibration.machine_store import load_bandwidth
 
 import edgespec
-from edgespec.calibration.machine_store import load_bandwidth
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.export.trim.token_counts import EmissionKey, load_emissions
+from edgespec.export.trim.token_counts import CountedAnswersKey, load_answers
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import ModelFacts
@@ -268,14 +268,14 @@ def test_the_bandwidth(old: Home) -> None:
 def test_the_answers_counted_for_a_trimmed_head(old: Home) -> None:
     (path,) = old.emissions.iterdir()
     stored = json.loads(path.read_text(encoding="utf-8"))
-    key = EmissionKey(
+    key = CountedAnswersKey(
         target=stored["target"],
         prompts_sha256=stored["prompts_sha256"],
         prompt_ids=tuple(each["prompt"] for each in stored["answers"]),
         tokens_per_prompt=stored["tokens_per_prompt"],
     )
     assert key.file_name == path.name
-    found = load_emissions(old.emissions, key)
+    found = load_answers(old.emissions, key)
     assert [
         {"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in found
     ] == stored["answers"]

@@ -19,8 +19,8 @@ from edgespec.planning.cost.curve import (
     choose_window,
     drafting_speedup,
     expected_tokens,
+    overlapped_tokens,
     round_seconds,
-    tokens_beside,
 )
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 
@@ -247,7 +247,7 @@ def windowed(curve: Curve, token_s: float, acceptance: float, window: int, round
     for _ in range(rounds):
         compared = 1 if empty else window + 1
         target_s = curve.seconds(compared)
-        drafted = tokens_beside(target_s, DraftCost(token_s=token_s), acceptance, 9)
+        drafted = overlapped_tokens(target_s, DraftCost(token_s=token_s), acceptance, 9)
         seconds += max(target_s, drafted * token_s)
         stood = next((place for place in range(compared) if chance.random() >= acceptance), compared)
         tokens += min(compared, stood + 1)
@@ -265,7 +265,7 @@ def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, toke
     )
     for window in range(9):
         cost = DraftCost(token_s=token_s)
-        fills = tokens_beside(curve.seconds(window + 1), cost, acceptance, 9) >= window + 1
+        fills = overlapped_tokens(curve.seconds(window + 1), cost, acceptance, 9) >= window + 1
         if fills:
             assert best.tokens_per_s >= 0.98 * windowed(curve, token_s, acceptance, window, 10_000, seed=4)
 
@@ -285,7 +285,7 @@ def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, toke
     ],
 )
 def test_as_much_is_drafted_as_there_is_time_for(token_s: float, acceptance: float, most: int, count: int) -> None:
-    assert tokens_beside(0.1, DraftCost(token_s=token_s), acceptance, most) == count
+    assert overlapped_tokens(0.1, DraftCost(token_s=token_s), acceptance, most) == count
 
 
 def test_windows_at_the_ends_of_the_scale() -> None:

@@ -12,9 +12,9 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
-from edgespec.planning.depth.cost_gate import CostGate, LookGate
+from edgespec.planning.depth.cost_gate import CostGate, ProbeGate
 from edgespec.planning.depth.cost_model import (
-    CHANGED_PACE,
+    CHANGED_SPEED,
     FIRST_REST_TOKENS,
     LOOK_ROUNDS,
     PLAIN_AGAIN_ROUNDS,
@@ -165,7 +165,7 @@ def test_plain_decoding_is_timed_sooner_where_rounds_took_another_pace(pace: flo
         else:
             plain.append(place)
             policy.record(round_of(curve=FLAT.scaled(pace)))
-    changed = max(pace, 1 / pace) > CHANGED_PACE
+    changed = max(pace, 1 / pace) > CHANGED_SPEED
     begins = PLAIN_SOONER_ROUNDS
     assert plain == (list(range(begins, begins + PLAIN_AGAIN_ROUNDS)) if changed else [])
 
@@ -355,7 +355,7 @@ def test_the_gate_stops_at_the_cap() -> None:
 
 def test_a_look_notes_what_would_have_been_put_forward() -> None:
     for sure in (0.9, 0.1):
-        look = LookGate(gate_for(STEEP, 0.6, 1 / STEEP.plain_s))
+        look = ProbeGate(gate_for(STEEP, 0.6, 1 / STEEP.plain_s))
         assert look.wanted is None
         assert look.admits(sure, None)
         assert look.wanted is (sure == 0.9)

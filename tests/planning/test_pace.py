@@ -9,13 +9,13 @@ import statistics
 import pytest
 
 from edgespec.planning.cost.curve import Curve
-from edgespec.planning.cost.live_curve import ContextCurves, Pace
+from edgespec.planning.cost.live_curve import ContextCurves, LiveCurve
 
 CURVE = Curve(widths=(1, 2, 4), forward_s=(0.1, 0.12, 0.2))
 CURVES = ContextCurves(contexts=(100,), curves=(CURVE,))
 
 
-def seconds(pace: Pace, width: int) -> float:
+def seconds(pace: LiveCurve, width: int) -> float:
     curve = pace.curve()
     assert curve is not None
     return curve.seconds(width)
@@ -45,7 +45,7 @@ def test_curves_that_do_not_fit_together(contexts: tuple[int, ...], curves: tupl
 
 
 def test_without_calibration_only_plain_speed_is_known() -> None:
-    pace = Pace()
+    pace = LiveCurve()
     assert pace.curves is None
     for _ in range(4):
         assert pace.plain_s is None
@@ -57,7 +57,7 @@ def test_without_calibration_only_plain_speed_is_known() -> None:
 
 
 def test_what_was_calibrated_stands_until_enough_was_seen() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     assert pace.curve() == CURVE
     pace.record(1, 10, 0.3)
     pace.record(1, 10, 0.3)
@@ -65,7 +65,7 @@ def test_what_was_calibrated_stands_until_enough_was_seen() -> None:
 
 
 def test_a_slower_machine_is_slower_at_every_width() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(9):
         pace.record(1, 10, 0.15)
     assert pace.factor == pytest.approx(1.5, rel=0.05)
@@ -74,7 +74,7 @@ def test_a_slower_machine_is_slower_at_every_width() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_one_stall_changes_nothing(width: int) -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(20):
         for own in (1, 2, 4):
             pace.record(own, 10, CURVE.seconds(own))
@@ -83,7 +83,7 @@ def test_one_stall_changes_nothing(width: int) -> None:
 
 
 def test_a_width_that_differs_is_learned_by_itself() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(60):
         pace.record(1, 10, 0.1)
         pace.record(2, 10, 0.18)
@@ -94,7 +94,7 @@ def test_a_width_that_differs_is_learned_by_itself() -> None:
 
 
 def test_a_change_of_shape_shows_though_plain_forwards_are_rare() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for place in range(6 * 64):
         if place % 64 == 63:
             pace.record(1, 10, 0.1)
@@ -105,7 +105,7 @@ def test_a_change_of_shape_shows_though_plain_forwards_are_rare() -> None:
 
 
 def test_a_change_of_more_than_a_stall_is_believed_the_second_time() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for place in range(400):
         pace.record(1, 10, 0.1)
         pace.record(4, 10, 0.2 if place < 20 else 1.0)
@@ -118,9 +118,9 @@ OFTEN = {1: 4, 2: 25, 3: 30, 4: 20, 5: 10, 6: 5, 8: 1}
 WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
 
 
-def decode(noise: str, widths: list[int], seed: int, off: dict[int, float] | None = None) -> Pace:
+def decode(noise: str, widths: list[int], seed: int, off: dict[int, float] | None = None) -> LiveCurve:
     """Forwards of ``widths`` whose median is the calibrated time, times ``off`` of that width."""
-    chance, pace = random.Random(seed), Pace(ContextCurves(contexts=(100,), curves=(WIDE,)))
+    chance, pace = random.Random(seed), LiveCurve(ContextCurves(contexts=(100,), curves=(WIDE,)))
     for width in widths:
         factor = {
             "little": math.exp(chance.gauss(0, 0.03)),
@@ -166,7 +166,7 @@ def test_one_width_that_is_off_is_found_among_the_others() -> None:
 
 @pytest.mark.parametrize("block", [1, 2, 40])
 def test_two_widths_in_turn_give_way_without_overshooting(block: int) -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for place in range(400):
         width = 4 if place // block % 2 else 1
         pace.record(width, 10, 0.26 if width == 4 else 0.1)
@@ -175,14 +175,14 @@ def test_two_widths_in_turn_give_way_without_overshooting(block: int) -> None:
 
 
 def test_a_width_that_is_alone_tells_nothing_of_the_shape() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(100):
         pace.record(4, 10, 0.3)
     assert [seconds(pace, width) for width in (1, 2, 4)] == pytest.approx([0.15, 0.18, 0.3])
 
 
 def test_three_forwards_of_a_width_do_not_outweigh_its_calibration() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(9):
         pace.record(1, 10, 0.1)
     told = []
@@ -195,7 +195,7 @@ def test_three_forwards_of_a_width_do_not_outweigh_its_calibration() -> None:
 
 
 def test_a_width_that_is_avoided_is_believed_in_again() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(60):
         pace.record(1, 10, 0.1)
         pace.record(1, 10, 0.1)
@@ -209,7 +209,7 @@ def test_a_width_that_is_avoided_is_believed_in_again() -> None:
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf, 0.0, -1.0, 51 * 0.1, 1e9])
 def test_a_clock_that_jumped_says_nothing(spoilt: float) -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(9):
         assert not pace.record(1, 10, spoilt)
     assert pace.curve() == CURVE
@@ -218,7 +218,7 @@ def test_a_clock_that_jumped_says_nothing(spoilt: float) -> None:
 
 
 def test_without_a_curve_the_plain_speed_seen_tells_what_is_implausible() -> None:
-    pace = Pace()
+    pace = LiveCurve()
     assert pace.record(1, 10, 1e6), "nothing to compare with yet"
     for _ in range(9):
         pace.record(1, 10, 0.1)
@@ -227,14 +227,14 @@ def test_without_a_curve_the_plain_speed_seen_tells_what_is_implausible() -> Non
 
 def test_the_curve_is_that_of_the_latest_context() -> None:
     longer = Curve(widths=(1, 2, 4), forward_s=(0.2, 0.24, 0.4))
-    pace = Pace(ContextCurves(contexts=(100, 300), curves=(CURVE, longer)))
+    pace = LiveCurve(ContextCurves(contexts=(100, 300), curves=(CURVE, longer)))
     assert pace.curve() == CURVE
     pace.record(1, 300, 0.2)
     assert pace.curve() == longer
 
 
 def test_new_curves_forget_what_was_learned_of_the_old() -> None:
-    pace = Pace(CURVES)
+    pace = LiveCurve(CURVES)
     for _ in range(20):
         pace.record(1, 10, 0.3)
         pace.record(2, 10, 0.2)

@@ -72,6 +72,6 @@ def test_beside_the_target_a_chain_has_one_token_more(name: PolicyName) -> None:
 def test_a_budget_counts_with_the_drafter_at_work() -> None:
     apart, crowded = costs_of(SOURCES), replace(costs_of(SOURCES), contention=Contention(target_factor=1.5))
     assert make_budget(4, Costs()).window((None,) * 9) == 4
-    assert not make_budget(4, apart).drafts_beside_prefill(), "what it would cost is not known"
-    assert make_budget(4, replace(apart, contention=Contention())).drafts_beside_prefill()
-    assert not make_budget(4, crowded).drafts_beside_prefill()
+    assert not make_budget(4, apart).drafts_during_prefill(), "what it would cost is not known"
+    assert make_budget(4, replace(apart, contention=Contention())).drafts_during_prefill()
+    assert not make_budget(4, crowded).drafts_during_prefill()

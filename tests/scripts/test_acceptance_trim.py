@@ -33,7 +33,7 @@ class Edgespec:
         assert profile is (arguments[0] != "export")
         if arguments[0] == "export":
             return {"bytes_per_token": {}, "quantisation": {}, "trim": None, "folder": "x"}
-        if "--beside" in arguments:
+        if "--compare" in arguments:
             first = {"forward_s": [0.010], "bytes_per_forward": 100}
             second = {"forward_s": [0.008], "bytes_per_forward": 60, "t1_ratio": self.t1_ratio}
             return {"runtimes": [first, second]}

@@ -118,4 +118,4 @@ def test_only_a_pipelined_plan_has_a_budget_and_each_answer_its_own(apart: Engin
     first, second = apart.pipeline_budget(), apart.pipeline_budget()
     assert isinstance(first, MeasuredBudget)
     assert first is not second
-    assert first.drafts_beside_prefill()
+    assert first.drafts_during_prefill()

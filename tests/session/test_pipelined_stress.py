@@ -141,7 +141,7 @@ def test_thousands_of_rounds_with_random_delays_on_both_sides(
     budgets: list[Callable[[], Any]] = [
         lambda: FixedBudget(most=cap, ahead=cap + 1, patience=0.0),
         lambda: FixedBudget(most=cap, ahead=cap + 1, patience=0.0005, reuse=True),
-        lambda: FixedBudget(most=1, ahead=cap + 1, beside_prefill=True),
+        lambda: FixedBudget(most=1, ahead=cap + 1, overlaps_prefill=True),
         lambda: MeasuredBudget(cap, None),
     ]
     for budget in budgets:

@@ -11,22 +11,22 @@ from edgespec.interfaces.policy import RoundRecord
 class FixedBudget:
     """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not.
 
-    ``beside_prefill``: the drafter reads the prompt while the target does. ``branching`` corrections are gone on from
-    in a round at most.
+    ``overlaps_prefill``: the drafter reads the prompt while the target does. ``branching`` corrections are gone
+    on from in a round at most.
     """
 
     most: int
     ahead: int
     patience: float = 1e9
     reuse: bool = False
-    beside_prefill: bool = False
+    overlaps_prefill: bool = False
     branching: int = 0
 
     def window(self, confidences: tuple[float | None, ...]) -> int:
         return self.most
 
-    def drafts_beside_prefill(self) -> bool:
-        return self.beside_prefill
+    def drafts_during_prefill(self) -> bool:
+        return self.overlaps_prefill
 
     def draft_tokens(self, pending: int, window: int) -> int:
         return self.ahead

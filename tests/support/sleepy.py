@@ -18,7 +18,7 @@ class Sleepy:
 
     def __init__(self, *state: Any, pace: Callable[[], float]) -> None:
         super().__init__(*state)
-        self._pace = pace
+        self._live_curve = pace
         self._stop = threading.Event()
         self.busy = 0
 
@@ -29,7 +29,7 @@ class Sleepy:
         try:
             whole = ask()
             for count in range(1, len(whole.tokens) + 1):
-                if self._stop.wait(self._pace()):
+                if self._stop.wait(self._live_curve()):
                     raise CancelledError("the drafter was cancelled")
                 if gate is not None and not gate.goes_on():
                     return whole.cut(count)

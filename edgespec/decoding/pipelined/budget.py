@@ -13,7 +13,7 @@ class Budget(Protocol):
     def window(self, confidences: tuple[float | None, ...]) -> int:
         """How many of the tokens put forward to verify now, given how sure the drafter was of each."""
 
-    def drafts_beside_prefill(self) -> bool:
+    def drafts_during_prefill(self) -> bool:
         """Whether the drafter reads the prompt while the target does: not where it would delay the first token."""
 
     def draft_tokens(self, pending: int, window: int) -> int:

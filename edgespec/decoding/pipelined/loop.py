@@ -78,7 +78,7 @@ class PipelinedLoop(Rounds):
         """As of every loop. What the drafter makes of the prompt meanwhile is taken in by whichever round it is ready
         for: the first token waits for nobody.
         """
-        if self._budget.drafts_beside_prefill():
+        if self._budget.drafts_during_prefill():
             self._take_off(0)
         return super()._prefill()
 

@@ -46,7 +46,7 @@ _LARGEST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emission:
+class CountedAnswer:
     """One answer of a target: its ``token_ids`` in the target's vocabulary, and the ``text`` they stand for."""
 
     prompt_id: str
@@ -144,7 +144,7 @@ def pieces(text: str, characters: int = PIECE_CHARACTERS) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmissionKey:
+class CountedAnswersKey:
     """What answers depend on. ``target`` is its identity, ``prompts_sha256`` that of the prompts ``prompt_ids``."""
 
     target: str
@@ -166,13 +166,13 @@ class EmissionKey:
         }
 
 
-def save_emissions(folder: Path, key: EmissionKey, emissions: Sequence[Emission]) -> None:
+def save_answers(folder: Path, key: CountedAnswersKey, answers: Sequence[CountedAnswer]) -> None:
     """Keep the answers so far in ``folder``, which exists. Raises DiskSpaceError, OSError."""
-    answers = [{"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in emissions]
-    write_json(folder / key.file_name, {**key._record(), "answers": answers})
+    listed = [{"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in answers]
+    write_json(folder / key.file_name, {**key._record(), "answers": listed})
 
 
-def load_emissions(folder: Path, key: EmissionKey) -> tuple[Emission, ...]:
+def load_answers(folder: Path, key: CountedAnswersKey) -> tuple[CountedAnswer, ...]:
     """The answers kept for ``key``, to its first prompts in order; none if any is not sound. Raises nothing."""
     path = folder / key.file_name
     try:
@@ -186,14 +186,14 @@ def load_emissions(folder: Path, key: EmissionKey) -> tuple[Emission, ...]:
     answers = document.get("answers")
     if not isinstance(answers, list):
         return ()
-    found = [_emission(answer, key) for answer in answers]
+    found = [_counted_answer(answer, key) for answer in answers]
     sound = tuple(each for each in found if each is not None)
     if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids[: len(found)]:
         return ()
     return sound
 
 
-def _emission(answer: Any, key: EmissionKey) -> Emission | None:
+def _counted_answer(answer: Any, key: CountedAnswersKey) -> CountedAnswer | None:
     if not isinstance(answer, dict):
         return None
     prompt_id, ids, text = answer.get("prompt"), answer.get("token_ids"), answer.get("text")
@@ -201,4 +201,4 @@ def _emission(answer: Any, key: EmissionKey) -> Emission | None:
         return None
     if len(ids) > key.tokens_per_prompt or not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
         return None
-    return Emission(prompt_id=prompt_id, token_ids=tuple(ids), text=text)
+    return CountedAnswer(prompt_id=prompt_id, token_ids=tuple(ids), text=text)

@@ -14,7 +14,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.depth.cost_model import Costs
 
-ModeWish = Literal["auto", "serial", "pipelined"]
+ModeRequest = Literal["auto", "serial", "pipelined"]
 _Way = Literal["serial", "pipelined"]
 
 NOT_CALIBRATED = "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
@@ -42,7 +42,7 @@ class _Ways:
     at_once: float | None
 
 
-def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: ModeWish = "auto") -> Paying:
+def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: ModeRequest = "auto") -> Paying:
     """Decide by measured times which of the ``wanted`` sources draft up to ``depth_cap`` tokens, and how. Pure.
 
     Target and drafting model work at once if that is predicted to be faster than in turns by more than the noise,
@@ -99,7 +99,7 @@ def hopeless_words(speedup: float) -> str:
     return f"even if it were always right it would reach {speedup:.2f}x plain"
 
 
-def _contention(cost: DraftCost, costs: Costs, mode: ModeWish) -> Contention | None:
+def _contention(cost: DraftCost, costs: Costs, mode: ModeRequest) -> Contention | None:
     """What both at once cost each other; nothing where that was asked for and nobody measured it. None: not known."""
     if cost == FREE or mode == "serial":
         return None
@@ -122,7 +122,7 @@ def _by_position(rates: Sequence[float], depth_cap: int) -> tuple[float, ...]:
     return known + (known[-1],) * (depth_cap - len(known))
 
 
-def _decide(ways: _Ways, mode: ModeWish, contention: Contention | None) -> tuple[_Way, str]:
+def _decide(ways: _Ways, mode: ModeRequest, contention: Contention | None) -> tuple[_Way, str]:
     """In turns or at once, and the sentence that says why."""
     if mode != "auto":
         return mode, f"{'in turns' if mode == 'serial' else 'at once'}: asked for"

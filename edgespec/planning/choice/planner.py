@@ -8,7 +8,7 @@ from typing import Literal
 
 from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
-from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeWish, weigh_sources
+from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeRequest, weigh_sources
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.planning.depth.cost_model import Costs
@@ -41,7 +41,7 @@ class PlanRequest:
     drafter_bytes: tuple[int, int] | None = None
     weighs_siblings: bool = False
     plain_because: str | None = None
-    mode: ModeWish = "auto"
+    mode: ModeRequest = "auto"
 
 
 def make_plan(

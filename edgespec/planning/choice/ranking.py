@@ -19,7 +19,7 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.margins import PLAN_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 
-ExactnessWish = Literal["stable", "near", "any"]
+ExactnessRequest = Literal["stable", "near", "any"]
 
 MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")
 
@@ -38,7 +38,7 @@ def rank(
     *,
     contention: Mapping[Pair, Contention] | None = None,
     hand_over_s: Mapping[Pair, float] | None = None,
-    exactness: ExactnessWish = "stable",
+    exactness: ExactnessRequest = "stable",
     depth_limit: int = WIDEST - 1,
     modes: Sequence[Mode] = MODES,
     margin: float = PLAN_MARGIN,
@@ -186,7 +186,7 @@ def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_byte
     )
 
 
-def _depth_cap(target: TargetOption, exactness: ExactnessWish, depth_limit: int) -> int | None:
+def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: int) -> int | None:
     """How deep it may draft; None where it would have to be known and is not."""
     if exactness != "stable":
         return depth_limit

@@ -179,17 +179,17 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
     ``curve`` and ``draft`` are the times while both are at work. ``acceptance`` is as in ``expected_tokens``; a pipe
     that is not emptied goes on from chunk to chunk, so one probability stands for all positions: the geometric mean,
     which keeps that of a whole chunk. The model is that of decoding/pipelined/loop.py: the drafter writes as much
-    as there is time for (``tokens_beside``); a window of w tokens compares w + 1; after a rejection a round verifies
-    nothing but the first token that is drafted meanwhile. Raises ValueError without an acceptance.
+    as there is time for (``overlapped_tokens``); a window of w tokens compares w + 1; after a rejection a round
+    verifies nothing but the first token that is drafted meanwhile. Raises ValueError without an acceptance.
     """
     if not acceptance:
         raise ValueError("what is accepted of nothing is not known")
     known = [*acceptance[:depth_cap], *[acceptance[-1]] * (depth_cap - len(acceptance))]
     steady = math.prod(known) ** (1 / len(known)) if known else acceptance[0]
-    empty_s, _ = _beside(curve.seconds(1), draft, steady, depth_cap + 1)
+    empty_s, _ = _overlapped_round(curve.seconds(1), draft, steady, depth_cap + 1)
     best: WindowChoice | None = None
     for window in range(depth_cap + 1):
-        full_s, drafted = _beside(curve.seconds(window + 1), draft, steady, depth_cap + 1)
+        full_s, drafted = _overlapped_round(curve.seconds(window + 1), draft, steady, depth_cap + 1)
         if drafted < window + 1 and best is not None:
             continue  # no drafter fills such a window in time
         survives = steady ** (window + 1)
@@ -205,7 +205,7 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
     return best
 
 
-def tokens_beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:
+def overlapped_tokens(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:
     """How many tokens to draft, from 1 to ``most``, while the target is at work for ``target_s``.
 
     As many as are ready when it is done; one more where what that brings is worth the wait (DuoDecoding, Lv et al.,
@@ -222,7 +222,7 @@ def tokens_beside(target_s: float, draft: DraftCost, acceptance: float, most: in
     return min(most, ready + 1 if rate(ready + 1) > rate(ready) else ready)
 
 
-def _beside(target_s: float, draft: DraftCost, acceptance: float, most: int) -> tuple[float, int]:
+def _overlapped_round(target_s: float, draft: DraftCost, acceptance: float, most: int) -> tuple[float, int]:
     """Seconds of a round whose target takes ``target_s``, and the tokens drafted in it: at least one."""
-    drafted = tokens_beside(target_s, draft, acceptance, most)
+    drafted = overlapped_tokens(target_s, draft, acceptance, most)
     return max(target_s, draft.seconds(drafted)), drafted

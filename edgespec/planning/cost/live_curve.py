@@ -80,7 +80,7 @@ class _Width:
     own: float = 0.0
 
 
-class Pace:
+class LiveCurve:
     """Corrects curves by recent forwards. Not safe for several threads; its policy guards it.
 
     A forward of width w is expected to take T(w) as calibrated, times a factor that all widths share at present,

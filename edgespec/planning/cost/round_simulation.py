@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, tokens_beside
+from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, overlapped_tokens
 
 # A pipe that reaches this share of all cycles adds less than any float of the result shows.
 _NEVER = 1e-15
@@ -199,9 +199,9 @@ def lap(
     while left_s > 0.0 or (not flight.here and waited_s < patience_s):
         forwarding, drafting = left_s > 0.0, flight.drafting
         both = forwarding and drafting
-        target_pace, drafter_pace = (target_factor, drafter_factor) if both else (1.0, 1.0)
-        target_step = left_s * target_pace if forwarding else math.inf
-        flight_step = flight.left_s * drafter_pace
+        target_slowdown, drafter_slowdown = (target_factor, drafter_factor) if both else (1.0, 1.0)
+        target_step = left_s * target_slowdown if forwarding else math.inf
+        flight_step = flight.left_s * drafter_slowdown
         step = min(target_step, flight_step, math.inf if forwarding else patience_s - waited_s)
         seconds += step
         if forwarding:
@@ -215,11 +215,11 @@ def lap(
             left_s = 0.0
             flight.told = True
         elif forwarding:
-            left_s -= step / target_pace
+            left_s -= step / target_slowdown
         if flight_step <= step + together_s:
             flight.reach()
         elif not flight.here:
-            flight.go_on(step / drafter_pace)
+            flight.go_on(step / drafter_slowdown)
     return seconds, target_busy_s, drafter_busy_s
 
 
@@ -279,7 +279,7 @@ class Laps:
             target_s = pair.curve.seconds(window + 1) * max(1.0, pair.contention.target_factor)
             drafting = pair.draft.scaled(max(1.0, pair.contention.drafter_factor))
             away = replace(drafting, round_s=drafting.round_s + pair.hand_over_s)
-            most = tokens_beside(target_s, away, self._acceptance, most)
+            most = overlapped_tokens(target_s, away, self._acceptance, most)
         return Flight(pair.draft, most, pair.hand_over_s)
 
     def of(self, pending: int, window: int) -> tuple[float, float, float, int]:

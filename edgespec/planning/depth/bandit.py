@@ -71,7 +71,7 @@ class BanditDepth(TimedPolicy):
                 self._end_pull()
 
     def _end_pull(self) -> None:
-        plain_s = self._pace.plain_s
+        plain_s = self._live_curve.plain_s
         arm = self._arms[self._current]
         if self._seconds > 0:
             # Before plain decoding was timed every arm is taken to be as fast as it.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from edgespec.interfaces.policy import Allowance, RoundRecord
-from edgespec.planning.cost.live_curve import Pace
+from edgespec.planning.cost.live_curve import LiveCurve
 
 PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -37,7 +37,7 @@ class TimedPolicy:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._pace = Pace()
+        self._live_curve = LiveCurve()
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
         raise NotImplementedError
@@ -52,7 +52,7 @@ class TimedPolicy:
         if record.overlapped:
             return  # beside a drafter at work the target is slower, which says nothing about its own pace
         with self._lock:
-            self._pace.record(record.width, record.context_length, record.verify_s)
+            self._live_curve.record(record.width, record.context_length, record.verify_s)
 
     def why_off(self, source: str) -> str | None:
         return None
@@ -60,7 +60,7 @@ class TimedPolicy:
     @property
     def plain_tokens_per_s(self) -> float | None:
         with self._lock:
-            seconds = self._pace.plain_s
+            seconds = self._live_curve.plain_s
         return None if seconds is None else 1.0 / seconds
 
 

@@ -69,7 +69,7 @@ class CostGate:
         return False
 
 
-class LookGate:
+class ProbeGate:
     """Lets the first token through, and notes whether it would have been put forward otherwise."""
 
     needs_entropy = False

@@ -22,7 +22,7 @@ from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.tree_width import SiblingOdds
 from edgespec.planning.depth.base import OFF, TimedPolicy
-from edgespec.planning.depth.cost_gate import CostGate, LookGate
+from edgespec.planning.depth.cost_gate import CostGate, ProbeGate
 
 # Share of the decoding time that may be spent on looking again at drafters believed not to pay; beside it stands the
 # promise of at least 0.97 of plain speed.
@@ -59,7 +59,7 @@ PLAIN_EVERY_ROUNDS = 64
 # If the rounds in between became so much slower or faster than when it was timed, nobody knows whether plain decoding
 # did too: it is timed sooner then, as often as it takes to be believed over its calibration. Where the pace never
 # rests, those four of 36 rounds cost a drafter that brings 1.3x 3 % of that.
-CHANGED_PACE = 1.25
+CHANGED_SPEED = 1.25
 PLAIN_SOONER_ROUNDS = 32
 PLAIN_AGAIN_ROUNDS = 4
 
@@ -103,7 +103,7 @@ class SourceState:
     waited_tokens: int = 0  # since it was parked or looked at
     on_tokens: int = 0  # since it was turned on
     look_rounds: int = 0  # left of a look that has begun
-    look: LookGate | None = None
+    look: ProbeGate | None = None
     look_s: float = 0.0  # what drafting was expected to take in it
     offered: float = PRIOR_STRENGTH  # decayed rounds in which something was put forward, of those ``asked``
     asked: float = PRIOR_STRENGTH
@@ -121,11 +121,11 @@ class SourceState:
         if self.asked > worth:
             self.offered, self.asked = self.offered * worth / self.asked, worth
 
-    def cost_now(self, pace: float) -> DraftCost | None:
-        """What drafting costs at present: as calibrated, at the ``pace`` of the target until drafts say otherwise."""
+    def cost_now(self, factor: float) -> DraftCost | None:
+        """What drafting costs now: as calibrated times the target's ``factor``, until drafts say otherwise."""
         if self.cost is None or self.cost == FREE:
             return self.cost
-        return self.cost.scaled(statistics.median((*(pace,) * self.calibrated_drafts, *self.slowness)))
+        return self.cost.scaled(statistics.median((*(factor,) * self.calibrated_drafts, *self.slowness)))
 
     def go_on(self) -> None:
         """Draft because that pays."""
@@ -158,7 +158,7 @@ class CostDepth(TimedPolicy):
         self._credit_s = self._saved_s = 0.0
         self._rate_tokens = self._rate_s = 0.0
         self._rounds_since_plain = self._plain_due = 0
-        self._plain_pace = 1.0  # the factor of all widths when plain decoding was timed
+        self._plain_factor = 1.0  # the factor of all widths when plain decoding was timed
         self.calibrate(costs or Costs(), depth_cap)
 
     def calibrate(self, costs: Costs, depth_cap: int, priors: Mapping[str, AcceptancePrior] | None = None) -> None:
@@ -168,8 +168,8 @@ class CostDepth(TimedPolicy):
                 if name in self._sources and not self._sources[name].acceptance.proven:
                     self._sources[name].acceptance = Acceptance(prior)
             self._depth_cap = depth_cap
-            self._pace.curves = costs.curves
-            self._plain_pace, self._plain_due = 1.0, 0
+            self._live_curve.curves = costs.curves
+            self._plain_factor, self._plain_due = 1.0, 0
             for name, source in self._sources.items():
                 source.cost = costs.drafts.get(name)
                 source.slowness.clear()
@@ -185,8 +185,8 @@ class CostDepth(TimedPolicy):
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
         with self._lock:
-            known, curve = self._sources.get(source), self._pace.curve()
-            cost = None if known is None else known.cost_now(self._pace.factor)
+            known, curve = self._sources.get(source), self._live_curve.curve()
+            cost = None if known is None else known.cost_now(self._live_curve.factor)
             if known is None or known.cost is None or cost is None or curve is None or self._depth_cap < 1:
                 return OFF
             if self._plain_due or self._rounds_since_plain >= PLAIN_EVERY_ROUNDS:
@@ -225,7 +225,7 @@ class CostDepth(TimedPolicy):
         if begins and source.waited_tokens < source.rest_tokens:
             return OFF
         # What drafts took before it was parked says nothing of now: they may have waited for its file to be read.
-        cost = calibrated.scaled(self._pace.factor)
+        cost = calibrated.scaled(self._live_curve.factor)
         if best_possible(curve, cost, self._depth_cap).speedup <= DRAFT_MARGIN:
             return OFF  # not even full acceptance would pay, so there is nothing to find out
         expected = 1.0 + source.acceptance.by_position(1)[0]
@@ -245,7 +245,7 @@ class CostDepth(TimedPolicy):
         self._credit_s -= price_s - from_saved_s
         source.look_rounds -= 1
         source.waited_tokens = 0
-        source.look, source.look_s = LookGate(gate), cost.seconds(PROBE_DEPTH, lag)
+        source.look, source.look_s = ProbeGate(gate), cost.seconds(PROBE_DEPTH, lag)
         return Allowance(PROBE_DEPTH, source.look)
 
     def _going_rate(self, curve: Curve) -> float:
@@ -270,22 +270,22 @@ class CostDepth(TimedPolicy):
             # Beside a drafter at work the target is slower, which says nothing about its own pace.
             alone = not record.overlapped
             if alone:
-                plausible = self._pace.record(record.width, record.context_length, record.verify_s)
+                plausible = self._live_curve.record(record.width, record.context_length, record.verify_s)
             else:
                 plausible = True
-                self._pace.move_to(record.context_length)
+                self._live_curve.move_to(record.context_length)
             self._note_plain(record.width == 1 and alone)
             for source in self._sources.values():
                 source.waited_tokens += record.emitted
                 source.on_tokens += record.emitted
             drafting = self._sources.get(record.source) if record.source is not None else None
-            curve = self._pace.curve()
+            curve = self._live_curve.curve()
             looked = drafting is not None and drafting.look is not None
             if drafting is not None and drafting.cost is not None and drafting.cost != FREE and record.draft_forwards:
                 self._learn_drafting(drafting, drafting.cost, record, curve)
             if curve is None or not plausible:
                 return
-            cost = None if drafting is None else drafting.cost_now(self._pace.factor)
+            cost = None if drafting is None else drafting.cost_now(self._live_curve.factor)
             drafted_s = 0.0 if cost is None or record.overlapped else cost.seconds(record.draft_forwards)
             usual_s = curve.seconds(record.width) + drafted_s
             most_s = MOST_SAVED_STEPS * curve.plain_s
@@ -302,10 +302,10 @@ class CostDepth(TimedPolicy):
         """Whether that round timed plain decoding, and whether the next ones should."""
         if timed:
             self._rounds_since_plain, self._plain_due = 0, max(0, self._plain_due - 1)
-            self._plain_pace = self._pace.factor
+            self._plain_factor = self._live_curve.factor
             return
         self._rounds_since_plain += 1
-        changed = abs(math.log(self._pace.factor / self._plain_pace)) > math.log(CHANGED_PACE)
+        changed = abs(math.log(self._live_curve.factor / self._plain_factor)) > math.log(CHANGED_SPEED)
         if changed and self._rounds_since_plain >= PLAIN_SOONER_ROUNDS:
             self._plain_due = PLAIN_AGAIN_ROUNDS
 
@@ -328,10 +328,10 @@ class CostDepth(TimedPolicy):
 
     def why_off(self, source: str) -> str | None:
         with self._lock:
-            known, curve = self._sources.get(source), self._pace.curve()
+            known, curve = self._sources.get(source), self._live_curve.curve()
             if known is None or self._depth_cap < 1:
                 return None
-            cost = known.cost_now(self._pace.factor)
+            cost = known.cost_now(self._live_curve.factor)
             if curve is None or cost is None:
                 return "this machine is not calibrated yet"
             if cost == FREE or known.on:

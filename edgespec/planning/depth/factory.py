@@ -58,4 +58,4 @@ def make_budget(depth_cap: int, costs: Costs) -> MeasuredBudget:
     factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
     if curve is not None and factor is not None:
         curve = curve.scaled(factor)
-    return MeasuredBudget(depth_cap, curve, beside_prefill=factor is not None and factor <= SLOWER_ALLOWED)
+    return MeasuredBudget(depth_cap, curve, overlaps_prefill=factor is not None and factor <= SLOWER_ALLOWED)

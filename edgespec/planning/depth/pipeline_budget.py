@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, tokens_beside
-from edgespec.planning.cost.live_curve import ContextCurves, Pace
+from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.live_curve import ContextCurves, LiveCurve
 
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
@@ -40,13 +40,13 @@ class MeasuredBudget:
     """Learns how often tokens stand and how long both sides take.
 
     ``curve`` is T(w) of the target with the drafter at work, if calibrated; rounds correct it as they come.
-    ``beside_prefill``: the two do not slow each other down, so the drafter may read the prompt while the target does.
+    ``overlaps_prefill``: they do not slow each other down, so the drafter may read the prompt while the target does.
     """
 
-    def __init__(self, depth_cap: int, curve: Curve | None, *, beside_prefill: bool = False) -> None:
+    def __init__(self, depth_cap: int, curve: Curve | None, *, overlaps_prefill: bool = False) -> None:
         self._depth_cap = depth_cap
-        self._pace = Pace(None if curve is None else ContextCurves(contexts=(0,), curves=(curve,)))
-        self._beside_prefill = beside_prefill
+        self._live_curve = LiveCurve(None if curve is None else ContextCurves(contexts=(0,), curves=(curve,)))
+        self._overlaps_prefill = overlaps_prefill
         self._accepted = _PRIOR_ACCEPTED
         self._evaluated = _PRIOR_EVALUATED
         self._forward_s: float | None = None
@@ -65,7 +65,7 @@ class MeasuredBudget:
         A window of w tokens scores w + 1 places, each of which gives a token if all before it stood.
         """
         most = min(len(confidences), self._depth_cap)
-        curve = self._pace.curve()
+        curve = self._live_curve.curve()
         if curve is None:
             return most
         best, best_rate = 0, -math.inf
@@ -75,18 +75,18 @@ class MeasuredBudget:
                 best, best_rate = window, rate
         return best
 
-    def drafts_beside_prefill(self) -> bool:
+    def drafts_during_prefill(self) -> bool:
         """Whether reading the prompt on both sides at once delays nothing."""
-        return self._beside_prefill
+        return self._overlaps_prefill
 
     def draft_tokens(self, pending: int, window: int) -> int:
         """As many as there is time for; the next window and the token compared before it where that is not known."""
         most = self._depth_cap + 1
-        curve = self._pace.curve()
+        curve = self._live_curve.curve()
         if curve is None or self._forward_s is None:
             return most
         drafting = DraftCost(token_s=self._forward_s)
-        return tokens_beside(curve.seconds(window + 1), drafting, self.acceptance, most)
+        return overlapped_tokens(curve.seconds(window + 1), drafting, self.acceptance, most)
 
     def patience_s(self) -> float:
         """Seconds to wait for the forward that the drafter is at."""
@@ -125,7 +125,7 @@ class MeasuredBudget:
     def record(self, record: RoundRecord) -> None:
         """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""
         if record.overlapped:
-            self._pace.record(record.width, record.context_length, record.verify_s)
+            self._live_curve.record(record.width, record.context_length, record.verify_s)
         if record.evaluated:
             self._accepted = _DECAY * self._accepted + record.accepted
             self._evaluated = _DECAY * self._evaluated + record.evaluated

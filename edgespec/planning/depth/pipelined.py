@@ -49,7 +49,7 @@ class PipelinedDepth(CostDepth):
     def record(self, record: RoundRecord) -> None:
         with self._lock:
             if record.overlapped:
-                curve, slowed = self._pace.curve(), max(1.0, self._contention.drafter_factor)
+                curve, slowed = self._live_curve.curve(), max(1.0, self._contention.drafter_factor)
                 if curve is not None and record.round_s > 0:
                     usual_s = curve.seconds(record.width) * max(1.0, self._contention.target_factor)
                     self._slower.append(record.round_s / usual_s)
@@ -63,11 +63,11 @@ class PipelinedDepth(CostDepth):
     def _pays(self, source: SourceState, cost: DraftCost, curve: Curve, lag: int) -> bool:
         slower = statistics.median(self._slower) if len(self._slower) >= _ENOUGH_ROUNDS else 1.0
         target_factor = max(1.0, self._contention.target_factor * slower)
-        beside = curve.scaled(target_factor)
+        contended = curve.scaled(target_factor)
         drafting = cost.scaled(max(1.0, self._contention.drafter_factor))
         rates = source.acceptance.by_position(self._depth_cap)
-        source.expected = curve.plain_s * choose_window(beside, drafting, rates, self._depth_cap).tokens_per_s
-        source.possible = curve.plain_s * choose_window(beside, drafting, (1.0,), self._depth_cap).tokens_per_s
+        source.expected = curve.plain_s * choose_window(contended, drafting, rates, self._depth_cap).tokens_per_s
+        source.possible = curve.plain_s * choose_window(contended, drafting, (1.0,), self._depth_cap).tokens_per_s
         if source.expected <= (1.0 if source.on else DRAFT_MARGIN):
             return False
         # While the drafter reads what it missed the target goes on, only slower.

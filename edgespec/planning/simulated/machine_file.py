@@ -26,17 +26,22 @@ _MOST_LAYERS = 1000
 DeviceKind = Literal["cpu", "gpu", "npu"]
 
 
+# The runtimes that a machine may be described with, and whether each splits a model's layers between two devices.
+_SPLITS_LAYERS = {"llama": True, "onnx": False, "native": False}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedDevice:
     """A device. ``memory`` names the device whose memory it uses; ``verify_curve`` holds (width, T(w) / T(1)).
 
     ``operations_per_s`` counts a multiply-add as two, in the arithmetic that its matrix products use. ``launch_s`` is
-    the overhead of a forward. An empty ``verify_curve`` leaves T(w) to the roofline.
+    the overhead of a forward. ``splits_layers``: a model may be split between it and another device. An empty ``verify_curve`` leaves T(w) to the roofline.
     """
 
     name: str
     kind: DeviceKind
     runtime: str
+    splits_layers: bool
     threads: int
     memory: str
     memory_bytes: int
@@ -130,7 +135,8 @@ def _devices(tables: list[_Table]) -> tuple[DescribedDevice, ...]:
             DescribedDevice(
                 name=name,
                 kind=cast("DeviceKind", table.one_of("kind", ["cpu", "gpu", "npu"])),
-                runtime=table.one_of("runtime", ["llama", "onnx", "native"], default="llama"),
+                runtime=(runtime := table.one_of("runtime", list(_SPLITS_LAYERS), default="llama")),
+                splits_layers=_SPLITS_LAYERS[runtime],
                 threads=table.integer("threads", 1, 1024, default=1),
                 memory=memory,
                 memory_bytes=own[memory].integer("memory_bytes", 1, _MOST_BYTES),

@@ -151,7 +151,7 @@ def _splits(machine: DescribedMachine) -> list[TargetOption]:
     target = machine.target
     if target.layers is None:
         return []
-    allowed = [device for device in _allowed(machine, target) if device.runtime == "llama"]
+    allowed = [device for device in _allowed(machine, target) if device.splits_layers]
     gpus = [device for device in allowed if device.kind == "gpu" and device.memory == device.name]
     hosts = [device for device in allowed if device.kind == "cpu" and device.memory == device.name == HOST]
     total_bytes = target.weights_bytes + target.kv_bytes_per_token * machine.context_length
@@ -160,8 +160,8 @@ def _splits(machine: DescribedMachine) -> list[TargetOption]:
         room = gpu.memory_bytes - HEADROOM_BYTES
         if total_bytes <= room:
             continue
-        beside = [0, *(_drafter_bytes(machine, one.model, gpu) for one in machine.drafters if one.model is not None)]
-        fitting = {(room - taken) * target.layers // total_bytes for taken in beside}
+        sharing = [0, *(_drafter_bytes(machine, one.model, gpu) for one in machine.drafters if one.model is not None)]
+        fitting = {(room - taken) * target.layers // total_bytes for taken in sharing}
         found += [_split(machine, gpu, host, layers) for layers in sorted(fitting, reverse=True) if layers > 0]
     return found
 

@@ -9,7 +9,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 
 
-class IdleLearning:
+class IdleCalibration:
     """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat.
 
     Ctrl-C can interrupt ``Thread.start``, and a thread that has not begun cannot be joined. So the thread holds a
@@ -50,7 +50,7 @@ class IdleLearning:
             lines, self._lines = self._lines, ()
         return lines
 
-    def __enter__(self) -> IdleLearning:
+    def __enter__(self) -> IdleCalibration:
         return self
 
     def __exit__(
