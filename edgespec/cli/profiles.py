@@ -9,6 +9,7 @@ import typer
 from edgespec.cli.options import JsonOption, resolve_profile, state_of
 from edgespec.cli.output import print_json
 from edgespec.files.home import home
+from edgespec.profiles.layers import ADVANCED, ADVANCED_KEYS
 from edgespec.profiles.profile import list_profiles
 
 app = typer.Typer(
@@ -55,5 +56,9 @@ def show(
         )
         return
     width = max(len(key) for key in values)
-    for key, value in values.items():
-        print(f"{key:{width}} = {value!r:40} # {profile.origins.get(key, '')}".rstrip())
+    for advanced in (False, True):
+        if advanced:
+            print(f"\n[{ADVANCED}]")
+        for key, value in values.items():
+            if (key in ADVANCED_KEYS) == advanced:
+                print(f"{key:{width}} = {value!r:40} # {profile.origins.get(key, '')}".rstrip())

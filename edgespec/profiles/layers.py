@@ -20,6 +20,9 @@ __all__ = ["DESCRIPTION", "INHERITS", "KEYS", "Layer", "from_environment", "from
 DESCRIPTION = "description"
 INHERITS = "inherits"
 
+# The table of keys that hardly any user sets. Profiles of 0.1.0 have them among the others, and are still read.
+ADVANCED = "advanced"
+
 # A profile is a page of text. The bound keeps a wrong path (a model file, say) from being read into memory.
 MAX_FILE_BYTES = 1_000_000
 
@@ -152,6 +155,15 @@ KEYS: Mapping[str, _Key] = {
     "native_sidecar": _boolean(),
 }
 _MODEL_KEYS = ("target", "draft")
+ADVANCED_KEYS = (
+    "depth_policy",
+    "rule",
+    "draft_runtime",
+    "draft_isolation",
+    "draft_head",
+    "draft_weights",
+    "native_sidecar",
+)
 
 
 # ------------------------------------------------------------------------------------------ the layers
@@ -199,7 +211,7 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
     """
     values: dict[str, Value] = {}
     inherits = None
-    for key, value in table.items():
+    for key, value in _flat(table, origin).items():
         if key == INHERITS:
             inherits = str(_checked(_text("the name of a profile"), value, f"{origin}: {key}"))
         elif key == DESCRIPTION:
@@ -209,8 +221,19 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
             if key in _MODEL_KEYS and folder is not None:
                 values[key] = _anchored(str(values[key]), folder)
         else:
-            raise unknown_key(key, origin, [*KEYS, DESCRIPTION, INHERITS])
+            raise unknown_key(key, origin, [*KEYS, DESCRIPTION, INHERITS, ADVANCED])
     return Layer(origin, values, dict.fromkeys(values, origin), inherits)
+
+
+def _flat(table: Mapping[str, object], origin: str) -> Mapping[str, object]:
+    """The table with the keys of ``[advanced]`` among the others, over which they win."""
+    advanced = table.get(ADVANCED, {})
+    if not isinstance(advanced, dict):
+        raise ProfileError(f"{origin}: {ADVANCED} must be a table, [{ADVANCED}], got {advanced!r}")
+    for key in advanced:
+        if key not in ADVANCED_KEYS:
+            raise unknown_key(key, f"{origin}, [{ADVANCED}]", ADVANCED_KEYS)
+    return {**{key: value for key, value in table.items() if key != ADVANCED}, **advanced}
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:

@@ -211,9 +211,8 @@ def _last_value(layers: Sequence[Layer], key: str) -> object:
 
 @cache
 def _builtin_names() -> tuple[str, ...]:
-    # catalogue.toml lives in the same folder and is no profile.
     names = (entry.name for entry in resources.files("edgespec.profiles").iterdir())
-    return tuple(sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and n != "catalogue.toml"))
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 @cache

@@ -31,7 +31,7 @@ _MODEL_KEYS = {
     "notes": str,
     "sources": list,
 }
-_REQUIRED = {"kind", "file_name", "licence", "description", "bytes", "chat", "sources"}
+_REQUIRED = {"kind", "file_name", "licence", "description", "bytes", "chat"}
 _HUB_KEYS = {"repo": str, "filename": str, "revision": str}
 _PARTS_KEYS = {"bytes": int, "sha256": str, "parts": list}
 _PART_KEYS = {"package": str, "version": str, "member": str, "bytes": int, "sha256": str}
@@ -40,8 +40,9 @@ _PART_KEYS = {"package": str, "version": str, "member": str, "bytes": int, "sha2
 @cache
 def catalogue() -> Mapping[str, ModelSpec]:
     """Every known model and prompt set by name, in the file's order. Raises ProfileError if the file is wrong."""
-    text = resources.files("edgespec.store").joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return MappingProxyType(parse_catalogue(text))
+    folders = ("edgespec.store", "edgespec.store.mirrors")
+    texts = (resources.files(each).joinpath("catalogue.toml").read_text(encoding="utf-8") for each in folders)
+    return MappingProxyType(parse_catalogue(*texts))
 
 
 def lookup(name: str) -> ModelSpec:
@@ -57,41 +58,51 @@ def lookup(name: str) -> ModelSpec:
     )
 
 
-def parse_catalogue(text: str) -> dict[str, ModelSpec]:
-    """Read a catalogue in TOML. Raises ProfileError naming the entry and the key that is wrong."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"the catalogue is not valid TOML: {error}") from error
-    _check("the catalogue", document, {"schema_version": int, "models": dict}, {"schema_version", "models"})
-    if document["schema_version"] != SCHEMA_VERSION:
-        raise ProfileError(
-            f"the catalogue has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
-            hint="update edgespec",
-        )
-    specs = {name: _model(name, table) for name, table in document["models"].items()}
+def parse_catalogue(text: str, mirrors: str) -> dict[str, ModelSpec]:
+    """Read a catalogue and its mirrors in TOML. Raises ProfileError naming the entry and the key that is wrong."""
+    models, mirrored = _read("the catalogue", text), _read("the catalogue of mirrors", mirrors)
+    specs = {name: _model(name, table, mirrored.pop(name, None)) for name, table in models.items()}
+    if mirrored:
+        raise ProfileError(f"the catalogue of mirrors: {next(iter(mirrored))!r} is not a known model")
     for spec in specs.values():
         if spec.drafter is not None and (spec.drafter not in specs or specs[spec.drafter].kind != "model"):
             raise ProfileError(f"catalogue entry {spec.name!r}: its drafter {spec.drafter!r} is not a known model")
     return specs
 
 
-def _model(name: str, table: Any) -> ModelSpec:
+def _read(what: str, text: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{what} is not valid TOML: {error}") from error
+    _check(what, document, {"schema_version": int, "models": dict}, {"schema_version", "models"})
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise ProfileError(
+            f"{what} has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
+            hint="update edgespec",
+        )
+    models: dict[str, Any] = document["models"]
+    return models
+
+
+def _model(name: str, table: Any, mirror: Any) -> ModelSpec:
     where = f"catalogue entry {name!r}"
     if not _NAME.fullmatch(name):
         raise ProfileError(f"{where}: a name has lower-case letters, digits, dots and dashes only")
     _check(where, table, _MODEL_KEYS, _REQUIRED)
     if table["kind"] not in ("model", "prompts"):
         raise ProfileError(f"{where}: kind is {table['kind']!r}, neither 'model' nor 'prompts'")
-    if table["bytes"] <= 0 or "/" in table["file_name"] or "\\" in table["file_name"] or not table["sources"]:
-        raise ProfileError(f"{where}: bytes must be positive, file_name plain, and sources not empty")
+    sources: list[Source] = [_hub_source(where, source) for source in table.get("sources", [])]
+    sources += [] if mirror is None else [_mirror(where, mirror)]
+    if table["bytes"] <= 0 or "/" in table["file_name"] or "\\" in table["file_name"] or not sources:
+        raise ProfileError(f"{where}: bytes must be positive, file_name plain, and a source or a mirror given")
     return ModelSpec(
         name=name,
         kind=table["kind"],
         file_name=table["file_name"],
         licence=table["licence"],
         description=table["description"],
-        sources=tuple(_source(where, source) for source in table["sources"]),
+        sources=tuple(sources),
         bytes=table["bytes"],
         drafter=table.get("drafter"),
         chat=table["chat"],
@@ -99,12 +110,15 @@ def _model(name: str, table: Any) -> ModelSpec:
     )
 
 
-def _source(where: str, table: Any) -> Source:
-    if isinstance(table, dict) and set(table) == {"hub"}:
-        hub = table["hub"]
-        _check(f"{where}, hub source", hub, _HUB_KEYS, {"repo", "filename"})
-        return HubFile(hub["repo"], hub["filename"], hub.get("revision", "main"))
-    _check(f"{where}, package source", table, _PARTS_KEYS, set(_PARTS_KEYS))
+def _hub_source(where: str, table: Any) -> HubFile:
+    _check(f"{where}, source", table, {"hub": dict}, {"hub"})
+    hub = table["hub"]
+    _check(f"{where}, hub source", hub, _HUB_KEYS, {"repo", "filename"})
+    return HubFile(hub["repo"], hub["filename"], hub.get("revision", "main"))
+
+
+def _mirror(where: str, table: Any) -> PackageParts:
+    _check(f"{where}, mirror", table, _PARTS_KEYS, set(_PARTS_KEYS))
     parts = []
     for number, part in enumerate(table["parts"], start=1):
         _check(f"{where}, part {number}", part, _PART_KEYS, {"package", "version", "member"})

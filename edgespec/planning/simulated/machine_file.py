@@ -35,7 +35,8 @@ class DescribedDevice:
     """A device. ``memory`` names the device whose memory it uses; ``verify_curve`` holds (width, T(w) / T(1)).
 
     ``operations_per_s`` counts a multiply-add as two, in the arithmetic that its matrix products use. ``launch_s`` is
-    the overhead of a forward. ``splits_layers``: a model may be split between it and another device. An empty ``verify_curve`` leaves T(w) to the roofline.
+    the overhead of a forward. ``splits_layers``: a model may be split between it and another device. An empty
+    ``verify_curve`` leaves T(w) to the roofline.
     """
 
     name: str
