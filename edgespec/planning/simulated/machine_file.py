@@ -35,14 +35,12 @@ class DescribedDevice:
     """A device. ``memory`` names the device whose memory it uses; ``verify_curve`` holds (width, T(w) / T(1)).
 
     ``operations_per_s`` counts a multiply-add as two, in the arithmetic that its matrix products use. ``launch_s`` is
-    the overhead of a forward. ``splits_layers``: a model may be split between it and another device. An empty
-    ``verify_curve`` leaves T(w) to the roofline.
+    the overhead of a forward. An empty ``verify_curve`` leaves T(w) to the roofline.
     """
 
     name: str
     kind: DeviceKind
     runtime: str
-    splits_layers: bool
     threads: int
     memory: str
     memory_bytes: int
@@ -50,6 +48,11 @@ class DescribedDevice:
     operations_per_s: float
     launch_s: float
     verify_curve: tuple[tuple[int, float], ...]
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether a model may be split between this device and another."""
+        return _SPLITS_LAYERS[self.runtime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +139,7 @@ def _devices(tables: list[_Table]) -> tuple[DescribedDevice, ...]:
             DescribedDevice(
                 name=name,
                 kind=cast("DeviceKind", table.one_of("kind", ["cpu", "gpu", "npu"])),
-                runtime=(runtime := table.one_of("runtime", list(_SPLITS_LAYERS), default="llama")),
-                splits_layers=_SPLITS_LAYERS[runtime],
+                runtime=table.one_of("runtime", list(_SPLITS_LAYERS), default="llama"),
                 threads=table.integer("threads", 1, 1024, default=1),
                 memory=memory,
                 memory_bytes=own[memory].integer("memory_bytes", 1, _MOST_BYTES),
