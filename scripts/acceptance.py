@@ -197,7 +197,7 @@ def fresh_clone(results: Results, name: str) -> bool:
 STEPS: dict[str, Callable[[Results, str], bool]] = {
     "laws-and-mutations": pytest_step("tests/decoding"),
     "drafters-and-loop": pytest_step("tests/decoding/test_loop.py", "tests/drafters", "tests/runtimes"),
-    "import-and-manners": pytest_step("tests/test_import.py"),
+    "import-and-manners": pytest_step("tests/architecture/test_import.py"),
     "bad-input": pytest_step("tests/cli", "tests/files", "tests/text"),
     "busy-thread": busy_thread,
     "near": near,

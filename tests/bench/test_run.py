@@ -18,7 +18,7 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.stats import DecodeStats
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
-from tests.session.answers import plain_text
+from tests.engine.answers import plain_text
 from tests.support.bench_answers import require_depth
 from tests.support.tiny_models import TinyModels
 

@@ -8,7 +8,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
 from edgespec.engine.session import Session
-from tests.session.answers import SAMPLED, Forward, plain_text
+from tests.engine.answers import SAMPLED, Forward, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation, shown
 
 # -------------------------------------------------------------------------------------------------------- events

@@ -19,6 +19,7 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from tests.engine.answers import SAMPLED, plain_text
 from tests.session.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer

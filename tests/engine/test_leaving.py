@@ -20,7 +20,7 @@ from edgespec.errors import (
     InvalidRequestError,
     RewindError,
 )
-from tests.session.answers import WAIT_S, CallerError, plain_text
+from tests.engine.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import answer, read_all, shown
 from tests.support.watched_sequences import KINDS, watch_forwards
 

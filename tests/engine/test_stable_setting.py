@@ -17,7 +17,7 @@ from edgespec.errors import CancelledError, ModelFileError
 from edgespec.planning.choice.planner import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.runtimes.llama.model import LlamaSettings
-from tests.planning.noisy_model import NoisyModel, Rule, no_noise
+from tests.support.noisy_model import NoisyModel, Rule, no_noise
 
 PREFERRED = LlamaSettings(threads=3)
 SECOND = replace(PREFERRED, repack=False)

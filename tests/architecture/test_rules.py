@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "edgespec"
+PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 MAX_LINES = 500
 
 CONTRACTS = "edgespec.interfaces.drafting"

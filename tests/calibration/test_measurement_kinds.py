@@ -17,7 +17,7 @@ import pytest
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import Contention, ModelTimes
 from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
-from tests.planning.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
+from tests.calibration.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
 
 SMALL = replace(FACTS, name="small", sha256="sha256:ef", weight_bytes=10**8)
 BOTH = Contention(target_factor=1.25, drafter_factor=2.5)

@@ -8,7 +8,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.engine.session import Session
-from tests.session.answers import plain_text
+from tests.engine.answers import plain_text
 from tests.support.tiny_models import answer, read_all, shown
 
 

@@ -13,7 +13,7 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.planning.depth.pipelined import PipelinedDepth
-from tests.session.answers import SAMPLED, plain_text
+from tests.engine.answers import SAMPLED, plain_text
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 
 PROMPTS = ("hello", "the water of the river", "one two three four")

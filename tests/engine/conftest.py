@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from tests.session.answers import Forward
+from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels
 from tests.support.watched_sequences import watch_forwards
 

@@ -18,7 +18,7 @@ from edgespec.errors import (
     ClosedError,
     TemplateError,
 )
-from tests.session.answers import SAMPLED, WAIT_S, plain_text
+from tests.engine.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import KINDS, is_closed

@@ -16,7 +16,7 @@ from edgespec.calibration.width_probe import STEP_TOKENS, probe_tokens, probe_wi
 from edgespec.errors import ForwardError
 from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe, probe_starts
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from tests.planning.noisy_model import NoisyModel, Rule
+from tests.support.noisy_model import NoisyModel, Rule
 from tests.support.tiny_gguf import write_tiny_gguf
 
 ALL = tuple(range(1, WIDEST + 1))

@@ -11,7 +11,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from tests.session.answers import Forward
+from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 
 
