@@ -49,7 +49,9 @@ def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> Sequence
     if len(possible) == 1:
         possible[0].check(file, device)
         return possible
-    return sorted((runtime for runtime in possible if _can(runtime, file, device)), key=Runtime.preference)
+    return sorted(
+        (runtime for runtime in possible if _can(runtime, file, device)), key=lambda each: each.preference()
+    )
 
 
 def _can(runtime: Runtime, file: LocatedModel, device: str) -> bool:
