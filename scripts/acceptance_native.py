@@ -32,10 +32,12 @@ from acceptance_quality import FLOAT32, PERPLEXITY_WITHIN, Results, export, kl_d
 from edgespec.bench import quality
 from edgespec.bench.suite import builtin_suite
 from edgespec.files.home import home
+from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
-from edgespec.placement.settings import LoadedModel, open_model
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native.native import NativeModel, NativeSettings
+from edgespec.runtimes.runtime import LoadedModel, Settings
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
@@ -132,6 +134,11 @@ def agreements(own: LoadedModel, theirs: LoadedModel, tokens: Sequence[int]) -> 
     }
 
 
+def load(file: LocatedModel, settings: Settings) -> LoadedModel:
+    """A model's weights in those settings, whichever runtime they are for."""
+    return runtime_of(settings).load(file, settings)
+
+
 def model_quality(model: str) -> Callable[[Results, str], bool]:
     """A step: one model of the store, as it is."""
 
@@ -144,12 +151,12 @@ def model_quality(model: str) -> Callable[[Results, str], bool]:
             exported = Locator(store=Store(home())).locate(str(Path(folder) / FLOAT32))
             exact = LlamaSettings(threads=threads, kv_type="f32", flash_attention=False, repack=False)
             models = {
-                FLOAT32: stack.enter_context(open_model(exported, exact)),
-                NATIVE: stack.enter_context(open_model(located, NativeSettings(threads=threads))),
+                FLOAT32: stack.enter_context(load(exported, exact)),
+                NATIVE: stack.enter_context(load(located, NativeSettings(threads=threads))),
             }
             for llama, flash in LLAMA_FLASH.items():
                 settings = LlamaSettings(threads=threads, kv_type="f16", flash_attention=flash)
-                models[llama] = stack.enter_context(open_model(located, settings))
+                models[llama] = stack.enter_context(load(located, settings))
             kl = divergences_of(models, text[:KL_TOKENS])
             rival = least_divergent(kl)
             found: dict[str, Any] = {"model": model, "tokens": TOKENS, "held_against": rival, **compared(kl, rival)}
@@ -197,7 +204,7 @@ def row_bits(results: Results, name: str) -> bool:
     tokens = tokens_to_predict(located.path, context)
     compared, unequal = 0, []
     with ExitStack() as stack:
-        one = stack.enter_context(open_model(located, NativeSettings(threads=1)))
+        one = stack.enter_context(load(located, NativeSettings(threads=1)))
         assert isinstance(one, NativeModel)
         models = {threads: stack.enter_context(one.with_settings(threads=threads)) for threads in ROW_THREADS}
         sequences = {n: stack.enter_context(closing(model.open(context))) for n, model in models.items()}

@@ -32,9 +32,10 @@ from edgespec.bench.suite import builtin_suite
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
-from edgespec.placement.settings import LoadedModel, ModelSettings, open_model
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.runtime import LoadedModel, Settings
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
@@ -114,7 +115,7 @@ def tokens_to_predict(model: Path, count: int) -> list[int]:
     return tokens
 
 
-def settings_here() -> dict[str, ModelSettings]:
+def settings_here() -> dict[str, Settings]:
     """Of the reference, in which nothing is rounded to fewer bits than float32, and of the two compared with it."""
     threads = describe_machine().physical_cores
     return {
@@ -212,7 +213,7 @@ def measure(twins: Mapping[str, Path], tokens: int = TOKENS, kl_tokens: int = KL
     settings, locator = settings_here(), Locator(store=Store(home()))
     with ExitStack() as open_here:
         models = {
-            name: open_here.enter_context(open_model(locator.locate(str(twins[name])), own))
+            name: open_here.enter_context(runtime_of(own).load(locator.locate(str(twins[name])), own))
             for name, own in settings.items()
         }
         ours = models[LLAMA].with_settings(kv_type=LlamaSettings().kv_type)

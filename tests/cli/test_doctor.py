@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from edgespec.runtimes.devices import Device, DeviceKind, DeviceReport
 
 from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli import doctor as module
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
+from edgespec.runtimes.runtime import Device, DeviceKind
+from edgespec.runtimes.table import DeviceReport
 from tests.support.command_line import InProcess
 
 GIB = 2**30

@@ -16,6 +16,8 @@ from edgespec.export.trim.vocabtrim import coverage
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.files.trimmed_drafter import read_artefact
+from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.runtime import LoadedModel
 from tests.support.command_line import InProcess
 from tests.support.exporting import (
     ANSWER_TOKENS,
@@ -269,14 +271,14 @@ def test_auto_times_the_drafter_as_it_will_be_quantised(
 ) -> None:
     opened: list[Path] = []
     types: list[set[str]] = []
-    real = trimming.open_model
+    real = PreparedModel.load
 
-    def opening(located: Any, settings: Any) -> Any:
-        opened.append(located.path)
-        types.append({tensor.type_name for tensor in located.header.tensors})
-        return real(located, settings)
+    def opening(model: PreparedModel) -> LoadedModel:
+        opened.append(model.file.path)
+        types.append({tensor.type_name for tensor in model.file.header.tensors})
+        return real(model)
 
-    monkeypatch.setattr(trimming, "open_model", opening)
+    monkeypatch.setattr(PreparedModel, "load", opening)
     options = (*AUTO, "--trim-from", text)
     export_trimmed(here, tiny.drafter, tmp_path / "out", *options)
     assert opened[1] == tiny.drafter

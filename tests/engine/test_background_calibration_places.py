@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-import edgespec.placement.model_pool as elsewhere_module
+import edgespec.placement.model_pool as pool_module
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.files.model_file import LocatedModel
 from edgespec.placement.layer_split import layer_bytes
-from edgespec.placement.settings import open_model
+from edgespec.placement.prepared import PreparedModel, prepare_drafter, prepare_model
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.native_devices import gpu
 from tests.support.tiny_models import TinyModels
@@ -29,7 +32,7 @@ CONTEXT = 256
 
 @pytest.fixture
 def opened() -> list[LlamaSettings]:
-    """What was opened elsewhere."""
+    """What was opened in another place."""
     return []
 
 
@@ -42,14 +45,18 @@ def cards(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, opened: list[LlamaS
     devices = (gpu("cpu", kind="cpu"), gpu("Vulkan0", free=free), gpu("Vulkan1", kind="igpu"))
     monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: devices)
 
-    def stand_in(located: Any, settings: LlamaSettings) -> Any:
+    def on_the_processor(settings: LlamaSettings) -> LlamaSettings:
         opened.append(settings)
-        return open_model(located, replace(settings, device="cpu", gpu_layers=None))
+        return replace(settings, device="cpu", gpu_layers=None)
 
-    monkeypatch.setattr(elsewhere_module, "open_model", stand_in)
-    monkeypatch.setattr(
-        elsewhere_module, "open_drafter", lambda _profile, located, settings, _worker: stand_in(located, settings)
-    )
+    def target(file: LocatedModel, settings: Any, context_length: int) -> PreparedModel:
+        return prepare_model(file, on_the_processor(settings), context_length)
+
+    def drafter(profile: Profile, file: LocatedModel, settings: Any, context_length: int) -> PreparedModel:
+        return prepare_drafter(profile, file, on_the_processor(settings), context_length)
+
+    monkeypatch.setattr(pool_module, "prepare_model", target)
+    monkeypatch.setattr(pool_module, "prepare_drafter", drafter)
     shorten_contention(monkeypatch)
     fix_plain_ratio(monkeypatch, 1.5)
 
@@ -120,10 +127,14 @@ def test_only_a_full_calibration_looks_elsewhere(engine: Engine, opened: list[Ll
 
 
 def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(located: Any, settings: LlamaSettings) -> Any:
-        raise ModelFileError(located.path, f"llama.cpp could not load it on {settings.device}")
+    load = PreparedModel.load
 
-    monkeypatch.setattr(elsewhere_module, "open_model", refuse)
+    def refuse(model: PreparedModel) -> LoadedModel:
+        if model.file is engine.pair.pool.target:
+            raise ModelFileError(model.file.path, "llama.cpp could not load it there")
+        return load(model)
+
+    monkeypatch.setattr(PreparedModel, "load", refuse)
     engine.calibrate(alternatives=True)
     unmeasured = [refusal.what for refusal in ranked(engine).rejected if "not measured (" in refusal.reason]
     assert unmeasured == ["target, 2 of 3 layers on Vulkan0", "target on Vulkan1"]
@@ -140,17 +151,17 @@ def test_what_was_found_is_ranked_by_its_times(engine: Engine) -> None:
     assert ranked(engine).best.target.short_name == "target, 2 of 3 layers on Vulkan0"
 
 
-# -------------------------------------------------------------------------------------------- opening elsewhere
+# ------------------------------------------------------------------------------------------ opening in another place
 
 
 def test_the_machines_memory_is_kept(tiny: TinyModels, home: Home) -> None:
     limits = Limits(max_memory_bytes=1 << 28)
     with tiny.load(store_home=home, context=CONTEXT, device="auto", draft_device="auto", limits=limits) as engine:
-        elsewhere = engine.pair.pool
-        elsewhere._left_bytes = 1000
+        pool = engine.pair.pool
+        pool.left_bytes = 1000
         for place, open_there in (
-            (elsewhere.places.targets[-1], elsewhere.open_target),
-            (elsewhere.places.drafters[-1], elsewhere.open_drafter),
+            (pool.places.targets[-1], pool.open_target),
+            (pool.places.drafters[-1], pool.open_drafter),
         ):
             with pytest.raises(MemoryLimitError, match=place.facts.name):
                 open_there(place)

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-import edgespec.placement.model_pool as elsewhere_module
-import edgespec.placement.settings as opening
 from edgespec.calibration.timing import QUICK
 from edgespec.engine.background_calibration import BackgroundCalibration, _opened
 from edgespec.engine.engine import Engine
@@ -21,7 +19,10 @@ from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ClosedError, ModelFileError
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
-from edgespec.placement.settings import LoadedModel, open_model
+from edgespec.placement.model_pool import ModelPool
+from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels
@@ -42,7 +43,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The runtime that is begun with: ours, where the kernels are more than portable C."""
     names = ("portable", "fast") if request.param == "native" else ("portable",)
-    monkeypatch.setattr(opening, "load_kernels", lambda: SimpleNamespace(levels=names))
+    monkeypatch.setattr(native_library, "load", lambda: SimpleNamespace(levels=names))
     return str(request.param)
 
 
@@ -56,14 +57,15 @@ def engine(tiny: TinyModels, home: Home, first: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
-    """What was loaded elsewhere."""
+    """What was loaded in another place."""
     found: list[LoadedModel] = []
+    open_target = ModelPool.open_target
 
-    def watched(*arguments: Any) -> LoadedModel:
-        found.append(open_model(*arguments))
+    def watched(pool: ModelPool, place: Placement) -> LoadedModel:
+        found.append(open_target(pool, place))
         return found[-1]
 
-    monkeypatch.setattr(elsewhere_module, "open_model", watched)
+    monkeypatch.setattr(ModelPool, "open_target", watched)
     return found
 
 
@@ -188,7 +190,7 @@ def test_who_asks_for_a_runtime_has_no_rival(
 
 
 def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
-    engine.pair.pool._left_bytes = 1000
+    engine.pair.pool.left_bytes = 1000
     learning = BackgroundCalibration(engine.pair, QUICK)
     learning.run()
     assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
@@ -196,10 +198,10 @@ def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: l
 
 
 def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(located: Any, _settings: Any) -> Any:
-        raise ModelFileError(located.path, "it could not be loaded")
+    def refuse(model: PreparedModel) -> LoadedModel:
+        raise ModelFileError(model.file.path, "it could not be loaded")
 
-    monkeypatch.setattr(elsewhere_module, "open_model", refuse)
+    monkeypatch.setattr(PreparedModel, "load", refuse)
     BackgroundCalibration(engine.pair, QUICK).run()
     assert stored(home) == {"times": 1, "widths": 1}
     assert not engine.unmeasured

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import edgespec.engine.engine as engine_module
 from edgespec.bench.comparable import find_comparable
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.model_file import LocatedModel
-from edgespec.placement.settings import memory_needed, open_model
+from edgespec.placement.memory import memory_needed
+from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.processor import processor_runtimes
@@ -106,7 +107,7 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
 def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
     """Bytes that a model takes with two caches, and that the engine's own target takes with one."""
     settings, context = engine.target_model.settings, engine.plan.context_length
-    once = memory_needed(located.header, located.weight_bytes, context, settings)
+    once = memory_needed(located, settings, context)
     return 2 * once.total_bytes - once.weights_bytes, once.total_bytes
 
 
@@ -117,17 +118,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     with load(tiny) as engine:
         twice, own = needed(engine, located)
     opened: list[str] = []
+    load_it = PreparedModel.load
 
-    def count(each: LocatedModel, settings: object) -> object:
-        opened.append(each.name)
-        return open_model(each, settings)  # type: ignore[arg-type]
+    def count(each: PreparedModel) -> LoadedModel:
+        opened.append(each.file.name)
+        return load_it(each)
 
-    monkeypatch.setattr(engine_module, "open_model", count)
     with load(tiny, limits=Limits(max_memory_bytes=own + 2 * twice)) as engine:
+        monkeypatch.setattr(PreparedModel, "load", count)
         with pytest.raises(MemoryLimitError, match="target needs about"):
             engine.load_comparable([located] * 3)
         assert opened == []
         assert len(engine.load_comparable([located] * 2)) == 2
+        assert opened == ["target"] * 2
         with pytest.raises(MemoryLimitError):
             engine.load_comparable([located])
         session = engine.session()

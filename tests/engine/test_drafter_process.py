@@ -19,13 +19,9 @@ from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.model import Restarting
-from edgespec.placement.settings import (
-    PROCESS_BYTES,
-    choose_threads,
-    drafter_settings,
-    memory_needed,
-    target_settings,
-)
+from edgespec.placement.memory import memory_needed
+from edgespec.placement.prepared import PROCESS_BYTES, Preparation
+from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.restarting import RestartingModel, WorkerSettings
@@ -131,12 +127,11 @@ def test_its_memory_counts_as_that_of_a_drafter_in_this_process(tiny: TinyModels
     profile = load_profile(
         None, environ={}, cwd=tmp_path, user_dir=tmp_path, flags={"threads": 1, "device": "cpu"}, only_the_named=True
     )
-    threads = choose_threads(profile, describe_machine(), None)
+    prepare = Preparation(profile, choose_threads(profile, describe_machine(), None), 2048)
     needed = 0
-    for path, settings in ((tiny.target, target_settings), (tiny.drafter, drafter_settings)):
+    for path, prepared in ((tiny.target, prepare.target), (tiny.drafter, prepare.drafter)):
         model = located(tiny, path, tmp_path)
-        own = settings(profile, threads, model)
-        needed += memory_needed(model.header, model.weight_bytes, 2048, own).total_bytes
+        needed += memory_needed(model, prepared(model).settings, 2048).total_bytes
     cases = (("thread", needed, True), ("process", needed, False), ("process", needed + PROCESS_BYTES, True))
     for isolation, allowed, fits in cases:
         limits = Limits(max_memory_bytes=allowed)

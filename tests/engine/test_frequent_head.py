@@ -15,14 +15,17 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
-from edgespec.placement import settings as opening
-from edgespec.placement.settings import describe, describe_drafter, open_drafter
-from edgespec.profiles.profile import load_profile
+from edgespec.placement.prepared import prepare_drafter
+from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
 from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
@@ -92,20 +95,28 @@ def located(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
 def hundred(monkeypatch: pytest.MonkeyPatch) -> IdArray:
     """Every model has a short head of a hundred rows."""
     require_native()
-    monkeypatch.setattr(opening, "short_head_ids", lambda _header: KEPT)
-    monkeypatch.setattr(opening, "short_head_rows", lambda _header: len(KEPT))
+    monkeypatch.setattr(native_runtime, "short_head_ids", lambda _header: KEPT)
+    monkeypatch.setattr(native_runtime, "short_head_rows", lambda _header: len(KEPT))
     return KEPT
+
+
+def described(profile: Profile, file: LocatedModel, settings: Settings) -> ModelFacts:
+    return prepare_drafter(profile, file, settings, 512).facts
 
 
 def test_facts_before_and_after_loading_agree(located: LocatedModel, hundred: IdArray) -> None:
     settings = NativeSettings()
-    said = describe_drafter(PROFILE, located, settings)
-    model = open_drafter(PROFILE, located, settings, WorkerSettings())
+    drafter = prepare_drafter(PROFILE, located, settings, 512)
+    said = drafter.facts
+    model = drafter.open(WorkerSettings())
     assert model.facts == said
     model.close()
-    whole = describe(located, settings)
+    whole = NativeRuntime().describe(located, settings)
     assert said.settings == {**whole.settings, "head_rows": 100}
-    row = said.bytes_per_forward - describe(located, settings, head_rows=99).bytes_per_forward
+    row = (
+        said.bytes_per_forward
+        - NativeRuntime().describe(located, settings, DraftForm(head_rows=99)).bytes_per_forward
+    )
     assert whole.bytes_per_forward - said.bytes_per_forward == row * (whole.vocabulary_size - 100) > 0
 
 
@@ -116,10 +127,10 @@ def test_only_drafters_in_our_own_kernels_and_process_get_it(located: LocatedMod
         (replace(PROFILE, draft_isolation="process"), native),
         (PROFILE, llama),
     ):
-        assert "head_rows" not in describe_drafter(profile, located, settings).settings
+        assert "head_rows" not in described(profile, located, settings).settings
     trimmed: Any = SimpleNamespace(folder=Path("folder"))
-    assert "head_rows" not in describe_drafter(PROFILE, replace(located, artefact=trimmed), native).settings
-    assert "head_rows" not in describe(located, native).settings
+    assert "head_rows" not in described(PROFILE, replace(located, artefact=trimmed), native).settings
+    assert "head_rows" not in NativeRuntime().describe(located, native).settings
 
 
 @pytest.mark.parametrize(

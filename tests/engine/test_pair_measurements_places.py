@@ -11,9 +11,12 @@ import pytest
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.assembly import choose_places
 from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
 from edgespec.placement.layer_split import Split
+from edgespec.placement.memory import MemoryEstimate
+from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.ranking import explain, reasons
 from edgespec.planning.cost.contention import Contention
@@ -277,22 +280,18 @@ class Located:
 def choose(
     store: Measurements, monkeypatch: pytest.MonkeyPatch, places: Placements, **values: Any
 ) -> tuple[Any, Any]:
-    import edgespec.engine.selection as module
+    def drafter(own: Preparation, file: LocatedModel) -> PreparedModel:
+        device = "Vulkan0" if own.profile.draft_device == "auto" else own.profile.draft_device
+        settings = LlamaSettings(threads=own.threads, device=device, kv_type="q8_0")
+        nothing = MemoryEstimate(weights_bytes=0, cache_bytes=0, buffers_bytes=0)
+        return PreparedModel(file=file, settings=settings, facts=facts("small", device), memory=nothing)
 
-    def settings(profile: Any, threads: int, _drafter: Any) -> LlamaSettings:
-        device = "Vulkan0" if profile.draft_device == "auto" else profile.draft_device
-        return LlamaSettings(threads=threads, device=device, kv_type="q8_0")
-
-    def describe(_profile: Any, _drafter: Any, wanted: LlamaSettings) -> ModelFacts:
-        return facts("small", wanted.device)
-
-    monkeypatch.setattr(module, "drafter_settings", settings)
-    monkeypatch.setattr(module, "describe_drafter", describe)
+    monkeypatch.setattr(Preparation, "drafter", drafter)
     located: Any = Located()
-    wanted, profile = choose_places(
-        store, replace(PROFILE, **values), HERE.settings, located, places, CONTEXT, 32 * GIB
-    )
-    return wanted, profile.draft_device
+    prepare = Preparation(replace(PROFILE, **values), 1, CONTEXT)
+    wanted, drafting = choose_places(store, prepare, HERE.settings, located, places, 32 * GIB)
+    assert drafting == drafter(prepare, located), "it is prepared for where the profile says it runs"
+    return wanted, prepare.profile.draft_device
 
 
 def test_without_places_settings_and_profile_are_left_alone(

@@ -14,7 +14,6 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from tests.engine.answers import SAMPLED, plain_text
-from tests.session.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer
 

@@ -20,7 +20,6 @@ from edgespec.engine.session import Session
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.engine.answers import SAMPLED, plain_text
-from tests.session.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import answer
 from tests.support.watched_sequences import watch_forwards

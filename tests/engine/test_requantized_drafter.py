@@ -12,21 +12,14 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.placement import settings as opening
-from edgespec.placement.settings import (
-    COARSE_SIDECAR,
-    NATIVE_SIDECAR,
-    describe,
-    describe_drafter,
-    drafter_bytes_spared,
-    drafter_memory,
-    open_drafter,
-    open_model,
-)
-from edgespec.profiles.profile import load_profile
+from edgespec.placement.prepared import PreparedModel, prepare_drafter
+from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared
+from edgespec.runtimes.native.runtime import COARSE_SIDECAR, NATIVE_SIDECAR, NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
@@ -41,7 +34,7 @@ AS_IN_THE_FILE = replace(PROFILE, draft_weights="file")
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters of any size are kept in four bits."""
-    monkeypatch.setattr(opening, "LEAST_COARSE_PARAMETERS", 0)
+    monkeypatch.setattr(native_runtime, "LEAST_COARSE_PARAMETERS", 0)
 
 
 @pytest.fixture
@@ -49,17 +42,22 @@ def located(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
     return Locator(store=Store(Home(tmp_path))).locate(str(tiny.drafter))
 
 
+def prepared(profile: Profile, file: LocatedModel, settings: Settings) -> PreparedModel:
+    return prepare_drafter(profile, file, settings, 512)
+
+
 def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
     settings = NativeSettings()
-    said, whole = describe_drafter(PROFILE, located, settings), describe(located, settings)
-    model = open_drafter(PROFILE, located, settings, WorkerSettings())
+    drafter, whole = prepared(PROFILE, located, settings), NativeRuntime().describe(located, settings)
+    said = drafter.facts
+    model = drafter.open(WorkerSettings())
     assert model.facts == said
     model.close()
     spared = bytes_spared(located.header)
-    assert spared == drafter_bytes_spared(PROFILE, located, settings) > 0
+    assert spared == drafter.spared_bytes > 0
     assert said.settings == {**whole.settings, "weights": "Q4_0"}
     assert said.bytes_per_forward == whole.bytes_per_forward - spared
-    needed = [drafter_memory(each, located, 512, settings).weights_bytes for each in (AS_IN_THE_FILE, PROFILE)]
+    needed = [prepared(each, located, settings).memory.weights_bytes for each in (AS_IN_THE_FILE, PROFILE)]
     assert needed == [located.weight_bytes, located.weight_bytes - spared]
 
 
@@ -70,30 +68,33 @@ def test_only_drafters_in_our_own_kernels_and_process_get_them(located: LocatedM
         (replace(PROFILE, draft_isolation="process"), native),
         (PROFILE, llama),
     ):
-        assert "weights" not in describe_drafter(profile, located, settings).settings
-        assert drafter_bytes_spared(profile, located, settings) == 0
-    with open_model(located, native) as target:
+        drafter = prepared(profile, located, settings)
+        assert "weights" not in drafter.facts.settings
+        assert drafter.spared_bytes == 0
+    with NativeRuntime().load(located, native) as target:
         assert "weights" not in target.facts.settings
 
 
 def test_a_small_one_keeps_its_files_bits(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     size = located.header.parameter_count
     for least, spared in ((size, True), (size + 1, False)):
-        monkeypatch.setattr(opening, "LEAST_COARSE_PARAMETERS", least)
-        assert (drafter_bytes_spared(PROFILE, located, NativeSettings()) > 0) is spared
+        monkeypatch.setattr(native_runtime, "LEAST_COARSE_PARAMETERS", least)
+        assert (prepared(PROFILE, located, NativeSettings()).spared_bytes > 0) is spared
 
 
 def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "short_head_ids", lambda _header: np.arange(250, 350))
-    monkeypatch.setattr(opening, "short_head_rows", lambda _header: 100)
-    said = describe_drafter(PROFILE, located, NativeSettings())
-    with cast(NativeModel, open_drafter(PROFILE, located, NativeSettings(), WorkerSettings())) as model:
+    monkeypatch.setattr(native_runtime, "short_head_ids", lambda _header: np.arange(250, 350))
+    monkeypatch.setattr(native_runtime, "short_head_rows", lambda _header: 100)
+    drafter = prepared(PROFILE, located, NativeSettings())
+    said = drafter.facts
+    with cast(NativeModel, drafter.open(WorkerSettings())) as model:
         assert model.facts == said
         assert (said.settings["weights"], said.settings["head_rows"]) == ("Q4_0", 100)
-        whole = describe(located, NativeSettings(), coarse=True)
+        four_bits = DraftForm(requantized=True)
+        whole = NativeRuntime().describe(located, NativeSettings(), four_bits)
         row = located.header.embedding_length // 32 * 18
         assert whole.bytes_per_forward - said.bytes_per_forward == row * (said.vocabulary_size - 100)
-        with open_model(located, NativeSettings(), coarse=True) as other, other.open(8) as plain:
+        with NativeRuntime().load(located, NativeSettings(), four_bits) as other, other.open(8) as plain:
             expected = plain.forward([5, 6, 7], 1).logits(0)
         with model.open(8) as sequence:
             sequence.score_short([2])
@@ -108,8 +109,8 @@ def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedM
     folder.mkdir()
     stored = replace(located, identity="sha256:ab", store_folder=folder)
     for _ in range(2):
-        open_model(stored, NativeSettings()).close()
-        open_drafter(PROFILE, stored, NativeSettings(), WorkerSettings()).close()
+        NativeRuntime().load(stored, NativeSettings()).close()
+        prepared(PROFILE, stored, NativeSettings()).open(WorkerSettings()).close()
     sizes = {each.name: each.stat().st_size for each in folder.iterdir()}
     assert sizes.keys() == {NATIVE_SIDECAR, COARSE_SIDECAR}
     assert sizes[COARSE_SIDECAR] < sizes[NATIVE_SIDECAR]

@@ -31,7 +31,6 @@ from edgespec.runtimes.process import link as worker_link
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.restarting import WorkerSettings
 from tests.engine.answers import SAMPLED, plain_text
-from tests.session.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import TinyModels, answer, require_speculation
 from tests.support.worker_loaders import command

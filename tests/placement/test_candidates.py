@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import MemoryLimitError
+from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.candidates import (
@@ -23,6 +24,7 @@ from edgespec.placement.candidates import (
     same_place,
 )
 from edgespec.placement.layer_split import layer_bytes
+from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.profiles.profile import load_profile
@@ -73,7 +75,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: Any) -> Placements:
     known = values.pop("known", lambda _facts: False)
-    return find_placements(replace(PROFILE, **values), 1, target, drafter, CONTEXT, known)
+    return find_placements(Preparation(replace(PROFILE, **values), 1, CONTEXT), target, drafter, known)
 
 
 def needed(model: LocatedModel, layers: int | None) -> int:
@@ -275,7 +277,7 @@ def test_what_nobody_measured_is_not_guessed(cards: Install, target: LocatedMode
 
 def chosen(target: LocatedModel, allowed: int, **values: Any) -> tuple[str, int | None]:
     profile = replace(PROFILE, **values)
-    settings = default_settings(profile, 1, target, places(target, **values), allowed)
+    settings = default_settings(Preparation(profile, 1, CONTEXT), target, places(target, **values), allowed)
     assert isinstance(settings, LlamaSettings)
     assert settings.kv_type == ("q8_0+f16" if settings.device == "cpu" else "q8_0")
     return settings.device, settings.gpu_layers
@@ -305,11 +307,13 @@ def test_a_target_too_large_for_the_memory_may_fit_in_two(cards: Install, target
     assert chosen(target, here.needed_bytes["cpu"] - 1) == ("Vulkan0", 2)
 
 
-def test_an_onnx_target_is_left_alone(cards: Install, target: LocatedModel) -> None:
+def test_an_onnx_target_is_left_alone(cards: Install, tiny: TinyModels, tmp_path: Path) -> None:
     cards(gpu("Vulkan0"))
-    onnx: Any = SimpleNamespace(weight_bytes=1)
-    folder = replace(target, onnx=onnx)
-    assert default_settings(PROFILE, 2, folder, places(folder), 1 << 40) == OnnxSettings(threads=2, provider="cpu")
+    export_onnx(tiny.target, tmp_path / "onnx", name="onnx", sha256=None, kept=None)
+    folder = Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
+    prepare = Preparation(PROFILE, 2, CONTEXT)
+    settings = default_settings(prepare, folder, places(folder), 1 << 40)
+    assert settings == OnnxSettings(threads=2, provider="cpu")
 
 
 def test_a_card_without_room_is_refused_with_the_numbers(cards: Install, target: LocatedModel) -> None:

@@ -9,36 +9,33 @@ from typing import Any
 
 import pytest
 
+from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.placement import settings as opening
-from edgespec.placement.memory import MemoryEstimate, estimate_memory
-from edgespec.placement.settings import (
-    NATIVE_SIDECAR,
+from edgespec.interfaces.model import ModelFacts
+from edgespec.placement import prepared as prepared_module
+from edgespec.placement.memory import MemoryEstimate, estimate_memory, memory_needed
+from edgespec.placement.prepared import (
     PROCESS_BYTES,
-    choose_device,
-    choose_threads,
-    describe,
-    describe_drafter,
-    drafter_memory,
-    drafter_settings,
+    Preparation,
+    PreparedModel,
     drafts_in_process,
-    fewer_threads,
-    memory_needed,
-    open_drafter,
-    open_model,
-    other_caches,
-    other_settings,
-    stable_settings,
-    target_settings,
+    prepare_drafter,
+    prepare_model,
 )
+from edgespec.placement.settings import choose_threads, fewer_threads, other_caches, other_settings
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.runtime import LlamaRuntime
 from edgespec.runtimes.native.native import NativeSettings
-from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, NativeRuntime
+from edgespec.runtimes.onnx import runtime as onnx_runtime
+from edgespec.runtimes.onnx.model import OnnxSettings, describe_onnx
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.runtime import Settings
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
@@ -48,6 +45,7 @@ from tests.support.tiny_models import TinyModels
 
 PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
 BIG, SMALL = 2 << 30, 1 << 30
+CONTEXT = 512
 
 
 @pytest.fixture
@@ -56,10 +54,18 @@ def located(tiny: TinyModels, tmp_path: Any) -> LocatedModel:
 
 
 @pytest.fixture
-def folder(located: LocatedModel) -> LocatedModel:
-    """The same model, as if an ONNX folder held it."""
-    onnx: Any = SimpleNamespace(weight_bytes=12345, kept=None)
-    return replace(located, onnx=onnx)
+def folder(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
+    """The same model in an ONNX folder."""
+    export_onnx(tiny.target, tmp_path / "onnx", name="onnx", sha256=None, kept=None)
+    return Locator(store=Store(Home(tmp_path))).locate(str(tmp_path / "onnx"))
+
+
+def target(file: LocatedModel, threads: int, **values: Any) -> PreparedModel:
+    return Preparation(replace(PROFILE, **values), threads, CONTEXT).target(file)
+
+
+def drafter(file: LocatedModel, threads: int, **values: Any) -> PreparedModel:
+    return Preparation(replace(PROFILE, **values), threads, CONTEXT).drafter(file)
 
 
 @pytest.fixture
@@ -71,21 +77,20 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu("Vulkan0", free=SMALL + 1),
         gpu("CUDA0", free=None, total=None),
     )
-    library = SimpleNamespace(devices=lambda *, with_memory=True: devices)
-    monkeypatch.setattr(llama_library, "load", lambda: library)
+    monkeypatch.setattr(LlamaLibrary, "devices", lambda _self, *, with_memory=True: devices)
 
 
 def test_the_first_gpu_with_room_is_chosen(two_devices: None) -> None:
-    assert choose_device("auto", SMALL) == "Vulkan0"
-    assert choose_device("auto", SMALL + 1) == "cpu"
-    assert choose_device("auto", BIG) == "cpu"
+    assert LlamaRuntime().find_device("auto", SMALL) == "Vulkan0"
+    assert LlamaRuntime().find_device("auto", SMALL + 1) == "cpu"
+    assert LlamaRuntime().find_device("auto", BIG) == "cpu"
 
 
 def test_a_device_asked_for_by_name(two_devices: None) -> None:
-    assert choose_device("vulkan0", BIG) == "Vulkan0"
-    assert choose_device("Vulkan1", BIG) == "Vulkan1"
-    assert choose_device("CUDA7", BIG) == "CUDA7", "for loading to refuse"
-    assert choose_device("CPU", BIG) == "cpu"
+    assert LlamaRuntime().find_device("vulkan0", BIG) == "Vulkan0"
+    assert LlamaRuntime().find_device("Vulkan1", BIG) == "Vulkan1"
+    assert LlamaRuntime().find_device("CUDA7", BIG) == "CUDA7", "for loading to refuse"
+    assert LlamaRuntime().find_device("CPU", BIG) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -97,27 +102,30 @@ def test_threads_are_the_physical_cores_unless_told(threads: Any, most: int | No
 
 
 def test_a_gguf_target_in_llama_cpp(two_devices: None, located: LocatedModel) -> None:
-    profile = replace(PROFILE, device="cpu", gpu_layers="auto", runtime="llama")
-    settings = target_settings(profile, 3, located)
+    profile: dict[str, Any] = {"device": "cpu", "gpu_layers": "auto", "runtime": "llama"}
+    settings = target(located, 3, **profile).settings
     assert isinstance(settings, LlamaSettings)
     assert (settings.threads, settings.device, settings.gpu_layers) == (3, "cpu", None)
-    on_gpu = target_settings(replace(profile, device="Vulkan0", gpu_layers=2), 3, located)
+    on_gpu = target(located, 3, **{**profile, "device": "Vulkan0", "gpu_layers": 2}).settings
     assert isinstance(on_gpu, LlamaSettings)
     assert (on_gpu.device, on_gpu.gpu_layers) == ("Vulkan0", 2)
     assert on_gpu.kv_type in ("q8_0", "f16"), "keys and values of one type"
-    assert target_settings(replace(profile, device="Vulkan0", gpu_layers=0), 3, located) == settings
-    assert target_settings(replace(profile, device="auto", gpu_layers=0), 3, located) == settings
+    for device in ("Vulkan0", "auto"):
+        assert target(located, 3, **{**profile, "device": device, "gpu_layers": 0}).settings == settings
 
 
-def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel) -> None:
+def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(artefact: Any, settings: OnnxSettings, **more: Any) -> ModelFacts:
+        return describe_onnx(artefact, replace(settings, provider="cpu"), **more)
+
+    monkeypatch.setattr(onnx_runtime, "describe_onnx", describe)  # the provider need not be here
     for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("DirectML", "DirectML")):
-        own = target_settings(replace(PROFILE, device=device), 3, folder)
-        other = drafter_settings(replace(PROFILE, draft_device=device), 3, folder)
-        assert own == other == OnnxSettings(threads=3, provider=provider)
+        own, other = target(folder, 3, device=device), drafter(folder, 3, draft_device=device)
+        assert own.settings == other.settings == OnnxSettings(threads=3, provider=provider)
 
 
 def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) -> None:
-    settings = drafter_settings(replace(PROFILE, draft_device="cpu", draft_runtime="llama"), 5, located)
+    settings = drafter(located, 5, draft_device="cpu", draft_runtime="llama").settings
     assert isinstance(settings, LlamaSettings)
     assert settings.threads == 5
     assert settings.repack
@@ -125,6 +133,9 @@ def test_a_drafter_is_repacked_whatever_the_target_needs(located: LocatedModel) 
 
 
 def test_settings_worth_probing() -> None:
+    def stable_settings(preferred: Settings) -> tuple[Settings, ...]:
+        return tuple(runtime_of(preferred).stable_settings(preferred))
+
     llama, as_filed = LlamaSettings(threads=3), LlamaSettings(threads=3, repack=False)
     assert stable_settings(llama) == (llama, as_filed)
     assert stable_settings(as_filed) == (as_filed,)
@@ -135,7 +146,7 @@ def test_settings_worth_probing() -> None:
 
 
 def test_settings_that_plain_decoding_may_be_faster_in() -> None:
-    def loaded(settings: opening.ModelSettings) -> Any:
+    def loaded(settings: Settings) -> Any:
         return SimpleNamespace(settings=settings)
 
     for threads, fewer in ((1, []), (2, [1]), (6, [1, 2, 4]), (8, [1, 2, 4])):
@@ -153,20 +164,22 @@ def test_settings_that_plain_decoding_may_be_faster_in() -> None:
 
 def test_what_a_model_takes_of_memory(located: LocatedModel, folder: LocatedModel) -> None:
     header = located.header
-    llama = memory_needed(header, located.weight_bytes, 512, LlamaSettings(kv_type="f16"))
+    llama = memory_needed(located, LlamaSettings(kv_type="f16"), 512)
     assert llama == estimate_memory(header, 512, 16)
-    onnx = memory_needed(header, folder.weight_bytes, 512, OnnxSettings())
-    assert onnx.weights_bytes == 12345
-    assert onnx.cache_bytes == 2 * llama.cache_bytes, "float32 keys and values"
-    assert memory_needed(header, located.weight_bytes, 512, NativeSettings()) == llama
+    onnx = memory_needed(folder, OnnxSettings(), 512)
+    assert onnx.weights_bytes == folder.weight_bytes != located.weight_bytes
+    assert onnx.cache_bytes == 2 * llama.cache_bytes > 0, "float32 keys and values"
+    assert memory_needed(located, NativeSettings(), 512) == llama
+    for settings in (LlamaSettings(kv_type="f16"), NativeSettings()):
+        assert prepare_model(located, settings, 512).memory == llama
 
 
 def test_a_target_runs_in_our_own_kernels_if_the_profile_says_so(located: LocatedModel) -> None:
     require_native()
-    settings = target_settings(replace(PROFILE, runtime="native"), 2, located)
-    assert settings == NativeSettings(threads=2)
-    with open_model(located, settings) as model:
-        assert model.facts == describe(located, settings)
+    prepared = target(located, 2, runtime="native")
+    assert prepared.settings == NativeSettings(threads=2)
+    with prepared.load() as model:
+        assert model.facts == prepared.facts == NativeRuntime().describe(located, prepared.settings)
         assert model.facts.runtime == "native"
 
 
@@ -174,12 +187,12 @@ def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: Locate
     require_native()
     folder = tmp_path / "of the model"
     folder.mkdir()
-    open_model(located, NativeSettings()).close()
+    NativeRuntime().load(located, NativeSettings()).close()
     assert list(folder.iterdir()) == []
     stored = replace(located, identity="sha256:ab", store_folder=folder)
     for _ in range(2):
-        with open_model(stored, NativeSettings()) as model:
-            assert model.facts == describe(stored, NativeSettings())
+        with NativeRuntime().load(stored, NativeSettings()) as model:
+            assert model.facts == NativeRuntime().describe(stored, NativeSettings())
     assert [each.name for each in folder.iterdir()] == [NATIVE_SIDECAR]
 
 
@@ -187,16 +200,16 @@ def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path
     require_native()
     stored = replace(located, identity="sha256:ab", store_folder=tmp_path / "of the model")
     (tmp_path / "of the model").mkdir()
-    settings = target_settings(replace(PROFILE, runtime="native", native_sidecar=False), 2, stored)
-    assert settings == NativeSettings(threads=2, sidecar=False)
-    open_model(stored, settings).close()
+    prepared = target(stored, 2, runtime="native", native_sidecar=False)
+    assert prepared.settings == NativeSettings(threads=2, sidecar=False)
+    prepared.load().close()
     assert list((tmp_path / "of the model").iterdir()) == []
 
 
 def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, located: LocatedModel) -> None:
     def needed(**settings: Any) -> MemoryEstimate:
         wanted = LlamaSettings(kv_type="f16", **settings)
-        return memory_needed(located.header, located.weight_bytes, 512, wanted)
+        return memory_needed(located, wanted, 512)
 
     here, whole, some = needed(), needed(device="Vulkan0"), needed(device="vulkan0", gpu_layers=2)
     assert whole.cache_bytes == 0
@@ -209,9 +222,10 @@ def test_what_lies_on_a_card_takes_no_memory_of_the_machine(two_devices: None, l
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
 def test_facts_before_and_after_loading_agree(located: LocatedModel, runtime: Any) -> None:
-    settings = target_settings(replace(PROFILE, device="cpu", runtime=runtime), 1, located)
-    with open_model(located, settings) as model:
-        said = describe(located, settings)
+    prepared = target(located, 1, device="cpu", runtime=runtime)
+    with prepared.load() as model:
+        said = prepared.facts
+        assert said == runtime_of(prepared.settings).describe(located, prepared.settings)
         assert model.facts == replace(
             said, trained_context_length=model.facts.trained_context_length, can_rewind=model.facts.can_rewind
         )
@@ -232,19 +246,20 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel, runtime: An
 )
 def test_a_drafter_on_a_gpu_or_npu_has_a_process_of_its_own(isolation: Any, device: str, expected: bool) -> None:
     profile = replace(PROFILE, draft_isolation=isolation)
-    assert drafts_in_process(profile, LlamaSettings(device=device)) is expected
-    assert drafts_in_process(profile, OnnxSettings(provider=device)) is expected
+    for settings in (LlamaSettings(device=device), OnnxSettings(provider=device)):
+        assert drafts_in_process(profile, settings.device) is expected
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
 def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, runtime: str) -> None:
-    settings = NativeSettings() if runtime == "native" else LlamaSettings()
+    settings: Settings = NativeSettings() if runtime == "native" else LlamaSettings()
     profiles = [replace(PROFILE, draft_isolation=kind) for kind in ("thread", "process")]
-    here, apart = (drafter_memory(profile, located, 512, settings) for profile in profiles)
-    assert here == memory_needed(located.header, located.weight_bytes, 512, settings)
-    assert apart.total_bytes - here.total_bytes == PROCESS_BYTES
-    own, other = (describe_drafter(profile, located, settings) for profile in profiles)
-    assert own == describe(located, settings)
+    here, apart = (prepare_drafter(profile, located, settings, 512) for profile in profiles)
+    assert (here.in_process, apart.in_process) == (False, True)
+    assert here.memory == memory_needed(located, settings, 512)
+    assert apart.memory.total_bytes - here.memory.total_bytes == PROCESS_BYTES
+    own, other = here.facts, apart.facts
+    assert own == runtime_of(settings).describe(located, settings)
     forkless = replace(own, can_fork=False, can_branch=False)
     assert other == replace(forkless, settings={**own.settings, "process": True})
 
@@ -252,11 +267,14 @@ def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, 
 @pytest.mark.parametrize("runtime", processor_runtimes())
 def test_a_process_is_told_its_runtime(located: LocatedModel, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[LoadRequest] = []
-    monkeypatch.setattr(opening, "run_in_process", lambda facts, request, _worker: asked.append(request) or facts)
-    profile = replace(PROFILE, draft_isolation="process", draft_device="cpu", draft_runtime=runtime)
-    settings = drafter_settings(profile, 2, located)
-    facts: Any = open_drafter(profile, located, settings, WorkerSettings())
+    monkeypatch.setattr(
+        prepared_module, "run_in_process", lambda facts, request, _worker: asked.append(request) or facts
+    )
+    prepared = drafter(located, 2, draft_isolation="process", draft_device="cpu", draft_runtime=runtime)
+    facts: Any = prepared.open(WorkerSettings())
+    assert facts == prepared.facts
     (request,) = asked
     assert (request.runtime, facts.runtime) == (runtime, runtime)
+    settings: Any = prepared.settings
     assert request.settings == asdict(settings)
     assert (request.path, request.name, request.sha256) == (located.path, located.name, located.identity)

@@ -10,25 +10,22 @@ from typing import Any
 
 import pytest
 
-import edgespec.placement.settings as opening
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.placement import settings as placement_settings
 from edgespec.placement.candidates import Placement, Placements, default_settings, find_placements
-from edgespec.placement.settings import (
-    describe,
-    drafter_settings,
-    open_model,
-    processor_runtimes,
-    runtime_of,
-    target_settings,
-)
-from edgespec.profiles.profile import load_profile
+from edgespec.placement.prepared import Preparation
+from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.runtime import Settings
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
@@ -64,14 +61,26 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def levels(patch: pytest.MonkeyPatch, *names: str) -> None:
-    patch.setattr(opening, "load_kernels", lambda: SimpleNamespace(levels=names))
+    patch.setattr(native_library, "load", lambda: SimpleNamespace(levels=names))
 
 
 def without_library(patch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeUnavailableError("the native runtime is missing: no compiler", hint="install one")
 
-    patch.setattr(opening, "load_kernels", refuse)
+    patch.setattr(native_library, "load", refuse)
+
+
+def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> tuple[str, ...]:
+    return tuple(runtime.name for runtime in placement_settings.processor_runtimes(wanted, device, file))
+
+
+def target_settings(profile: Profile, threads: int, file: LocatedModel) -> Settings:
+    return Preparation(profile, threads, CONTEXT).target(file).settings
+
+
+def drafter_settings(profile: Profile, threads: int, file: LocatedModel) -> Settings:
+    return Preparation(profile, threads, CONTEXT).drafter(file).settings
 
 
 @pytest.fixture
@@ -123,7 +132,7 @@ def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch:
     def fail() -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(opening, "load_kernels", fail)
+    monkeypatch.setattr(native_library, "load", fail)
     assert processor_runtimes("llama", "cpu", target) == ("llama",)
 
 
@@ -137,8 +146,8 @@ def test_what_the_kernels_do_not_run_is_llama_cpps(narrow: LocatedModel) -> None
 def test_a_trimmed_head_is_for_both(tiny: TinyModels, locate: Locate, tmp_path: Path) -> None:
     located = locate(write_trimmed_folder(tiny.drafter, tmp_path / "trimmed", range(300)))
     assert processor_runtimes("auto", "cpu", located) == BOTH
-    with open_model(located, NativeSettings()) as model:
-        assert model.facts == describe(located, NativeSettings())
+    with NativeRuntime().load(located, NativeSettings()) as model:
+        assert model.facts == NativeRuntime().describe(located, NativeSettings())
 
 
 def test_an_architecture_that_the_kernels_do_not_know(target: LocatedModel) -> None:
@@ -168,7 +177,8 @@ def test_off_the_processor_there_is_llama_cpp_alone(target: LocatedModel) -> Non
 
 def test_settings_name_their_runtime() -> None:
     settings = (LlamaSettings(), NativeSettings(), OnnxSettings())
-    assert [runtime_of(each) for each in settings] == ["llama", "native", "onnx"]
+    assert [each.runtime for each in settings] == ["llama", "native", "onnx"]
+    assert [runtime_of(each).name for each in settings] == ["llama", "native", "onnx"]
 
 
 def test_target_and_drafter_are_asked_for_apart(target: LocatedModel, drafter: LocatedModel) -> None:
@@ -184,10 +194,13 @@ def test_target_and_drafter_are_asked_for_apart(target: LocatedModel, drafter: L
 
 
 def test_the_name_of_a_runtime_is_no_device(target: LocatedModel) -> None:
-    settings = target_settings(replace(PROFILE, device="native"), 2, target)
+    runtime, device = placement_settings.choose_runtime("auto", "native", target)
+    settings = runtime.settings(target, threads=2, device=device)
     assert isinstance(settings, LlamaSettings)
     with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):
-        open_model(target, settings)
+        runtime.load(target, settings)
+    with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):
+        target_settings(replace(PROFILE, device="native"), 2, target)
 
 
 def test_a_model_that_was_asked_for_in_a_runtime_runs_there(target: LocatedModel) -> None:
@@ -212,9 +225,9 @@ def test_a_card_is_llama_cpps_and_the_kernels_leave_it_alone(
             return settings(replace(PROFILE, **values), 1, located)
 
         own = chosen("auto", "auto")
-        assert (runtime_of(own), own.device) == ("llama", "Vulkan0")
+        assert (own.runtime, own.device) == ("llama", "Vulkan0")
         assert chosen("auto", "native") == chosen("cpu", "auto") == NativeSettings(threads=1)
-        with pytest.raises(InvalidRequestError, match="not on Vulkan0"):
+        with pytest.raises(InvalidRequestError, match="not on vulkan0"):
             chosen("vulkan0", "native")
 
 
@@ -222,7 +235,11 @@ def test_a_card_is_llama_cpps_and_the_kernels_leave_it_alone(
 
 
 def places(target: LocatedModel, drafter: LocatedModel | None = None, **values: Any) -> Placements:
-    return find_placements(replace(PROFILE, **values), 1, target, drafter, CONTEXT)
+    return find_placements(Preparation(replace(PROFILE, **values), 1, CONTEXT), target, drafter)
+
+
+def before_measuring(target: LocatedModel, found: Placements, allowed_bytes: int) -> Settings:
+    return default_settings(Preparation(PROFILE, 1, CONTEXT), target, found, allowed_bytes)
 
 
 def names(found: tuple[Placement, ...]) -> list[str]:
@@ -306,14 +323,14 @@ def test_before_anything_is_measured_the_first_that_has_room_is_used(
 ) -> None:
     found = places(target)
     native, llama = found.targets
-    assert default_settings(PROFILE, 1, target, found, PLENTY) == native.settings
+    assert before_measuring(target, found, PLENTY) == native.settings
     least = min(native.needed_bytes["cpu"], llama.needed_bytes["cpu"])
     smaller = native if native.needed_bytes["cpu"] == least else llama
     assert smaller is llama, "its cache is quantised"
-    assert default_settings(PROFILE, 1, target, found, least) == llama.settings
-    assert default_settings(PROFILE, 1, target, found, least - 1) == native.settings, "for loading to refuse"
+    assert before_measuring(target, found, least) == llama.settings
+    assert before_measuring(target, found, least - 1) == native.settings, "for loading to refuse"
     levels(monkeypatch, "portable")
-    assert default_settings(PROFILE, 1, target, places(target), PLENTY) == llama.settings
+    assert before_measuring(target, places(target), PLENTY) == llama.settings
 
 
 def test_a_card_without_room_is_left_for_the_first_runtime_of_the_processor(
@@ -322,6 +339,4 @@ def test_a_card_without_room_is_left_for_the_first_runtime_of_the_processor(
     devices.append(gpu("Vulkan0", free=target.weight_bytes + 1))  # for the weights, but for nothing else
     assert target_settings(PROFILE, 1, target).device == "Vulkan0"
     found = places(target)
-    assert (
-        default_settings(PROFILE, 1, target, found, PLENTY) == found.targets[0].settings == NativeSettings(threads=1)
-    )
+    assert before_measuring(target, found, PLENTY) == found.targets[0].settings == NativeSettings(threads=1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from edgespec.runtimes.devices import Device, DeviceReport, list_devices, llama_devices, llama_gpus
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.llama.runtime import LlamaRuntime
 from edgespec.runtimes.onnx import providers as onnx_providers
+from edgespec.runtimes.runtime import Device
+from edgespec.runtimes.table import DeviceReport, list_devices
 
 
 def native(name: str, kind: str, free: int | None = 1, total: int | None = 2) -> llama_library.Device:
@@ -144,7 +146,7 @@ def test_the_gpus_that_hold_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with_llama(
         monkeypatch, native("Vulkan0", "igpu"), native("cpu", "cpu"), native("CUDA0", "gpu"), native("BLAS", "accel")
     )
-    assert [gpu.name for gpu in llama_gpus()] == ["CUDA0", "Vulkan0"]
+    assert [gpu.name for gpu in LlamaRuntime().gpus()] == ["CUDA0", "Vulkan0"]
 
 
 def test_devices_can_be_listed_without_asking_drivers_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +154,17 @@ def test_devices_can_be_listed_without_asking_drivers_for_memory(monkeypatch: py
 
     def devices(*, with_memory: bool) -> tuple[llama_library.Device, ...]:
         asked.append(with_memory)
-        return (native("cpu", "cpu", None, None),)
+        return (native("Vulkan0", "gpu", None, None),)
 
     monkeypatch.setattr(llama_library, "load", lambda: SimpleNamespace(devices=devices))
-    assert [device.total_bytes for device in llama_devices(with_memory=False)] == [None]
-    llama_devices()
-    assert asked == [False, True]
+    runtime = LlamaRuntime()
+    assert runtime.find_device("CPU", 1) == runtime.find_device("cpu", 1) == "cpu"
+    assert not runtime.has_own_memory("cpu")
+    assert asked == [], "the processor is no device to ask for"
+    assert runtime.find_device("vulkan0", 1) == "Vulkan0"
+    assert runtime.has_own_memory("vulkan0")
+    assert [device.total_bytes for device in runtime.list_devices()] == [None]
+    assert asked == [False, False, True]
 
 
 def test_a_device_without_memory_and_a_report_without_reasons() -> None:

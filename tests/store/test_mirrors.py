@@ -180,7 +180,6 @@ def test_cancelling_ends_pip_and_keeps_finished_parts(
 CHILD = """
 import sys
 from pathlib import Path
-from edgespec.files import sources_package
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.references import PackagePart, PackageParts
 source = eval(sys.argv[1])

@@ -16,7 +16,8 @@ import edgespec
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
-from edgespec.runtimes.table import list_devices, llama_gpus
+from edgespec.runtimes.llama.runtime import LlamaRuntime
+from edgespec.runtimes.table import list_devices
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vulkan import NATIVE_LOG, UNSEEN, buffers, needs_vulkan, on_device, second_device, shows_threads
@@ -56,7 +57,7 @@ def scores(path: Path, wanted: LlamaSettings) -> np.ndarray:
 def test_the_device_is_listed(device: Device) -> None:
     assert device.kind in ("gpu", "igpu")
     assert device.description
-    assert device.name in [gpu.name for gpu in llama_gpus()]
+    assert device.name in [gpu.name for gpu in LlamaRuntime().gpus()]
     assert device.total_bytes is not None
     assert device.free_bytes is not None
     assert {"cpu", device.name} <= {found.name for found in list_devices().of("llama")}
@@ -87,7 +88,7 @@ def test_not_a_byte_of_a_model_for_the_cpu_is_on_the_device(
 # A process of its own, in which nothing has opened a device yet. ``unlisted`` leaves out the empty list of devices.
 WITNESS = """
 import pathlib, sys
-from edgespec.runtimes import llama
+from edgespec.runtimes.llama import model as llama
 
 real = llama.place
 def unlisted(params, device, layers):
