@@ -201,9 +201,9 @@ def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:
     with tiny.load_speculating() as fresh:
         for name in ("plain", "again", "planned", "depth-1"):
             open_arm(fresh, name, 1)
-        assert fresh._drafter_models.names == ()
+        assert fresh.pair.pool.names == ()
         open_arm(fresh, "loaded", 1)
-        assert fresh._drafter_models.names == ("drafter",)
+        assert fresh.pair.pool.names == ("drafter",)
 
 
 def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engine) -> None:

@@ -19,6 +19,7 @@ from edgespec.cli.perplexity_cost import Cost, PerplexityCost, rounded_types
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.gguf.header import read_header
+from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.command_line import InProcess
@@ -69,10 +70,8 @@ def test_nothing_but_weights_is_rounded(
     tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    opened = perplexity_cost.open_model
-    monkeypatch.setattr(
-        perplexity_cost, "open_model", lambda model, settings: (seen.append(settings), opened(model, settings))[1]
-    )
+    load = PreparedModel.load
+    monkeypatch.setattr(PreparedModel, "load", lambda model: (seen.append(model.settings), load(model))[1])
     succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
     assert [each.kv_type for each in seen] == ["f16", "f16"]
 

@@ -71,7 +71,7 @@ def test_cancel_while_decoding(slow_engine: Engine) -> None:
         assert 0 < len(done.token_ids) < 4000
         assert took_s < 2.0
         assert session.messages[-1] == {"role": "assistant", "content": done.text}
-        prompt = slow_engine.render([*session.messages, {"role": "user", "content": "go on"}])
+        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
         tokens = answer(session.generate("go on", max_tokens=8)).token_ids
     assert plain_text(slow_engine, prompt, max_tokens=8, raw=True).token_ids == tokens
 
@@ -235,7 +235,7 @@ def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monke
         gc.collect()
         time.sleep(0.05)
         session.clear()
-        assert len(session._history) == len(engine.pair.prompts.request_tokens("hello world")) + 1
+        assert len(session._conversation.history) == len(engine.pair.prompts.request_tokens("hello world")) + 1
         assert answer(session.generate("go on", max_tokens=5)).token_ids
 
 

@@ -64,7 +64,7 @@ def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> No
     assert apart.plan.mode == "serial"
     assert isinstance(apart.policy, CostDepth)
     assert not isinstance(apart.policy, PipelinedDepth)
-    assert apart.pipeline_budget() is None
+    assert apart.pair.pipeline_budget() is None
     assert any("the target takes 1.90 times and the drafter 2.20 times as long" in r for r in apart.plan.reasons)
     plan_with(apart, Contention())
     assert apart.plan.mode == "pipelined"
@@ -115,7 +115,7 @@ def test_an_unknown_mode_is_refused(tiny: TinyModels) -> None:
 
 
 def test_only_a_pipelined_plan_has_a_budget_and_each_answer_its_own(apart: Engine) -> None:
-    first, second = apart.pipeline_budget(), apart.pipeline_budget()
+    first, second = apart.pair.pipeline_budget(), apart.pair.pipeline_budget()
     assert isinstance(first, MeasuredBudget)
     assert first is not second
     assert first.drafts_during_prefill()

@@ -119,8 +119,8 @@ def test_old_files_of_the_other_setting_change_nothing(load: Callable[..., Engin
         facts = engine.target_model.facts
         assert engine.pair.probe is None
         with load(draft="none", stay_exact=True) as other:
-            assert other.probe is not None
-            engine.measurements.store.save_widths(facts, other.probe)
+            assert other.pair.probe is not None
+            engine.measurements.store.save_widths(facts, other.pair.probe)
     newest = max(home.measurements.glob("widths-*"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_text("{")
     with load(draft="none") as engine:

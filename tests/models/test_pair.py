@@ -16,7 +16,7 @@ def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
     assert plan.exactness == "W"
     # Measured on x86 with this class of build: at least widths 1 to 3.
     assert plan.numeric_class.widths[:2] == (1, 2)
-    assert pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
+    assert pair.pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
     assert plan.predicted_tokens_per_s is not None
     # Whether a drafter can pay is up to the machine; each is kept or dropped for a reason with a number in it.
     said = [reason for reason in plan.reasons if "drafter: " in reason]
@@ -26,7 +26,7 @@ def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
         assert plan.depth_cap == 0
     else:
         assert plan.mode == "serial"
-        assert plan.depth_cap == pair.depth_cap_allowed
+        assert plan.depth_cap == pair.pair.depth_cap_allowed
 
 
 def test_what_was_measured_is_there_at_the_next_load(pair: Engine) -> None:
