@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edgespec.files.gguf.header import read_header
 from edgespec.hardware.bandwidth import measure_read_bandwidth
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256)
 

@@ -29,7 +29,7 @@ from edgespec.calibration.width_probe import probe_tokens
 from edgespec.hardware.bandwidth import measure_read_bandwidth
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 
 NATIVE = "native"
 

@@ -30,7 +30,7 @@ import psutil
 
 from edgespec.files.gguf.header import GgufHeader, read_header
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 
 CONTEXT = 2048
 TOKENS = 512

@@ -31,9 +31,9 @@ from edgespec.export.huggingface.gguf import export_from_folder  # noqa: E402
 from edgespec.export.onnx.export import export_onnx  # noqa: E402
 from edgespec.files.home import home  # noqa: E402
 from edgespec.files.onnx.folder import read_onnx_folder  # noqa: E402
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS  # noqa: E402
 from edgespec.runtimes.llama.library import load  # noqa: E402
 from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx  # noqa: E402
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS  # noqa: E402
 from edgespec.store.catalogue import lookup  # noqa: E402
 from edgespec.store.store import Store  # noqa: E402
 from tests.support.hf_folder import write_byte_level_tokenizer, write_hf_folder  # noqa: E402

@@ -35,7 +35,7 @@ from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.llama.model import LlamaSettings
-from edgespec.runtimes.native.native import NativeModel, NativeSettings
+from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator

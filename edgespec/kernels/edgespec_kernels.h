@@ -16,7 +16,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 4
+#define ES_ABI 5
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 
@@ -89,11 +89,10 @@ struct es_model {
     int64_t embedding_type;
 };
 
-/* The threads of a sequence, the caller's among them. Only the numbers are taken, not the pointer. */
+/* The threads of a sequence, the caller's among them. */
 struct es_threads {
     int64_t count;
-    int64_t most_busy;         /* processors that the system lets this process keep busy; 0 where it sets no quota */
-    const int32_t *processors; /* [count]: where each of them runs, the caller's during forwards; or null */
+    int64_t most_busy; /* processors that the system lets this process keep busy; 0 where it sets no quota */
 };
 
 struct es_sequence;

@@ -35,10 +35,7 @@ struct worker {
     pthread_t thread;
     struct pool *pool;
     int number;
-    int processor;
 };
-
-enum { ANY_PROCESSOR = -1 };
 
 struct pool {
     struct gate started; /* counts functions */
@@ -51,7 +48,6 @@ struct pool {
     const atomic_int *cancelled;
     pool_function *function;
     void *context;
-    int processor; /* the caller's within pool_run */
     int workers;
     struct worker worker[];
 };
@@ -137,29 +133,11 @@ bool pool_barrier(struct pool *pool)
     return pool->go_on;
 }
 
-#if defined(__linux__)
-/* A wish: the processor was there when the pool was opened, and if it has gone, any other computes the same. */
-static void stay_on(int processor)
-{
-    cpu_set_t only;
-    CPU_ZERO(&only);
-    CPU_SET((size_t)processor, &only);
-    (void)sched_setaffinity(0, sizeof only, &only);
-}
-#else
-static void stay_on(int processor)
-{
-    (void)processor;
-}
-#endif
-
 static void *work(void *argument)
 {
     struct worker *own = argument;
     struct pool *pool = own->pool;
     float_mode_set();
-    if (own->processor != ANY_PROCESSOR)
-        stay_on(own->processor);
     for (unsigned seen = 0;; seen++) {
         gate_wait(&pool->started, seen, pool->spins ? IDLE_SPIN_NS : 0);
         if (pool->closing)
@@ -169,30 +147,16 @@ static void *work(void *argument)
     }
 }
 
-static void run_function(struct pool *pool)
-{
-    if (pool->threads > 1)
-        gate_open(&pool->started);
-    unsigned mode = float_mode_set();
-    pool->function(pool->context, 0);
-    (void)pool_barrier(pool);
-    float_mode_restore(mode);
-}
-
 void pool_run(struct pool *pool, pool_function *function, void *context)
 {
     pool->function = function;
     pool->context = context;
-#if defined(__linux__)
-    cpu_set_t before; /* the thread is the caller's: it gets it back as it was */
-    if (pool->processor != ANY_PROCESSOR && sched_getaffinity(0, sizeof before, &before) == 0) {
-        stay_on(pool->processor);
-        run_function(pool);
-        (void)sched_setaffinity(0, sizeof before, &before);
-        return;
-    }
-#endif
-    run_function(pool);
+    if (pool->threads > 1)
+        gate_open(&pool->started);
+    unsigned mode = float_mode_set();
+    function(context, 0);
+    (void)pool_barrier(pool);
+    float_mode_restore(mode);
 }
 
 /* Whether each thread can have a processor of its own: if not, whoever spins keeps the others from working, or uses
@@ -201,19 +165,12 @@ static bool enough_processors(const struct es_threads *threads)
 {
     if (threads->most_busy && threads->count > threads->most_busy)
         return false;
-    if (threads->processors)
-        return true;
 #if defined(__linux__)
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
         return threads->count <= CPU_COUNT(&allowed);
 #endif
     return threads->count <= sysconf(_SC_NPROCESSORS_ONLN);
-}
-
-static int processor_of(const struct es_threads *threads, int thread)
-{
-    return threads->processors ? threads->processors[thread] : ANY_PROCESSOR;
 }
 
 static bool start(struct worker *worker)
@@ -242,7 +199,6 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     atomic_init(&pool->arrived, 0);
     pool->threads = threads;
     pool->spins = enough_processors(wanted);
-    pool->processor = processor_of(wanted, 0);
     pool->closing = false;
     pool->go_on = true;
     pool->cancelled = cancelled;
@@ -254,7 +210,7 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bool failed = false;
     for (int i = 0; i < threads - 1 && !failed; i++) {
-        pool->worker[i] = (struct worker){.pool = pool, .number = i + 1, .processor = processor_of(wanted, i + 1)};
+        pool->worker[i] = (struct worker){.pool = pool, .number = i + 1};
         failed = !start(&pool->worker[i]);
         pool->workers += !failed;
     }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.bench import quality
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.support.fake_runtime import FakeModel
 
 

@@ -21,7 +21,7 @@ from edgespec.decoding.sampling import (
 )
 from edgespec.errors import NonFiniteLogitsError
 from edgespec.interfaces.rows import Distribution, Rows
-from edgespec.runtimes.trimmed_rows import TrimmedRows
+from edgespec.runtimes.sequence import TrimmedRows
 from tests.support.gates import Gate, at_least
 
 INFINITY = float("inf")

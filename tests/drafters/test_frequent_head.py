@@ -14,7 +14,7 @@ from edgespec.drafters.head_coverage import WINDOW_TOKENS
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.drafting import Context, DraftRequest, DraftState
-from edgespec.runtimes.native.native import NativeModel, NativeSequence, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSequence, NativeSettings, load_native
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -22,7 +22,7 @@ from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
-from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings

@@ -16,7 +16,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.depth.base import FixedDepth
-from edgespec.runtimes.native.native import NativeModel
+from edgespec.runtimes.native.model import NativeModel
 from tests.decoding.test_sibling_rounds import Beside
 from tests.support.budgets import FixedBudget
 from tests.support.kernel_calls import require_native

@@ -16,7 +16,7 @@ from edgespec.placement.prepared import PreparedModel, prepare_drafter
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
-from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared
 from edgespec.runtimes.native.runtime import COARSE_SIDECAR, NATIVE_SIDECAR, NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings

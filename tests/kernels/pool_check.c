@@ -15,7 +15,6 @@ struct job {
     int cancel_at; /* the step in which the last thread cancels; -1: in none */
     int ended_at[MOST_THREADS];
     int early; /* steps that began before the one before had ended on all threads */
-    int processors[MOST_THREADS], allowed[MOST_THREADS];
 };
 
 static void many_steps(void *context, int thread)
@@ -34,9 +33,9 @@ static void many_steps(void *context, int thread)
     }
 }
 
-static struct pool *open_pool(int threads, const int32_t *processors)
+static struct pool *open_pool(int threads)
 {
-    const struct es_threads wanted = {.count = threads, .processors = processors};
+    const struct es_threads wanted = {.count = threads};
     struct pool *pool = pool_open(&wanted, &cancelled);
     if (!pool)
         exit(2);
@@ -54,7 +53,7 @@ static double processor_s(void)
 /* Prints the steps that ran out of turn, and those that ran on too few threads. */
 static void check_steps(int threads)
 {
-    struct pool *pool = open_pool(threads, NULL);
+    struct pool *pool = open_pool(threads);
     int early = 0, missing = 0;
     for (int run = 0; run < 200; run++) {
         struct job job = {.pool = pool, .cancel_at = -1};
@@ -70,7 +69,7 @@ static void check_steps(int threads)
 /* Prints the step that each thread ended in when it was cancelled in step 7, and where the next run ended. */
 static void check_cancel(int threads)
 {
-    struct pool *pool = open_pool(threads, NULL);
+    struct pool *pool = open_pool(threads);
     for (int run = 0; run < 2; run++) {
         struct job job = {.pool = pool, .cancel_at = run ? -1 : 7};
         atomic_store(&cancelled, 0);
@@ -84,7 +83,7 @@ static void check_cancel(int threads)
 /* Prints the processor seconds of half a second with nothing to do. */
 static void check_idle(int threads)
 {
-    struct pool *pool = open_pool(threads, NULL);
+    struct pool *pool = open_pool(threads);
     struct job job = {.pool = pool, .cancel_at = -1};
     pool_run(pool, many_steps, &job);
     double before = processor_s();
@@ -105,13 +104,15 @@ static void *run_often(void *argument)
     return NULL;
 }
 
-/* Two pools at once; on the same processors, each believes to have them for itself. */
-static void check_crowd(int threads, const int32_t *processors)
+/* Two pools at once; on the same processors, each believes to have them for itself. Prints how many of them spin. */
+static void check_crowd(int threads)
 {
     struct pool *pools[2];
     pthread_t callers[2];
+    int spinning = 0;
     for (int i = 0; i < 2; i++) {
-        pools[i] = open_pool(threads, processors);
+        pools[i] = open_pool(threads);
+        spinning += pools[i]->spins;
         if (pthread_create(&callers[i], NULL, run_often, pools[i]))
             exit(2);
     }
@@ -119,47 +120,18 @@ static void check_crowd(int threads, const int32_t *processors)
         pthread_join(callers[i], NULL);
         pool_close(pools[i]);
     }
-    printf("done\n");
+    printf("%d\n", spinning);
 }
 
-static void spins(int threads, int most_busy, const int32_t *processors)
+static void spins(int threads, int most_busy)
 {
-    const struct es_threads wanted = {.count = threads, .most_busy = most_busy, .processors = processors};
+    const struct es_threads wanted = {.count = threads, .most_busy = most_busy};
     struct pool *pool = pool_open(&wanted, &cancelled);
     printf("%d ", pool->spins);
     pool_close(pool);
 }
 
 #if defined(__linux__)
-static void note_places(void *context, int thread)
-{
-    struct job *job = context;
-    cpu_set_t allowed;
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    job->allowed[thread] = CPU_COUNT(&allowed);
-    job->processors[thread] = sched_getcpu();
-}
-
-/* Prints where each thread ran and on how many processors it might have, in two runs; then whether the caller may run
- * where it might before, between the runs and after them. */
-static void check_places(int threads, const int32_t *processors)
-{
-    cpu_set_t before, after;
-    sched_getaffinity(0, sizeof before, &before);
-    struct pool *pool = open_pool(threads, processors);
-    int same = 0;
-    for (int run = 0; run < 2; run++) {
-        struct job job = {.pool = pool};
-        pool_run(pool, note_places, &job);
-        for (int thread = 0; thread < threads; thread++)
-            printf("%d/%d ", job.processors[thread], job.allowed[thread]);
-        sched_getaffinity(0, sizeof after, &after);
-        same += CPU_EQUAL(&before, &after);
-    }
-    printf("%d\n", same);
-    pool_close(pool);
-}
-
 static void use_stack(void *context, int thread)
 {
     (void)thread;
@@ -176,7 +148,7 @@ static void check_stack(void)
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 128 * 1024);
     pthread_setattr_default_np(&small);
-    struct pool *pool = open_pool(3, NULL);
+    struct pool *pool = open_pool(3);
     atomic_int used = 0;
     pool_run(pool, use_stack, &used);
     printf("%d\n", atomic_load(&used));
@@ -186,9 +158,6 @@ static void check_stack(void)
 
 int main(int count, char **words)
 {
-    int32_t numbers[MOST_THREADS] = {0};
-    for (int i = 3; i < count && i < 3 + MOST_THREADS; i++)
-        numbers[i - 3] = atoi(words[i]);
     int threads = count > 2 ? atoi(words[2]) : 1;
     const char *question = words[1];
     if (!strcmp(question, "steps"))
@@ -198,12 +167,10 @@ int main(int count, char **words)
     else if (!strcmp(question, "idle"))
         check_idle(threads);
     else if (!strcmp(question, "crowd"))
-        check_crowd(threads, count > 3 ? numbers : NULL);
+        check_crowd(threads);
     else if (!strcmp(question, "spins"))
-        spins(threads, numbers[0], count > 4 ? numbers + 1 : NULL);
+        spins(threads, count > 3 ? atoi(words[3]) : 0);
 #if defined(__linux__)
-    else if (!strcmp(question, "places"))
-        check_places(threads, numbers);
     else if (!strcmp(question, "stack"))
         check_stack();
 #endif

@@ -13,9 +13,8 @@ import pytest
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.native import library as native_library
-from edgespec.runtimes.native.threads import MOST_THREADS
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 
 @pytest.fixture
@@ -197,5 +196,5 @@ def test_the_library_takes_what_runtimes_hand_over() -> None:
     header = (compiling.FOLDER / "edgespec_kernels.h").read_text(encoding="utf-8")
     assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
     assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS}," in header
-    assert f"ES_MOST_THREADS = {MOST_THREADS} " in header
+    assert f"ES_MOST_THREADS = {native_library.MOST_THREADS} " in header
     assert f"#define ES_ABI {native_library.ABI}\n" in header

@@ -12,7 +12,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.hardware.machine import describe_machine
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native.library import LEVELS, NativeLibrary
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from tests.kernels.conftest import FAST
 from tests.support.tiny_gguf import write_tiny_gguf
 

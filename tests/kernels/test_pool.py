@@ -1,4 +1,4 @@
-"""The pool of threads by itself: steps in turn, cancels, parking, places, and two pools on the same processors."""
+"""The pool of threads by itself: steps in turn, cancels, parking, stacks, and two pools on the same processors."""
 
 from __future__ import annotations
 
@@ -82,13 +82,17 @@ def test_an_idle_pool_uses_no_processor(ask: Ask, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_two_pools_on_the_same_processors_both_finish(ask: Ask, threads: int) -> None:
-    assert ask("crowd", threads) == "done"
+    assert ask("crowd", threads) in {"0", "2"}
 
 
 @linux
 def test_two_pools_that_spin_on_the_same_processors_both_finish(ask: Ask) -> None:
-    places = sorted(os.sched_getaffinity(0))[:2]
-    assert ask("crowd", len(places), *places) == "done"
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:2])  # of this thread, and of the process that it starts
+    try:
+        assert ask("crowd", min(len(before), 2)) == "2"
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @linux
@@ -99,25 +103,8 @@ def test_threads_spin_only_where_each_can_have_a_processor(ask: Ask) -> None:
     assert ask("spins", 1, 1) == "1"
     assert ask("spins", 2, 1) == "0"  # a quota below the processors there are
     assert ask("spins", here, here) == "1"
-    places = sorted(os.sched_getaffinity(0))
-    assert ask("spins", here, 0, *places) == "1"
     if here > 1:
-        assert ask("spins", here, here - 1, *places) == "0"
-
-
-@linux
-def test_threads_run_where_they_are_told_and_the_caller_only_meanwhile(ask: Ask) -> None:
-    for places in (sorted(os.sched_getaffinity(0)), sorted(os.sched_getaffinity(0), reverse=True)):
-        count = min(len(places), 8)
-        expected = [f"{place}/1" for place in places[:count]]
-        assert ask("places", count, *places[:count]).split() == [*expected, *expected, "2"]
-
-
-@linux
-def test_a_processor_that_is_gone_is_only_a_wish(ask: Ask) -> None:
-    found = ask("places", 2, 1000, 1001).split()
-    assert [each.partition("/")[2] for each in found[:-1]] == [str(len(os.sched_getaffinity(0)))] * 4
-    assert found[-1] == "2"
+        assert ask("spins", here, here - 1) == "0"
 
 
 @linux

@@ -15,7 +15,7 @@ from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.kernel_calls import require_native
 

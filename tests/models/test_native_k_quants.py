@@ -12,7 +12,7 @@ from edgespec.bench.suite import builtin_suite
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
-from edgespec.runtimes.native.native import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.models.test_native import Text, divergence, run, scores
 from tests.support.kernel_calls import require_native

@@ -28,7 +28,7 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.llama.runtime import LlamaRuntime
-from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, NativeRuntime
 from edgespec.runtimes.onnx import runtime as onnx_runtime
 from edgespec.runtimes.onnx.model import OnnxSettings, describe_onnx

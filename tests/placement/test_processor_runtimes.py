@@ -21,7 +21,7 @@ from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native import library as native_library
-from edgespec.runtimes.native.native import NativeSettings
+from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.onnx.model import OnnxSettings
 from edgespec.runtimes.runtime import Settings

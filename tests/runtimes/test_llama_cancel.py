@@ -12,7 +12,6 @@ import pytest
 
 from edgespec.errors import CancelledError, RuntimeUnavailableError
 from edgespec.runtimes.llama import context as llama_context
-from edgespec.runtimes.llama import model as llama
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.runtimes.native import library as native_library
@@ -118,12 +117,12 @@ def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_abort_callback_reads_the_flag_as_a_truth_value(native_callback: Any) -> None:
-    flag = llama_context.abort_flag()
-    address = ctypes.cast(flag, ctypes.c_void_p)
+    flag = llama_context.AbortFlag()
+    address = ctypes.cast(flag.native, ctypes.c_void_p)
     assert not native_callback(address)
-    llama._raise_flag(flag)
+    flag.set(True)
     assert native_callback(address)
-    flag[0] = 0
+    flag.set(False)
     assert not native_callback(address)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.llama.context import NativeContext
+from edgespec.runtimes.llama.context import AbortFlag, NativeContext
 from edgespec.runtimes.llama.devices import EVERYTHING
 from edgespec.runtimes.llama.library import LlamaLibrary, load
 from edgespec.runtimes.llama.model import LlamaSettings, describe_model, load_model, usable_settings
@@ -133,7 +132,7 @@ def test_a_cache_follows_its_model_to_the_card(record: Callable[..., tuple[Recor
     _, opening = record(really=False)
     for device in ("Vulkan0", "cpu"):
         with pytest.raises(MemoryLimitError):
-            NativeContext(load().api, None, LlamaSettings(device=device), 64, ctypes.create_string_buffer(2))
+            NativeContext(load().api, None, LlamaSettings(device=device), 64, AbortFlag())
     assert opening.seen == [
         {"offload_kqv": True, "op_offload": True},
         {"offload_kqv": False, "op_offload": False},

@@ -27,7 +27,7 @@ from edgespec.interfaces.rows import LogitsArray, Rows
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, describe_model, load_model
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
-from edgespec.runtimes.trimmed_rows import TrimmedRows
+from edgespec.runtimes.sequence import TrimmedRows
 from tests.runtimes.contract import Runtime, SequenceContract
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.tiny_gguf import Quant, write_tiny_gguf

@@ -30,11 +30,10 @@ from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.widths import WIDEST
-from edgespec.runtimes.native import sequence as native_sequence
 from edgespec.runtimes.native import weights as native_weights
 from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.library import load
-from edgespec.runtimes.native.native import (
+from edgespec.runtimes.native.model import (
     NativeModel,
     NativeSequence,
     NativeSettings,
@@ -247,7 +246,7 @@ def test_without_a_thread_to_spare_no_cache_stays(model: NativeModel, monkeypatc
         raise RuntimeError("can't start new thread")
 
     freed: list[NativeCache] = []
-    monkeypatch.setattr(native_sequence, "WorkerThread", no_thread)
+    monkeypatch.setattr("edgespec.runtimes.sequence.WorkerThread", no_thread)
     monkeypatch.setattr(NativeCache, "free", lambda self, free=NativeCache.free: (freed.append(self), free(self)))
     with pytest.raises(RuntimeError, match="thread"):
         model.open(20)

@@ -7,7 +7,7 @@ import pytest
 
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from tests.runtimes.contract import logits
 from tests.support.kernel_calls import require_native
 from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from tests.runtimes.contract import logits
 from tests.runtimes.tree_contract import path_to, random_tree
 from tests.support.kernel_calls import require_native

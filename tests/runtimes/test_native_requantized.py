@@ -17,9 +17,8 @@ from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS
-from edgespec.runtimes.native.native import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
-from edgespec.runtimes.native.requantized import coarsened
-from edgespec.runtimes.native.tensors import WeightTensor
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
+from edgespec.runtimes.native.tensors import WeightTensor, coarsened
 from edgespec.runtimes.native.weights import NativeWeights
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import TYPES, Weights, relaid, require_native
@@ -70,7 +69,7 @@ def coarsened_rows(number: int, raw: NDArray[np.uint8], weight: WeightTensor, ke
 @pytest.mark.parametrize("kind", WIDE)
 def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
     with load_native(written(tmp_path, kind), NativeSettings(threads=2), coarse=True) as model:
-        layout, struct = coarsened(read_layout(model.header)), model._open_part().weights.struct
+        layout, struct = coarsened(read_layout(model.header)), model._loaded().weights.struct
         for weight, matrix in (
             (layout.layers[0].query, struct.layer[0].query),
             (layout.layers[-1].down, struct.layer[len(layout.layers) - 1].down),

@@ -21,7 +21,7 @@ from edgespec.runtimes.native import sidecar as native_sidecar
 from edgespec.runtimes.native import weights as native_weights
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import NativeLibrary
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.native.sidecar import HEADER_BYTES, Sidecar
 from edgespec.runtimes.native.weights import NativeWeights, SidecarPlace, load_weights
 from tests.support.kernel_calls import require_native

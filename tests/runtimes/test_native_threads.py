@@ -1,10 +1,8 @@
-"""Threads of the native runtime as its users see them: places, quotas, side by side, cancelled, and idle."""
+"""Threads of the native runtime as its users see them: quotas, side by side, cancelled, and idle."""
 
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -13,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.runtimes.native import threads as native_threads
-from edgespec.runtimes.native.native import NativeModel, NativeSequence, NativeSettings, load_native
-from edgespec.runtimes.native.threads import MOST_THREADS, check_threads, make_threads
+from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.native import cache as native_cache
+from edgespec.runtimes.native.library import MOST_THREADS, Threads
+from edgespec.runtimes.native.model import NativeModel, NativeSequence, NativeSettings, describe_native, load_native
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
 WATCHDOG_S = 120.0
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen on Linux only")
 
 
 @pytest.fixture(scope="module")
@@ -36,56 +33,23 @@ def model(path: Path) -> Iterator[NativeModel]:
         yield model
 
 
-@linux
-@pytest.mark.parametrize("threads", [1, 2])
-def test_chosen_processors_change_no_bit_and_are_told(path: Path, model: NativeModel, threads: int) -> None:
-    processors = tuple(sorted(os.sched_getaffinity(0), reverse=True))[:2]
-    if len(processors) < 2:
-        pytest.skip("there is one processor")
-    with model.open(20) as sequence:
-        expected = sequence.forward([1, 2, 3], 1).logits(0)
-    with load_native(path, NativeSettings(threads=threads, processors=processors)) as bound:
-        said = ",".join(map(str, processors[:threads]))
-        assert bound.facts.settings == {**model.facts.settings, "processors": said}
-        with bound.open(20) as sequence:
-            before = sequence.run(lambda: os.sched_getaffinity(0))
-            assert sequence.forward([1, 2, 3], 1).logits(0).tobytes() == expected.tobytes()
-            assert sequence.run(lambda: os.sched_getaffinity(0)) == before
-        with pytest.raises(InvalidRequestError, match="3 threads cannot share 2 processors"):
-            bound.with_settings(threads=3)
-
-
-@linux
-def test_processors_that_cannot_be_had_are_refused() -> None:
-    here = sorted(os.sched_getaffinity(0))
-    check_threads(1, (here[0],))
-    check_threads(1, tuple(here))
-    check_threads(MOST_THREADS, None)
-    for threads, processors, reason in (
-        (0, None, "at least 1"),
-        (MOST_THREADS + 1, None, "at most 8192"),
-        (2, (here[0],), "2 threads cannot share 1 processors"),
-        (2, (here[0], here[0]), "named twice"),
-        (1, (100_000,), "may not run on processor 100000"),
-        (1, (-1,), "may not run on processor -1"),
-    ):
+def test_numbers_of_threads_that_cannot_be_had_are_refused(path: Path) -> None:
+    header = read_header(path)
+    assert (
+        describe_native(header, NativeSettings(threads=MOST_THREADS), name="m", sha256=None).threads == MOST_THREADS
+    )
+    for threads, reason in ((0, "at least 1"), (MOST_THREADS + 1, "at most 8192")):
         with pytest.raises(InvalidRequestError, match=reason):
-            check_threads(threads, processors)
+            describe_native(header, NativeSettings(threads=threads), name="m", sha256=None)
 
 
-def test_other_systems_refuse_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    check_threads(2, None)
-    with pytest.raises(InvalidRequestError, match="on this system"):
-        check_threads(1, (0,))
-
-
-def test_the_kernels_are_told_of_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_are_told_of_the_quota(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Threads] = []
+    monkeypatch.setattr(native_cache, "Threads", lambda **given: made.append(Threads(**given)) or made[-1])
     for limit in (None, 3):
-        monkeypatch.setattr(native_threads, "processor_limit", lambda limit=limit: limit)
-        made = make_threads(2, (5, 4, 3))
-        assert (made.count, made.most_busy, made.processors[:2]) == (2, limit or 0, [5, 4])
-        assert not make_threads(2, None).processors
+        monkeypatch.setattr(native_cache, "processor_limit", lambda limit=limit: limit)
+        model.open(20).close()
+        assert (made[-1].count, made[-1].most_busy) == (2, limit or 0)
 
 
 def test_two_models_side_by_side_compute_what_each_computes_alone(path: Path, model: NativeModel) -> None:

@@ -15,7 +15,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
 from edgespec.runtimes.native.library import load
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.native.tensors import TYPES
 from tests.runtimes.contract import equal, logits
 from tests.support.k_quants import quantize

@@ -29,10 +29,10 @@ from edgespec.errors import (
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
 from edgespec.runtimes.onnx import shared as onnx_shared
 from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
 from edgespec.runtimes.onnx.providers import load
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING

@@ -32,7 +32,7 @@ from edgespec.errors import (
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
-from edgespec.runtimes.native.native import NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
 from edgespec.runtimes.process.model import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.llama.model import LlamaSequence
-from edgespec.runtimes.native.native import NativeSequence
+from edgespec.runtimes.native.model import NativeSequence
 
 ProcessorSequence = LlamaSequence | NativeSequence
 KINDS: tuple[type[ProcessorSequence], ...] = (LlamaSequence, NativeSequence)

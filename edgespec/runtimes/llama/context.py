@@ -1,9 +1,10 @@
-"""One ``llama_context``: every native call a Sequence makes, each return code checked."""
+"""One ``llama_context``: every native call a Sequence makes, each return code checked, and the rows it leaves."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,10 +20,10 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
-from edgespec.interfaces.rows import IdArray, LogitsArray
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 # ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
 KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
@@ -36,12 +37,15 @@ KV_TYPES: dict[str, tuple[tuple[int, int], float]] = {
 # How a numeric class says that all of a model is on its device.
 EVERY_LAYER = -1
 
-# An abort flag that says stop: no byte of it is zero.
-RAISED = -1
-
 # llama_decode's return codes (llama.h).
 _DECODE_NO_SLOT = 1
 _DECODE_ABORTED = 2
+
+# numpy's argmax over 150 000 scores takes 0.02 ms; one that took this long had to wait for the interpreter lock.
+_CONTENDED_S = 0.0005
+
+# Rows reduced natively after such a wait, before numpy is tried again.
+_NATIVE_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,23 @@ class LlamaSettings:
         return chosen
 
 
+class AbortFlag:
+    """Ends the forward in flight, and refuses later ones until it is lowered. For any thread.
+
+    ``native`` is an int32, and a C string of four bytes or none: see ``_native_abort_callback``.
+    """
+
+    def __init__(self) -> None:
+        self.native = (ctypes.c_int32 * 2)()
+
+    @property
+    def raised(self) -> bool:
+        return bool(self.native[0])
+
+    def set(self, raised: bool) -> None:
+        self.native[0] = -1 if raised else 0  # no byte of a raised one is zero
+
+
 class NativeContext:
     """The ``llama_context`` and its batch: every native call of a Sequence, each return code checked.
 
@@ -87,7 +108,7 @@ class NativeContext:
         model_pointer: Any,
         settings: LlamaSettings,
         context_length: int,
-        flag: ctypes.Array[ctypes.c_int32],
+        flag: AbortFlag,
         embedding: EmbeddingRows | None = None,
     ) -> None:
         params = api.llama_context_default_params()
@@ -106,7 +127,7 @@ class NativeContext:
         self._abort_callback = _native_abort_callback(api)
         if self._abort_callback is not None:
             params.abort_callback = self._abort_callback
-            params.abort_callback_data = ctypes.cast(flag, ctypes.c_void_p)
+            params.abort_callback_data = ctypes.cast(flag.native, ctypes.c_void_p)
         self._api = api
         self._pointer: Any = api.llama_init_from_model(model_pointer, params)
         if not self._pointer:
@@ -185,6 +206,37 @@ class NativeContext:
             self._api.llama_free(pointer)
 
 
+class LlamaRows(Rows):
+    """Rows whose argmax does not wait for other Python threads.
+
+    numpy gives the interpreter lock away while it searches, and beside a busy Python thread gets it back only
+    after that thread's 5 ms are over. When that has happened, the next rows are reduced by llama.cpp's greedy
+    sampler with the lock held (0.25 ms for 150 000 scores). It skips a NaN that is not the first score, which the
+    numpy of every 64th row then still finds.
+    """
+
+    def __init__(
+        self, native: NativeContext, first: int, count: int, head_rows: int, is_current: Callable[[], bool]
+    ) -> None:
+        super().__init__(count, lambda index: native.row(first + index, head_rows), is_current)
+        self._native = native
+        self._first = first
+
+    def argmax_row(self, index: int) -> int:
+        native = self._native
+        if native.native_rows_left > 0:
+            row = self._row(index)
+            native.native_rows_left -= 1
+            best = native.argmax(self._first + index)
+            if np.isfinite(row[best]):
+                return best
+        started = time.perf_counter()
+        best = super().argmax_row(index)
+        if time.perf_counter() - started > _CONTENDED_S and native.can_reduce:
+            native.native_rows_left = _NATIVE_ROWS
+        return best
+
+
 def _entry_by_id(batch: Any) -> Callable[[IdArray], None]:
     """Writes tokens into a batch as ids."""
     tokens = np.ctypeslib.as_array(batch.token, (PREFILL_CHUNK_TOKENS,))
@@ -224,14 +276,6 @@ def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
     function = getattr(ctypes.PyDLL(api._lib._name), name)
     function.restype, function.argtypes = result, [ctypes.c_void_p, ctypes.c_int32]
     return function
-
-
-def abort_flag() -> ctypes.Array[ctypes.c_int32]:
-    """A flag that is not raised. ``flag[0] = RAISED`` raises it, from any thread, and 0 lowers it.
-
-    Also a C string, of four bytes or none: see ``_native_abort_callback``.
-    """
-    return (ctypes.c_int32 * 2)()
 
 
 def _native_abort_callback(api: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
-from edgespec.runtimes.trimmed_rows import TrimmedRows
+from edgespec.runtimes.sequence import TrimmedRows
 
 __all__ = ["EmbeddingRows", "TrimmedVocabulary"]
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError, NonFiniteLogitsError
+from edgespec.hardware.control_groups import processor_limit
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.library import CANCELLED, LEVELS, OTHER_PROCESS, Matrix, Threads
 from edgespec.runtimes.native.parts import HeadRows, ModelPart
 
-__all__ = ["NativeCache", "NativeRows"]
+__all__ = ["NativeCache", "NativeCancel", "NativeRows"]
 
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow on its way down
 
@@ -31,7 +32,7 @@ class NativeCache:
         *,
         context_length: int,
         cache_bytes: int,
-        threads: Threads,
+        threads: int,
         level: str,
         keep_hidden: tuple[int, ...] = (),
     ) -> None:
@@ -43,8 +44,9 @@ class NativeCache:
         self._pointer: int | None = None
         self.head: HeadRows | None = None  # the rows that are scored and kept alive; None for all
         if cache_bytes <= _MOST_CACHE_BYTES:
+            wanted = Threads(count=threads, most_busy=processor_limit() or 0)
             self._pointer = self._api.es_open(
-                ctypes.byref(part.struct), context_length, ctypes.byref(threads), LEVELS[level]
+                ctypes.byref(part.struct), context_length, ctypes.byref(wanted), LEVELS[level]
             )
         if not self._pointer:
             raise MemoryLimitError(
@@ -151,6 +153,20 @@ class NativeCache:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
+
+
+class NativeCancel:
+    """Ends the forward in flight, and refuses later ones until it is lowered. For any thread."""
+
+    def __init__(self, cache: NativeCache) -> None:
+        self.raised = False
+        self._cache = cache
+
+    def set(self, raised: bool) -> None:
+        if raised:
+            self.raised = True
+        self._cache.cancel(raised)
+        self.raised = raised
 
 
 def _check(code: int, what: str) -> None:

@@ -20,6 +20,7 @@ from edgespec.errors import RuntimeUnavailableError
 __all__ = [
     "CANCELLED",
     "LEVELS",
+    "MOST_THREADS",
     "OTHER_PROCESS",
     "PORTABLE",
     "Layer",
@@ -36,8 +37,9 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 4
+ABI = 5
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
+MOST_THREADS = 8192  # the most processors that Linux is built for
 PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.
 LEVELS: Mapping[str, int] = {PORTABLE: 0, "avx2": 1, "avx-vnni": 2, "avx512-vnni": 3, "neon-dotprod": 4}
@@ -85,7 +87,6 @@ class Threads(ctypes.Structure):
     _fields_ = (
         ("count", c_int64),
         ("most_busy", c_int64),
-        ("processors", POINTER(c_int32)),
     )
 
 

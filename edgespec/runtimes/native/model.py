@@ -1,9 +1,8 @@
-"""A model file in the native runtime: its settings, its facts, and the weights that its Sequences share."""
+"""A model file in our own kernels: its settings, its facts, and the weights that its Sequences share."""
 
 from __future__ import annotations
 
-import threading
-import weakref
+import functools
 from collections import abc
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,21 +10,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.errors import ClosedError, InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.header import GgufHeader, read_header
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.library import LEVELS, NativeLibrary, load
+from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.parts import HeadRows, ModelPart
-from edgespec.runtimes.native.requantized import COARSE_TYPE, coarsened, spared_by
 from edgespec.runtimes.native.sequence import NativeSequence
-from edgespec.runtimes.native.tensors import ModelLayout
-from edgespec.runtimes.native.threads import check_threads
+from edgespec.runtimes.native.tensors import COARSE_TYPE, ModelLayout, coarsened, spared_by
 from edgespec.runtimes.native.weights import SidecarPlace, load_weights
-
-__all__ = ["KV_BITS", "NativeModel", "NativeSettings", "describe_native", "load_native"]
+from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
 KV_TYPE, KV_BITS = "f16", 16
 
@@ -34,7 +30,6 @@ KV_TYPE, KV_BITS = "f16", 16
 class NativeSettings:
     """How to run a model. ``level`` is an instruction set by its name, or ``auto`` for the fastest there is.
 
-    With ``processors`` each thread stays on the processor of that number, the first on the first; on Linux only.
     ``sidecar``: whether a file with the laid out weights is used, and written, where loading is told of a place.
     None of these changes a bit of what is computed.
     """
@@ -44,7 +39,6 @@ class NativeSettings:
 
     threads: int = 1
     level: str = "auto"
-    processors: tuple[int, ...] | None = None
     sidecar: bool = True
 
     @property
@@ -109,11 +103,9 @@ def describe_native(
     ``head_rows``: how many rows its head has at first, if not all and without an ``artefact``. Raises
     RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
-    check_threads(settings.threads, settings.processors)
+    if not 1 <= settings.threads <= MOST_THREADS:
+        raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {settings.threads}")
     library = load()
-    facts_settings: dict[str, str | int | bool] = {"level": _level(library, settings.level)}
-    if settings.processors is not None:
-        facts_settings["processors"] = ",".join(map(str, settings.processors[: settings.threads]))
     whole = ModelFacts(
         name=name,
         sha256=sha256,
@@ -130,11 +122,19 @@ def describe_native(
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=True,
-        settings=facts_settings,
+        settings={"level": _level(library, settings.level)},
     )
     if not coarse and head_rows is None:
         return whole
     return _facts_of_part(whole, header, _read_layout(header, artefact, coarse=coarse), (), head_rows)
+
+
+def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> int:
+    """How many bytes less a model's matrices, or a ``trimmed`` drafter's, take when they are coarse.
+
+    Raises RuntimeUnavailableError, ModelFileError.
+    """
+    return spared_by(_read_layout(header, trimmed, coarse=True))
 
 
 def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, coarse: bool) -> ModelLayout:
@@ -182,26 +182,19 @@ def _facts_of_part(
     )
 
 
-class NativeModel:
+class NativeModel(RuntimeModel[ModelPart]):
     """Weights laid out for the kernels. Implements the Model contract."""
 
     def __init__(self, part: ModelPart, header: GgufHeader, settings: NativeSettings, facts: ModelFacts) -> None:
         self.header = header
         self.settings = settings
-        self._facts = _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows)
-        self._part: ModelPart | None = part
-        self._lock = threading.Lock()
-        self._sequences: weakref.WeakSet[NativeSequence] = weakref.WeakSet()
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._facts
+        super().__init__(part, _facts_of_part(facts, header, part.weights.layout, part.skipped, part.head_rows))
 
     def facts_with(self, *, threads: int | None = None) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
-            part = self._open_part()
-            whole = self._whole_facts(self._settings_with(threads))
+            part = self._loaded()
+            whole = self._whole_facts(with_changes(self.settings, threads=threads))
             return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
 
     def with_settings(self, *, threads: int | None = None) -> NativeModel:
@@ -210,7 +203,7 @@ class NativeModel:
         Raises ClosedError, InvalidRequestError.
         """
         with self._lock:
-            return self._with_part(self._open_part(), self._settings_with(threads))
+            return self._with_part(self._loaded(), with_changes(self.settings, threads=threads))
 
     def with_layers(self, skip: abc.Sequence[int]) -> NativeModel:
         """The same weights, shared, without these of the file's layers: what a file without them would compute, to
@@ -219,7 +212,7 @@ class NativeModel:
         What this model skips itself comes back unless it is named again. Raises ClosedError, InvalidRequestError.
         """
         with self._lock:
-            part = self._open_part()
+            part = self._loaded()
             return self._with_part(part.without(skip), self.settings)
 
     def with_head_rows(self, ids: IdArray) -> NativeModel:
@@ -230,7 +223,7 @@ class NativeModel:
         any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
         """
         with self._lock:
-            part = self._open_part()
+            part = self._loaded()
             if part.head_ids is not None:
                 raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
             head = HeadRows(part.weights, ids)
@@ -242,43 +235,20 @@ class NativeModel:
     def _whole_facts(self, settings: NativeSettings) -> ModelFacts:
         return describe_native(self.header, settings, name=self._facts.name, sha256=self._facts.sha256)
 
-    def _settings_with(self, threads: int | None) -> NativeSettings:
-        return self.settings if threads is None else replace(self.settings, threads=threads)
-
     def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
         """A fresh Sequence with room for ``context_length`` tokens, which can tell the hidden states of its forwards
         behind the layers ``keep_hidden``; -1 is behind the head's norm.
 
         Raises MemoryLimitError, ClosedError, InvalidRequestError.
         """
-        if context_length < 1:
-            raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
+        check_context_length(context_length)
         kept = tuple(dict.fromkeys(keep_hidden))
-        with self._lock:
-            part = self._open_part()
+        another = functools.partial(self.open, context_length, keep_hidden=kept)
+
+        def make(part: ModelPart) -> NativeSequence:
             strange = [layer for layer in kept if not -1 <= layer < part.struct.layers]
             if strange:
                 raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
-            sequence = NativeSequence(self, part, context_length, kept)
-            self._sequences.add(sequence)
-            return sequence
+            return NativeSequence(self, part, context_length, kept, another)
 
-    def _open_part(self) -> ModelPart:
-        if self._part is None:
-            raise ClosedError(f"model {self._facts.name} is closed")
-        return self._part
-
-    def close(self) -> None:
-        """Close every open Sequence, then free the weights. Idempotent."""
-        with self._lock:
-            part, self._part = self._part, None
-            sequences = list(self._sequences)
-        for sequence in sequences:
-            sequence.close()
-        del part  # a forgotten Sequence still being finalized on another thread may hold it a moment longer
-
-    def __enter__(self) -> NativeModel:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        return self._open(make)

@@ -16,8 +16,14 @@ from edgespec.runtimes.native import library
 from edgespec.runtimes.native.frequent_head import short_head_ids, short_head_rows
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import PORTABLE
-from edgespec.runtimes.native.model import KV_BITS, NativeModel, NativeSettings, describe_native, load_native
-from edgespec.runtimes.native.requantized import bytes_spared
+from edgespec.runtimes.native.model import (
+    KV_BITS,
+    NativeModel,
+    NativeSettings,
+    bytes_spared,
+    describe_native,
+    load_native,
+)
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
 # What is kept of a model in the store, in the model's own folder: it goes when the model goes.

@@ -5,36 +5,28 @@ What is loaded is a folder that ``edgespec export --to onnx`` wrote and ``read_o
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import weakref
-from collections import abc
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edgespec.errors import (
-    CancelledError,
-    ClosedError,
-    InvalidRequestError,
-    RewindError,
-    RuntimeUnavailableError,
-)
+from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.gguf.header import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
+from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
-from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
 from edgespec.runtimes.onnx import providers as onnx_providers
-from edgespec.runtimes.onnx.contexts import OnnxContext, open_context
-from edgespec.runtimes.onnx.session import OnnxSettings, OnnxWeights, StopFlag, load_weights
-from edgespec.runtimes.thread import WorkerThread
-from edgespec.runtimes.trimmed_rows import TrimmedRows
-
-T = TypeVar("T")
+from edgespec.runtimes.onnx.session import OnnxContext, OnnxSettings, OnnxWeights, StopFlag, load_weights
+from edgespec.runtimes.onnx.shared import SharedContext
+from edgespec.runtimes.onnx.static import StaticContext
+from edgespec.runtimes.onnx.whole import WholeContext
+from edgespec.runtimes.sequence import (
+    RuntimeModel,
+    RuntimeSequence,
+    TrimmedRows,
+    check_context_length,
+    with_changes,
+)
 
 __all__ = ["PADDINGS", "OnnxModel", "OnnxSequence", "OnnxSettings", "describe_onnx", "load_onnx"]
 
@@ -88,37 +80,22 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
     )
 
 
-class OnnxModel:
+class OnnxModel(RuntimeModel[OnnxWeights]):
     """Weights loaded by ONNX Runtime. Implements the Model contract."""
 
     def __init__(self, weights: OnnxWeights, settings: OnnxSettings, facts: ModelFacts) -> None:
         self.artefact = weights.artefact
         self.settings = settings
-        self._facts = facts
-        self._weights: OnnxWeights | None = weights
-        self._lock = threading.Lock()
-        self._sequences: weakref.WeakSet[OnnxSequence] = weakref.WeakSet()
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._facts
+        super().__init__(weights, facts)
 
     @property
     def header(self) -> GgufHeader:
         """The source's metadata and tokenizer; it lists no tensors."""
         return self.artefact.tokenizer_header
 
-    def _settings_with(self, threads: int | None, pad_to: int | None) -> OnnxSettings:
-        own = self.settings
-        return replace(
-            own,
-            threads=own.threads if threads is None else threads,
-            pad_to=own.pad_to if pad_to is None else pad_to,
-        )
-
     def facts_with(self, *, threads: int | None = None, pad_to: int | None = None) -> ModelFacts:
         """The facts ``with_settings`` would have. Raises InvalidRequestError."""
-        settings = self._settings_with(threads, pad_to)
+        settings = with_changes(self.settings, threads=threads, pad_to=pad_to)
         return describe_onnx(self.artefact, settings, name=self._facts.name, sha256=self._facts.sha256)
 
     def with_settings(self, *, threads: int | None = None, pad_to: int | None = None) -> OnnxModel:
@@ -127,9 +104,10 @@ class OnnxModel:
         They are shared, unless another number of ``threads`` is asked for: ONNX Runtime lays weights out for a
         session of fixed threads. Raises ClosedError, InvalidRequestError, and then what loading raises.
         """
-        settings, facts = self._settings_with(threads, pad_to), self.facts_with(threads=threads, pad_to=pad_to)
+        facts = self.facts_with(threads=threads, pad_to=pad_to)
+        settings = with_changes(self.settings, threads=threads, pad_to=pad_to)
         with self._lock:
-            weights = self._open_weights()
+            weights = self._loaded()
         if settings.threads != self.settings.threads:
             provider = onnx_providers.find_provider(settings.provider)
             weights = load_weights(onnx_providers.load(), provider, self.artefact, settings)
@@ -140,146 +118,47 @@ class OnnxModel:
 
         Raises MemoryLimitError, ClosedError, and InvalidRequestError for more tokens than the model has positions.
         """
-        if context_length < 1:
-            raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
+        check_context_length(context_length)
         longest = self._facts.trained_context_length
         if context_length > longest:
             raise InvalidRequestError(
                 f"{self._facts.name} has positions for {longest} tokens, not for {context_length}",
                 hint=f"use --context {longest} or less",
             )
-        with self._lock:
-            sequence = OnnxSequence(self, self._open_weights(), context_length)
-            self._sequences.add(sequence)
-            return sequence
-
-    def _open_weights(self) -> OnnxWeights:
-        if self._weights is None:
-            raise ClosedError(f"model {self._facts.name} is closed")
-        return self._weights
-
-    def close(self) -> None:
-        """Close every open Sequence, then let go of the weights. Idempotent."""
-        with self._lock:
-            self._weights = None
-            sequences = list(self._sequences)
-        for sequence in sequences:
-            sequence.close()
-
-    def __enter__(self) -> OnnxModel:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        return self._open(lambda weights: OnnxSequence(self, weights, context_length))
 
 
-class OnnxSequence:
-    """One cache in ONNX Runtime and its worker thread. Implements the Sequence contract."""
+# What a graph of each kind needs, for a context of so many tokens and forwards of at least so many.
+_CONTEXTS: Mapping[str, Callable[[OnnxWeights, int, int, StopFlag], OnnxContext]] = {
+    SHARED: SharedContext,
+    WHOLE: WholeContext,
+    ROWS: StaticContext,
+}
+
+
+class OnnxSequence(RuntimeSequence):
+    """One cache in ONNX Runtime. Implements the Sequence contract."""
+
+    _CALLED = "the onnx runtime"
 
     def __init__(self, model: OnnxModel, weights: OnnxWeights, context_length: int) -> None:
-        self._model = model  # whoever keeps only the cache still has its facts and its weights
-        self._context_length = context_length
-        self._length = 0
-        self._generation = 0
-        artefact = model.artefact
-        self._vocabulary_size = artefact.vocabulary_size
-        self._kept: IdArray | None = None if artefact.ids is None else artefact.ids.astype(np.int64)
-        self._stop = StopFlag(weights)
-        self._native = open_context(weights, context_length, model.settings.pad_to, self._stop)
-        # Not self.cancel: the thread must not keep a forgotten Sequence alive.
-        self._worker = WorkerThread("edgespec-onnx", _raiser(self._stop))
-        # Runs at garbage collection and at interpreter exit alike: ends the forward in flight, then frees.
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._native, self._stop)
+        ids = weights.artefact.ids
+        self._kept = None if ids is None else ids.astype(np.int64)
+        self._first = 0  # where the last decode has the first of its scores
+        stop = StopFlag(weights)
+        make = _CONTEXTS[weights.artefact.cache]
+        self._native = make(weights, context_length, model.settings.pad_to, stop)
+        super().__init__(model, stop, context_length, thread="edgespec-onnx")
+        self._free_at_end(self._native.free)
 
-    @property
-    def length(self) -> int:
-        return self._length
+    def _decode(self, ids: IdArray, position: int, rows: int) -> None:
+        self._first = self._native.decode(ids, position, rows)
 
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    def run(self, job: Callable[[], T]) -> T:
-        return self._worker.run(job)
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        return self._worker.submit(job)
-
-    def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        return self._worker.run(lambda: self._forward(tokens, rows))
-
-    def _forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        start, count = self._length, len(tokens)
-        ids = checked_ids(
-            tokens,
-            rows,
-            length=start,
-            context_length=self._context_length,
-            vocabulary_size=self._vocabulary_size,
-        )
-        self._check_open()
-        self._generation += 1
-        generation = self._generation
-        done = first = 0
-        try:
-            for size in chunk_sizes(count, rows):
-                self._check_cancelled()
-                last = done + size == count
-                first = self._native.decode(ids[done : done + size], start + done, rows if last else 0)
-                done += size
-                self._length = start + done
-        except BaseException:
-            self._length = start
-            raise
-        native = self._native
-        scored = Rows(rows, lambda index: native.row(first + index), lambda: self._generation == generation)
+    def _rows(self, count: int) -> Rows:
+        native, first = self._native, self._first
+        scored = Rows(count, lambda index: native.row(first + index), self._currency())
         return scored if self._kept is None else TrimmedRows(scored, self._kept, self._vocabulary_size)
 
-    def rewind(self, length: int) -> None:
-        self._check_open()
-        if not 0 <= length <= self._length:
-            raise RewindError(f"cannot rewind to {length}: the cache holds {self._length} tokens")
-        if length < self._length:
-            self._generation += 1
-            self._length = length
-
-    def fork(self) -> OnnxSequence:
-        raise RuntimeUnavailableError("the onnx runtime does not fork a sequence", hint="open a second sequence")
-
-    def cancel(self) -> None:
-        self._stop.set(True)
-
-    def reset_cancel(self) -> None:
-        self._stop.set(False)
-
-    def _check_open(self) -> None:
+    def _check_usable(self) -> None:
         if not self._finalizer.alive:
             raise ClosedError("this sequence is closed")
-
-    def _check_cancelled(self) -> None:
-        if self._stop.raised:
-            raise CancelledError("the forward was cancelled")
-
-    def close(self) -> None:
-        self._generation += 1
-        self._finalizer()
-        self._worker.join()  # also for whoever comes second while the first is still at it
-
-    def __enter__(self) -> OnnxSequence:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-
-def _raiser(stop: StopFlag) -> Callable[[], None]:
-    return lambda: stop.set(True)
-
-
-def _shut_down(worker: WorkerThread, native: OnnxContext, stop: StopFlag) -> None:
-    stop.set(True)
-    try:
-        with contextlib.suppress(ClosedError):
-            worker.run(native.free)
-    finally:
-        worker.close()

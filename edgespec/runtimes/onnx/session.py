@@ -1,16 +1,18 @@
-"""What a model asks of ONNX Runtime: a session made with care, and a flag that ends what runs on it."""
+"""What a model asks of ONNX Runtime: a session made with care, a cache, and a flag that ends what runs on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from edgespec.errors import (
     CancelledError,
+    ClosedError,
     ForwardError,
     MemoryLimitError,
     ModelFileError,
@@ -18,11 +20,13 @@ from edgespec.errors import (
 )
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
+from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.thread import WorkerThread
 
 __all__ = [
     "WIDE_TOKENS",
+    "OnnxContext",
     "OnnxSettings",
     "OnnxWeights",
     "StopFlag",
@@ -205,6 +209,42 @@ class StopFlag:
     def set(self, raised: bool) -> None:
         self.raised = raised
         self.step_options.terminate = self.prefill_options.terminate = raised
+
+
+class OnnxContext(ABC):
+    """One cache and the buffers of its forwards, over a session that other contexts use as well.
+
+    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
+    """
+
+    _logits: LogitsArray  # (MAX_SCORED_ROWS, rows of the head)
+
+    def __init__(self, weights: OnnxWeights, stop: StopFlag) -> None:
+        self._weights: OnnxWeights | None = weights
+        self._stop = stop
+
+    @abstractmethod
+    def decode(self, ids: IdArray, position: int, rows: int) -> int:
+        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
+
+        Positions before ``position`` were fed before, later ones are forgotten. Whatever happens, the cache before
+        ``position`` stays as it is. At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError,
+        ForwardError, ClosedError, MemoryLimitError.
+        """
+
+    @abstractmethod
+    def free(self) -> None:
+        """Let go of the cache and of the session. Idempotent."""
+
+    def row(self, index: int) -> LogitsArray:
+        """A view of one row of the last decode's scores: float32 (rows of the head,)."""
+        row: LogitsArray = self._logits[index]
+        return row
+
+    def _loaded(self) -> OnnxWeights:
+        if self._weights is None:
+            raise ClosedError("this sequence is closed")
+        return self._weights
 
 
 @contextlib.contextmanager

@@ -12,24 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ClosedError, MemoryLimitError
-from edgespec.interfaces.rows import IdArray, LogitsArray
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
-from edgespec.runtimes.onnx.session import OnnxWeights, StopFlag, forward_errors
+from edgespec.errors import MemoryLimitError
+from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, forward_errors
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 __all__ = ["SharedContext"]
 
 
-class SharedContext:
-    """One cache and the buffers of its forwards, bound to a session that other contexts use as well.
-
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
-    """
+class SharedContext(OnnxContext):
+    """A cache that stays where it is, bound to a session that other contexts use as well."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
-        self._weights: OnnxWeights | None = weights
+        super().__init__(weights, stop)
         self._pad_to = pad_to
-        self._stop = stop
         artefact = weights.artefact
         # The padding behind the last token needs a place as well.
         capacity = artefact.static_cache or context_length + pad_to - 1
@@ -70,14 +66,7 @@ class SharedContext:
             self._bind_input(f"past_key_values.{name}", array, self._cache_shape)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
-
-        Whatever happens, the cache before ``position`` stays as it is. Raises CancelledError, ForwardError,
-        ClosedError.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ClosedError("this sequence is closed")
+        weights = self._loaded()
         size = len(ids)
         fed = max(size, self._pad_to)
         # The output head is a product like any other: a row that counts has company. One at least must be computed.
@@ -96,12 +85,6 @@ class SharedContext:
             weights.session.run_with_iobinding(self._binding, options)
         return (size - rows) - (fed - scored)
 
-    def row(self, index: int) -> LogitsArray:
-        """A view of one row of the scores: float32 (rows of the head,)."""
-        row: LogitsArray = self._logits[index]
-        return row
-
     def free(self) -> None:
-        """Let go of the cache and of the session. Idempotent."""
         self._binding = self._weights = None
         self._caches = {}

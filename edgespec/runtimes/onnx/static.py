@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ClosedError, MemoryLimitError
-from edgespec.interfaces.rows import IdArray, LogitsArray
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS
-from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxWeights, StopFlag, forward_errors
+from edgespec.errors import MemoryLimitError
+from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, forward_errors
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 __all__ = ["HIDDEN", "StaticContext", "new_mask", "past_mask"]
 
@@ -46,17 +46,17 @@ def new_mask(width: int, window: int | None) -> FloatArray:
     return np.where(seen, np.float32(0), np.float32(HIDDEN))
 
 
-class StaticContext:
-    """One cache and the buffers of its forwards, over sessions that other contexts use as well.
+class StaticContext(OnnxContext):
+    """A cache of fixed length, over sessions that other contexts use as well.
 
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are. Forwards are
-    of one token or WIDE_TOKENS, whatever is asked of other graphs about padding.
+    Forwards are of one token or WIDE_TOKENS, whatever is asked of other graphs about padding. Each scores one token,
+    so several rows come one by one.
     """
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
+        super().__init__(weights, stop)
         artefact = weights.artefact
         assert artefact.static_cache is not None  # read_onnx_folder has checked it
-        self._weights: OnnxWeights | None = weights
         shape = (2 * artefact.block_count, artefact.head_count_kv, artefact.static_cache, artefact.key_length)
         try:
             # Zeros: a hidden row has no share, and that of something that is no number would be no number either.
@@ -73,14 +73,7 @@ class StaticContext:
             ) from error
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
-
-        A forward scores one token, so several rows come one by one. Whatever happens, the cache before ``position``
-        stays as it is. Raises CancelledError, ForwardError, ClosedError.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ClosedError("this sequence is closed")
+        weights = self._loaded()
         done, alone = 0, rows if rows > 1 else 0
         while done < len(ids):
             left = len(ids) - done - alone
@@ -91,13 +84,7 @@ class StaticContext:
             done += size
         return 0
 
-    def row(self, index: int) -> LogitsArray:
-        """A view of one row of the scores: float32 (rows of the head,)."""
-        row: LogitsArray = self._logits[index]
-        return row
-
     def free(self) -> None:
-        """Let go of the cache and of the sessions. Idempotent."""
         if self._weights is not None:
             self._weights = None
             del self._cache, self._step, self._piece

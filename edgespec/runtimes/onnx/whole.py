@@ -14,25 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLimitError
-from edgespec.interfaces.rows import IdArray, LogitsArray
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
-from edgespec.runtimes.onnx.session import OnnxWeights, StopFlag, out_of_memory, said
+from edgespec.errors import CancelledError, ForwardError, MemoryLimitError
+from edgespec.interfaces.rows import IdArray
+from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, out_of_memory, said
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 __all__ = ["WholeContext"]
 
 
-class WholeContext:
-    """One cache and the buffers of its forwards, over a session that other contexts use as well.
-
-    Used on the Sequence's worker thread only, except that reading a row is safe wherever the Rows are.
-    """
+class WholeContext(OnnxContext):
+    """A cache that every forward gives anew, over a session that other contexts use as well."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
-        self._weights: OnnxWeights | None = weights
+        super().__init__(weights, stop)
         self._context_length = context_length
         self._pad_to = pad_to
-        self._stop = stop
         artefact = weights.artefact
         self._bytes_per_token = artefact.kv_bytes_per_token
         self._heads, self._width = artefact.head_count_kv, artefact.key_length
@@ -52,14 +48,7 @@ class WholeContext:
         return [1, self._heads, length, self._width]
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
-        """Feed ``ids`` from ``position`` on and score the last ``rows``; returns where ``row`` has the first of them.
-
-        Whatever happens, the cache before ``position`` stays as it is. Raises CancelledError, ForwardError,
-        ClosedError, MemoryLimitError.
-        """
-        weights = self._weights
-        if weights is None:
-            raise ClosedError("this sequence is closed")
+        weights = self._loaded()
         size = len(ids)
         fed = max(size, self._pad_to)
         # The output head is a product like any other: a row that counts has company. One at least must be computed.
@@ -121,13 +110,7 @@ class WholeContext:
             hint="try a smaller --context",
         )
 
-    def row(self, index: int) -> LogitsArray:
-        """A view of one row of the scores: float32 (rows of the head,)."""
-        row: LogitsArray = self._logits[index]
-        return row
-
     def free(self) -> None:
-        """Let go of the cache and of the session. Idempotent."""
         self._weights = None
         self._past, self._held = {}, 0
 

@@ -52,17 +52,17 @@ _LOST: Final = _Mark()
 class Inbox:
     """Where one waiting thread finds its answers, and learns that it should give up.
 
-    ``cancel`` takes no lock and allocates next to nothing: it may be called in a signal handler, wherever the
-    interrupted thread was.
+    ``set`` raises and lowers its cancel flag. It takes no lock and allocates next to nothing: it may be called in a
+    signal handler, wherever the interrupted thread was.
     """
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Frame | _Mark] = queue.SimpleQueue()
-        self.cancelled = False
+        self.raised = False
 
-    def cancel(self) -> None:
-        if not self.cancelled:
-            self.cancelled = True
+    def set(self, raised: bool) -> None:
+        before, self.raised = self.raised, raised
+        if raised and not before:
             self.queue.put(_CANCEL)
 
 
@@ -165,7 +165,7 @@ class WorkerLink:
             elif item is _LOST:
                 if self._lost is not None or self._closed:
                     raise self.lost_error()
-            elif inbox.cancelled and not told:  # else it was reset before anyone looked
+            elif inbox.raised and not told:  # else it was reset before anyone looked
                 told = True
                 deadline = min(deadline, time.monotonic() + self.deadlines.cancel_s)
                 if cancel is not None:

@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import time
 import weakref
 from collections import abc
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from edgespec.errors import (
-    CancelledError,
     ClosedError,
     EdgespecError,
     InvalidRequestError,
     NonFiniteLogitsError,
     RewindError,
-    RuntimeUnavailableError,
-    StaleRowsError,
     WorkerLostError,
 )
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
-from edgespec.runtimes.forward_request import checked_ids, chunk_sizes
 from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
 from edgespec.runtimes.process.frames import Frame, LoadRequest, facts_from_json, ids_bytes
 from edgespec.runtimes.process.link import Inbox, WorkerLink
+from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length
 from edgespec.runtimes.thread import WorkerThread
 
 T = TypeVar("T")
+_Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best ids, and the rows without one
 
 __all__ = [
     "Deadlines",
@@ -105,22 +103,16 @@ class StartingWorker:
         self._link.close()
 
 
-class WorkerModel:
+class WorkerModel(RuntimeModel[WorkerLink]):
     """A model in a process of its own. Implements the Model contract."""
 
     def __init__(self, link: WorkerLink, facts: ModelFacts) -> None:
+        super().__init__(link, facts)
         self._link = link
-        self._facts = facts
         self.times = ForwardTimes(link.deadlines, facts.bytes_per_forward)
         self._keys = itertools.count()
-        self._lock = threading.Lock()
-        self._sequences: weakref.WeakSet[WorkerSequence] = weakref.WeakSet()
         # At garbage collection and at interpreter exit alike.
         self._finalizer = weakref.finalize(self, link.close)
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._facts
 
     @property
     def pid(self) -> int:
@@ -134,101 +126,51 @@ class WorkerModel:
 
     def open(self, context_length: int) -> WorkerSequence:
         """A fresh Sequence. Raises MemoryLimitError, InvalidRequestError, ClosedError, WorkerLostError."""
-        if context_length < 1:
-            raise InvalidRequestError(f"a context of {context_length} tokens cannot hold anything")
+        check_context_length(context_length)
         if context_length >= 2**31:
             raise InvalidRequestError(f"a context of {context_length} tokens is more than any runtime can count")
-        with self._lock:
-            if not self._finalizer.alive:
-                raise ClosedError(f"model {self._facts.name} is closed")
-            key = next(self._keys)
-            header = {"op": "open", "sequence": key, "context_length": context_length}
-            self._link.request(header, timeout_s=self._link.deadlines.answer_s)
-            sequence = WorkerSequence(self, self._link, key, context_length)
-            self._sequences.add(sequence)
-            return sequence
+        return self._open(lambda link: self._ask_open(link, context_length))
+
+    def _ask_open(self, link: WorkerLink, context_length: int) -> WorkerSequence:
+        key = next(self._keys)
+        header = {"op": "open", "sequence": key, "context_length": context_length}
+        link.request(header, timeout_s=link.deadlines.answer_s)
+        return WorkerSequence(self, link, key, context_length)
 
     def close(self) -> None:
         """Close every open Sequence, then end the process. Idempotent."""
-        with self._lock:
-            sequences = list(self._sequences)
-        for sequence in sequences:
-            sequence.close()
+        super().close()
         with self._lock:
             self._finalizer()
 
-    def __enter__(self) -> WorkerModel:
-        return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-
-class WorkerSequence:
+class WorkerSequence(RuntimeSequence):
     """One cache in the child and a thread here that waits for its answers. Implements the Sequence contract."""
 
+    _CALLED = "a worker process"
+
     def __init__(self, model: WorkerModel, link: WorkerLink, key: int, context_length: int) -> None:
-        self._model = model  # whoever keeps only the cache still has its process
+        self._inbox = Inbox()
+        super().__init__(model, self._inbox, context_length, thread="edgespec-worker")
         self._link = link
         self._key = key
-        self._context_length = context_length
-        self._length = 0
-        self._broken = False
-        self._generation = 0
         self._times = model.times
-        self._vocabulary_size = model.facts.vocabulary_size
-        self._inbox = Inbox()
-        # Not self.cancel: the thread must not keep a forgotten Sequence alive.
-        self._worker = WorkerThread("edgespec-worker", self._inbox.cancel)
+        self._scores: _Scores = 0, np.empty(0, dtype=np.int64), {}
         self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._inbox, link, key)
 
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    def run(self, job: Callable[[], T]) -> T:
-        return self._worker.run(job)
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        return self._worker.submit(job)
-
-    def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        return self._worker.run(lambda: self._forward(tokens, rows))
-
     def _forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        self._check_sound()  # before anything else: whatever is asked of a lost process, that it is lost comes first
-        start, count = self._length, len(tokens)
-        ids = checked_ids(
-            tokens,
-            rows,
-            length=start,
-            context_length=self._context_length,
-            vocabulary_size=self._vocabulary_size,
-        )
-        self._generation += 1
-        done = number = 0
-        best, not_finite = ids[:0], {}
-        try:
-            # In chunks from here: the length grows as they are done, and no answer takes long.
-            for size in chunk_sizes(count, rows):
-                self._check_cancelled()
-                scored = rows if done + size == count else 0
-                number, answer = self._ask_forward(ids[done : done + size], scored)
-                with self._link.reading():
-                    _expect_length(answer, start + done + size)
-                    best, not_finite = _best_ids(answer, scored, self._vocabulary_size), _not_finite(answer)
-                done += size
-                self._length = start + done
-        except BaseException:
-            self._length = start
-            if done:
-                self._drop_chunks(start)
-            raise
-        return WorkerRows(self, rows, best, not_finite, number)
+        self._check_usable()  # before anything else: whatever is asked of a lost process, that it is lost comes first
+        return super()._forward(tokens, rows)
+
+    def _decode(self, ids: IdArray, position: int, rows: int) -> None:
+        number, answer = self._ask_forward(ids, rows)
+        with self._link.reading():
+            _expect_length(answer, position + len(ids))
+            self._scores = number, _best_ids(answer, rows, self._vocabulary_size), _not_finite(answer)
+
+    def _rows(self, count: int) -> Rows:
+        number, best, not_finite = self._scores
+        return WorkerRows(self, self._currency(), count, best, not_finite, number)
 
     def _ask_forward(self, ids: IdArray, rows: int) -> tuple[int, Frame]:
         count, started = len(ids), time.monotonic()
@@ -242,8 +184,11 @@ class WorkerSequence:
         self._times.record(count, time.monotonic() - started)
         return answered
 
-    def _drop_chunks(self, length: int) -> None:
-        """Take back what earlier chunks of a failed forward left in the child. What cannot be is never used again."""
+    def _take_back(self, length: int) -> None:
+        """Take back what earlier chunks left in the child. What cannot be is never used again."""
+        done, self._length = self._length - length, length
+        if not done:
+            return
         try:
             self._ask_rewind(length)
         except EdgespecError as error:
@@ -251,15 +196,11 @@ class WorkerSequence:
             if isinstance(error, RewindError):
                 raise
 
-    def rewind(self, length: int) -> None:
-        self._check_sound()
-        if not 0 <= length <= self._length:
-            raise RewindError(f"cannot rewind to {length}: the cache holds {self._length} tokens")
-        if length < self._length:
-            self._worker.run(lambda: self._rewind(length))
+    def _cut(self, length: int) -> None:
+        self._worker.run(lambda: self._rewind(length))
 
     def _rewind(self, length: int) -> None:
-        self._generation += 1
+        self._overwrite()
         self._ask_rewind(length)
         self._length = length
 
@@ -279,47 +220,17 @@ class WorkerSequence:
     @property
     def pid(self) -> int:
         """The process it lives in."""
-        return self._model.pid
-
-    @property
-    def generation(self) -> int:
-        """Grows with everything that overwrites rows."""
-        return self._generation
+        return self._link.pid
 
     @property
     def vocabulary_size(self) -> int:
         return self._vocabulary_size
 
-    def fork(self) -> WorkerSequence:
-        raise RuntimeUnavailableError("a worker process does not fork a sequence", hint="open a second sequence")
-
-    def cancel(self) -> None:
-        self._inbox.cancel()
-
-    def reset_cancel(self) -> None:
-        self._inbox.cancelled = False
-
-    def _check_sound(self) -> None:
+    def _check_usable(self) -> None:
         if not self._finalizer.alive:
             raise ClosedError("this sequence is closed")
         self._link.check()
-        if self._broken:
-            raise RewindError("this sequence's cache did not rewind and cannot be trusted", hint="open another one")
-
-    def _check_cancelled(self) -> None:
-        if self._inbox.cancelled:
-            raise CancelledError("the forward was cancelled")
-
-    def close(self) -> None:
-        self._generation += 1
-        self._finalizer()
-        self._worker.join()  # also for whoever comes second while the first is still at it
-
-    def __enter__(self) -> WorkerSequence:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        super()._check_usable()
 
 
 def _shut_down(worker: WorkerThread, inbox: Inbox, link: WorkerLink, key: int) -> None:
@@ -327,7 +238,7 @@ def _shut_down(worker: WorkerThread, inbox: Inbox, link: WorkerLink, key: int) -
 
     On the link's own reader thread, for one, waiting for an answer would be waiting for oneself.
     """
-    inbox.cancel()
+    inbox.set(True)
     with suppress(ClosedError):
         worker.submit(functools.partial(_end, worker, link, key))
 
@@ -368,10 +279,15 @@ class WorkerRows(Rows):
     """Rows that stay in the child: the best ids are here already, scores are fetched when they are read."""
 
     def __init__(
-        self, sequence: WorkerSequence, count: int, best: IdArray, not_finite: abc.Mapping[int, str], forward: int
+        self,
+        sequence: WorkerSequence,
+        is_current: Callable[[], bool],
+        count: int,
+        best: IdArray,
+        not_finite: abc.Mapping[int, str],
+        forward: int,
     ) -> None:
-        generation, size = sequence.generation, sequence.vocabulary_size
-
+        size = sequence.vocabulary_size
         latest: dict[int, LogitsArray] = {}  # a drafter looks at one row twice, and crossing is dear
 
         def read_row(index: int) -> LogitsArray:
@@ -383,17 +299,14 @@ class WorkerRows(Rows):
                 latest[index] = row
             return row
 
-        super().__init__(count, read_row, lambda: sequence.generation == generation)
+        super().__init__(count, read_row, is_current)
         self._best = best
         self._not_finite = not_finite
         self._sequence = sequence
         self._forward = forward
 
     def argmax_row(self, index: int) -> int:
-        if not self._is_current():
-            raise StaleRowsError("these rows were overwritten by a later forward, rewind or close")
-        if not 0 <= index < self.count:
-            raise IndexError(f"row {index} of {self.count}")
+        self._check(index)
         if index in self._not_finite:
             raise NonFiniteLogitsError(self._not_finite[index])
         return int(self._best[index])
@@ -402,8 +315,7 @@ class WorkerRows(Rows):
         size = self._sequence.vocabulary_size
         if not self.count or not 1 <= k <= min(size, _MOST_TOP_K):
             return super().top_k(k)
-        if not self._is_current():
-            raise StaleRowsError("these rows were overwritten by a later forward, rewind or close")
+        self._check(0)
         shape, total = (self.count, k), self.count * k
 
         def read(answer: Frame) -> tuple[IdArray, LogitsArray]:

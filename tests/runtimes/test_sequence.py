@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ContextFullError, InvalidRequestError
-from edgespec.runtimes.forward_request import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, checked_ids, chunk_sizes
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS, checked_ids, chunk_sizes
 
 CHUNK = PREFILL_CHUNK_TOKENS
 
