@@ -28,7 +28,8 @@ from edgespec.bench.runtimes import REST_S, NamedModel, RuntimeTimes, measure_ru
 from edgespec.calibration.width_probe import probe_tokens
 from edgespec.hardware.bandwidth import measure_read_bandwidth
 from edgespec.interfaces.model import Model, Sequence
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeSettings, load_native
 
 NATIVE = "native"

@@ -28,7 +28,8 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeSettings, load_native
 

@@ -32,7 +32,8 @@ from edgespec.export.onnx.export import export_onnx  # noqa: E402
 from edgespec.files.home import home  # noqa: E402
 from edgespec.files.onnx.folder import read_onnx_folder  # noqa: E402
 from edgespec.runtimes.llama.library import load  # noqa: E402
-from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx  # noqa: E402
+from edgespec.runtimes.onnx.model import load_onnx  # noqa: E402
+from edgespec.runtimes.onnx.session import OnnxSettings  # noqa: E402
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS  # noqa: E402
 from edgespec.store.catalogue import lookup  # noqa: E402
 from edgespec.store.store import Store  # noqa: E402

@@ -34,7 +34,7 @@ from edgespec.bench.suite import builtin_suite
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of

@@ -32,8 +32,8 @@ from edgespec.bench.suite import builtin_suite
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
-from edgespec.runtimes.llama.model import LlamaSettings
-from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator

@@ -30,7 +30,8 @@ from acceptance_quality import agreements, bytes_of, kl_divergences, tokens_to_p
 from edgespec.files.onnx.folder import TOKENIZER_NAME, read_onnx_folder
 from edgespec.hardware.machine import describe_machine
 from edgespec.runtimes.onnx import providers as onnx_providers
-from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
+from edgespec.runtimes.onnx.model import load_onnx
+from edgespec.runtimes.onnx.session import OnnxSettings
 
 TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 STATIC_CACHE = 1024

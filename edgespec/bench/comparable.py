@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.gguf.header import compare_vocabularies
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.locate import Locator

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
-from edgespec.interfaces.model import Model, Sequence, ShortHeadSequence
+from edgespec.interfaces.model import FrequentHeadSequence, Model, Sequence
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
@@ -327,8 +327,8 @@ def measure_agreement(
             while len(answer) < tokens:
                 answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
                 yield len(answer) / tokens
-            if isinstance(reading, ShortHeadSequence):
-                reading.score_short(prompt)  # what the text has had; the answer's own words come one by one
+            if isinstance(reading, FrequentHeadSequence):
+                reading.score_frequent(prompt)  # what the text has had; the answer's own words come one by one
             # The last prompt token's scores are about the first token of the answer.
             if len(prompt) > 1:
                 reading.forward(prompt[:-1], 0)

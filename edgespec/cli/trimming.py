@@ -39,7 +39,7 @@ from edgespec.export.trim.token_counts import (
 )
 from edgespec.files.atomic import temporary_name
 from edgespec.files.gguf import token_rows
-from edgespec.files.gguf.header import compare_vocabularies
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine

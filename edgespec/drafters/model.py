@@ -20,7 +20,7 @@ from edgespec.interfaces.drafting import (
     Proposal,
     SiblingGate,
 )
-from edgespec.interfaces.model import Model, Restarting, Sequence, ShortHeadSequence
+from edgespec.interfaces.model import FrequentHeadSequence, Model, Restarting, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
@@ -156,8 +156,8 @@ class ModelDraftState:
             return None
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         self.forks = model.facts.can_fork
-        if self._watch is None and isinstance(sequence, ShortHeadSequence) and sequence.short_ids is not None:
-            self._watch = short_head_watch(sequence.short_ids)
+        if self._watch is None and isinstance(sequence, FrequentHeadSequence) and sequence.frequent_ids is not None:
+            self._watch = short_head_watch(sequence.frequent_ids)
         self._sequence = sequence
         if self._cancelled:
             sequence.cancel()
@@ -189,13 +189,13 @@ class ModelDraftState:
         return rows, sync_s
 
     def _choose_head(self, sequence: Sequence, context: Context) -> None:
-        if self._watch is None or not isinstance(sequence, ShortHeadSequence):
+        if self._watch is None or not isinstance(sequence, FrequentHeadSequence):
             return
         if self._watch.look(context):
             sequence.score_all()
         else:
             with contextlib.suppress(MemoryLimitError):  # the head in use says less, and serves as well
-                sequence.score_short(self._watch.more)
+                sequence.score_frequent(self._watch.more)
 
     def _draft(
         self, sequence: Sequence, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool

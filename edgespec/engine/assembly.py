@@ -15,7 +15,7 @@ from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError
-from edgespec.files.gguf.header import compare_vocabularies
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine, describe_machine

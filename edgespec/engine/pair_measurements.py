@@ -22,7 +22,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, probe_starts
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.cost_model import CostDepth, Costs
-from edgespec.runtimes.llama.model import EVERY_LAYER
+from edgespec.runtimes.llama.context import EVERY_LAYER
 
 # Drafters that need no model cost nothing worth counting.
 _FREE_SOURCES = ("lookup",)

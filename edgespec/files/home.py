@@ -13,8 +13,6 @@ import platformdirs
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_text
 
-__all__ = ["FORMAT", "Home", "home"]
-
 HOME_VARIABLE = "EDGESPEC_HOME"
 
 # The format of everything in a home together. A home without a number is one of edgespec 0.1.0, whose format is 1.

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact

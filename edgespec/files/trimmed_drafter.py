@@ -27,8 +27,8 @@ from edgespec.files.export_folder import (
     read_manifest,
     show,
 )
-from edgespec.files.gguf.header import GgufHeader, read_header
-from edgespec.files.gguf.records import GGML_TYPES
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GGML_TYPES, GgufHeader
 
 if TYPE_CHECKING:
     import numpy as np

@@ -103,18 +103,18 @@ class TreeSequence(Sequence, Protocol):
 
 
 @runtime_checkable
-class ShortHeadSequence(Sequence, Protocol):
+class FrequentHeadSequence(Sequence, Protocol):
     """A Sequence that can leave most tokens unscored, to read fewer rows of its model's output head."""
 
     @property
-    def short_ids(self) -> abc.Set[int] | None:
+    def frequent_ids(self) -> abc.Set[int] | None:
         """The tokens that are scored at first; None where all are, and none can be left out."""
 
     def score_all(self) -> None:
         """Score all tokens from the next forward on. The cache stays; earlier Rows are stale. Raises ClosedError."""
 
-    def score_short(self, also: abc.Collection[int] = ()) -> None:
-        """Score ``short_ids`` and the tokens ``also`` alone, others being at -infinity; else as ``score_all``.
+    def score_frequent(self, also: abc.Collection[int] = ()) -> None:
+        """Score ``frequent_ids`` and the tokens ``also`` alone, others being at -infinity; else as ``score_all``.
 
         Raises InvalidRequestError for what is no token, MemoryLimitError.
         """

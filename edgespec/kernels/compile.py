@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["LIBRARY_NAME", "NOTE_NAME", "CompileError", "build_in_place", "compile_library"]
-
 FOLDER = Path(__file__).resolve().parent
 LIBRARY_NAME = f"libedgespec_kernels{'.dylib' if sys.platform == 'darwin' else '.so'}"
 NOTE_NAME = "not_built.txt"

@@ -23,17 +23,6 @@ from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 
-__all__ = [
-    "NOT_MEASURED",
-    "Placement",
-    "Placements",
-    "default_settings",
-    "find_placements",
-    "require_room",
-    "room_for_drafter",
-    "same_place",
-]
-
 NOT_MEASURED = "not measured (`edgespec calibrate` measures every place that has room)"
 
 Known = Callable[[ModelFacts], bool]

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 

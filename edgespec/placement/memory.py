@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.layer_split import layer_bytes
 from edgespec.runtimes.runtime import Settings

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from edgespec.errors import ProfileError
 
-__all__ = ["DESCRIPTION", "INHERITS", "KEYS", "Layer", "from_environment", "from_flags", "from_table", "read_toml"]
-
 DESCRIPTION = "description"
 INHERITS = "inherits"
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from edgespec.errors import ProfileError
 from edgespec.profiles.layers import read_toml
 
-__all__ = ["machine_names", "read_machine"]
-
 
 @cache
 def machine_names() -> tuple[str, ...]:

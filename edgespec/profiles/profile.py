@@ -18,8 +18,6 @@ from typing import Any, Literal, cast
 from edgespec.errors import ProfileError
 from edgespec.profiles.layers import Layer, from_environment, from_flags, from_table, read_toml, unknown_key
 
-__all__ = ["BASE", "PROJECT_FILE", "Profile", "ProfileSummary", "list_profiles", "load_profile"]
-
 BASE = "default"
 PROJECT_FILE = "edgespec.toml"
 USER_FILE = "config.toml"

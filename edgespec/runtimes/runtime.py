@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 

@@ -31,19 +31,6 @@ from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.thread import WorkerThread
 
-__all__ = [
-    "MAX_SCORED_ROWS",
-    "PREFILL_CHUNK_TOKENS",
-    "CancelFlag",
-    "RuntimeModel",
-    "RuntimeSequence",
-    "TrimmedRows",
-    "check_context_length",
-    "checked_ids",
-    "chunk_sizes",
-    "with_changes",
-]
-
 T = TypeVar("T")
 S = TypeVar("S", bound="RuntimeSequence")
 W = TypeVar("W")

@@ -14,8 +14,6 @@ from typing import Any
 from edgespec.errors import ModelNotFoundError, ProfileError
 from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackageParts, Source
 
-__all__ = ["catalogue", "lookup", "parse_catalogue"]
-
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
-from edgespec.calibration.timing import Contention, ModelTimes
+from edgespec.calibration.timing import ModelTimes
 from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
+from edgespec.planning.cost.contention import Contention
 from tests.calibration.test_measurements import FACTS, PROBE, TIMES, changed, stored_file
 
 SMALL = replace(FACTS, name="small", sha256="sha256:ef", weight_bytes=10**8)

@@ -17,7 +17,6 @@ from edgespec.calibration.timing import (
     QUICK,
     QUICK_REPETITIONS,
     WIDTHS,
-    Contention,
     ModelTimes,
     Scope,
     measure_contention,
@@ -26,6 +25,7 @@ from edgespec.calibration.timing import (
     measure_target,
 )
 from edgespec.errors import ForwardError
+from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, probe_starts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.timed_model import Price, TimedModel, by_width

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edgespec.calibration.width_probe import STEP_TOKENS, probe_tokens, probe_widths
 from edgespec.errors import ForwardError
 from edgespec.planning.cost.widths import BORDERS, POSITIONS, WIDEST, ContextProbe, WidthProbe, probe_starts
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from tests.support.noisy_model import NoisyModel, Rule
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -20,7 +20,8 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.command_line import InProcess
 from tests.support.exporting import GGUF, succeeded

@@ -7,7 +7,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from tests.support.calibrating import find_other_faster, fix_plain_ratio, shorten_contention
 from tests.support.command_line import InProcess
 from tests.support.tiny_models import TinyModels

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling, distribution
-from edgespec.decoding.serial import DecodeLoop, LoopLimits
+from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, DraftState, Proposal

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.pipelined.loop import Drafted, PipelinedLoop
+from edgespec.decoding.pipelined.in_flight import Drafted
+from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError, RewindError

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser
-from edgespec.decoding.serial import DecodeLoop, LoopLimits
+from edgespec.decoding.serial import DecodeLoop
 from edgespec.decoding.stats import DecodeStats
 from edgespec.decoding.validation import height
 from edgespec.drafters.combination import Combination, CombinationState

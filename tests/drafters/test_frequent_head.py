@@ -14,7 +14,8 @@ from edgespec.drafters.head_coverage import WINDOW_TOKENS
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.drafting import Context, DraftRequest, DraftState
-from edgespec.runtimes.native.model import NativeModel, NativeSequence, NativeSettings, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -113,7 +114,7 @@ def test_without_memory_for_another_head_the_one_in_use_goes_on(
 
     with model.with_head_rows(KEPT) as short:
         state = start(short)
-        monkeypatch.setattr(NativeSequence, "score_short", refuse)
+        monkeypatch.setattr(NativeSequence, "score_frequent", refuse)
         proposed = state.propose(text(2), 3).tokens
         assert len(proposed) == 3
         assert set(proposed) <= set(KEPT.tolist())

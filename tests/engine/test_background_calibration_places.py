@@ -20,8 +20,8 @@ from edgespec.placement.prepared import PreparedModel, prepare_drafter, prepare_
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import LlamaLibrary
-from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.native_devices import gpu

@@ -29,7 +29,7 @@ from edgespec.files.home import Home
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native.model import KV_BITS
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native

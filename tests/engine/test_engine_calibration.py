@@ -13,7 +13,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.files.home import Home
-from edgespec.planning.choice.planner import NOT_CALIBRATED
+from edgespec.planning.choice.paying import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth

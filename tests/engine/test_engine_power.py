@@ -12,7 +12,7 @@ from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.files.home import Home
-from edgespec.planning.choice.planner import NOT_CALIBRATED
+from edgespec.planning.choice.paying import NOT_CALIBRATED
 from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation
 
 

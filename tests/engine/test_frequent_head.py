@@ -19,9 +19,9 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.placement.prepared import prepare_drafter
 from edgespec.profiles.profile import Profile, load_profile
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
-from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
+from edgespec.runtimes.native.frequent_head import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
@@ -60,27 +60,27 @@ def header(size: int, types: Mapping[int, int] | None = None, model: str = "gpt2
 
 
 def test_it_is_the_first_merges_and_what_is_always_kept() -> None:
-    size = 3 * SHORT_HEAD_ROWS
-    found = short_head_ids(header(size, {size - 1: CONTROL, size - 9: CONTROL, 7: BYTE}))
-    assert (found.dtype, len(found)) == (np.int64, SHORT_HEAD_ROWS)
-    assert list(found) == [*range(SHORT_HEAD_ROWS - 2), size - 9, size - 1]
+    size = 3 * FREQUENT_HEAD_ROWS
+    found = frequent_head_ids(header(size, {size - 1: CONTROL, size - 9: CONTROL, 7: BYTE}))
+    assert (found.dtype, len(found)) == (np.int64, FREQUENT_HEAD_ROWS)
+    assert list(found) == [*range(FREQUENT_HEAD_ROWS - 2), size - 9, size - 1]
 
 
 @pytest.mark.parametrize(
-    ("size", "model"), [(2 * SHORT_HEAD_ROWS - 1, "gpt2"), (32000, "gpt2"), (3 * SHORT_HEAD_ROWS, "llama")]
+    ("size", "model"), [(2 * FREQUENT_HEAD_ROWS - 1, "gpt2"), (32000, "gpt2"), (3 * FREQUENT_HEAD_ROWS, "llama")]
 )
 def test_heads_that_stay_whole(size: int, model: str) -> None:
-    assert short_head_rows(header(size, model=model)) is None
+    assert frequent_head_rows(header(size, model=model)) is None
 
 
 def test_from_twice_its_length_on_a_head_is_shortened() -> None:
-    assert short_head_rows(header(2 * SHORT_HEAD_ROWS)) == SHORT_HEAD_ROWS
+    assert frequent_head_rows(header(2 * FREQUENT_HEAD_ROWS)) == FREQUENT_HEAD_ROWS
 
 
 def test_of_a_vocabulary_of_special_tokens_it_is_the_first() -> None:
-    size = 3 * SHORT_HEAD_ROWS
-    found = short_head_ids(header(size, dict.fromkeys(range(size), CONTROL)))
-    assert np.array_equal(found, np.arange(SHORT_HEAD_ROWS))
+    size = 3 * FREQUENT_HEAD_ROWS
+    found = frequent_head_ids(header(size, dict.fromkeys(range(size), CONTROL)))
+    assert np.array_equal(found, np.arange(FREQUENT_HEAD_ROWS))
 
 
 # ---------------------------------------------------------------------------------------------- who gets it
@@ -95,8 +95,8 @@ def located(tiny: TinyModels, tmp_path: Path) -> LocatedModel:
 def hundred(monkeypatch: pytest.MonkeyPatch) -> IdArray:
     """Every model has a short head of a hundred rows."""
     require_native()
-    monkeypatch.setattr(native_runtime, "short_head_ids", lambda _header: KEPT)
-    monkeypatch.setattr(native_runtime, "short_head_rows", lambda _header: len(KEPT))
+    monkeypatch.setattr(native_runtime, "frequent_head_ids", lambda _header: KEPT)
+    monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: len(KEPT))
     return KEPT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.decoding.serial import Step
+from edgespec.decoding.round_base import Step
 from edgespec.engine.answer import AnswerTask
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text

@@ -22,7 +22,7 @@ from edgespec.planning.choice.ranking import explain, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import invented_times
 

@@ -14,10 +14,10 @@ from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.prepared import PreparedModel, prepare_drafter
 from edgespec.profiles.profile import Profile, load_profile
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared
-from edgespec.runtimes.native.runtime import COARSE_SIDECAR, NATIVE_SIDECAR, NativeRuntime
+from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, REQUANTIZED_SIDECAR, NativeRuntime
 from edgespec.runtimes.process.restarting import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
@@ -34,7 +34,7 @@ AS_IN_THE_FILE = replace(PROFILE, draft_weights="file")
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafters of any size are kept in four bits."""
-    monkeypatch.setattr(native_runtime, "LEAST_COARSE_PARAMETERS", 0)
+    monkeypatch.setattr(native_runtime, "LEAST_REQUANTIZED_PARAMETERS", 0)
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def test_only_drafters_in_our_own_kernels_and_process_get_them(located: LocatedM
 def test_a_small_one_keeps_its_files_bits(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     size = located.header.parameter_count
     for least, spared in ((size, True), (size + 1, False)):
-        monkeypatch.setattr(native_runtime, "LEAST_COARSE_PARAMETERS", least)
+        monkeypatch.setattr(native_runtime, "LEAST_REQUANTIZED_PARAMETERS", least)
         assert (prepared(PROFILE, located, NativeSettings()).spared_bytes > 0) is spared
 
 
 def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_runtime, "short_head_ids", lambda _header: np.arange(250, 350))
-    monkeypatch.setattr(native_runtime, "short_head_rows", lambda _header: 100)
+    monkeypatch.setattr(native_runtime, "frequent_head_ids", lambda _header: np.arange(250, 350))
+    monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: 100)
     drafter = prepared(PROFILE, located, NativeSettings())
     said = drafter.facts
     with cast(NativeModel, drafter.open(WorkerSettings())) as model:
@@ -97,7 +97,7 @@ def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: py
         with NativeRuntime().load(located, NativeSettings(), four_bits) as other, other.open(8) as plain:
             expected = plain.forward([5, 6, 7], 1).logits(0)
         with model.open(8) as sequence:
-            sequence.score_short([2])
+            sequence.score_frequent([2])
             found = sequence.forward([5, 6, 7], 1).logits(0)
             scored = np.isfinite(found)
             assert (scored.sum(), scored[2]) == (101, True)
@@ -112,8 +112,8 @@ def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedM
         NativeRuntime().load(stored, NativeSettings()).close()
         prepared(PROFILE, stored, NativeSettings()).open(WorkerSettings()).close()
     sizes = {each.name: each.stat().st_size for each in folder.iterdir()}
-    assert sizes.keys() == {NATIVE_SIDECAR, COARSE_SIDECAR}
-    assert sizes[COARSE_SIDECAR] < sizes[NATIVE_SIDECAR]
+    assert sizes.keys() == {NATIVE_SIDECAR, REQUANTIZED_SIDECAR}
+    assert sizes[REQUANTIZED_SIDECAR] < sizes[NATIVE_SIDECAR]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
 from edgespec.planning.cost.acceptance import Acceptance
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from tests.support.calibrating import find_other_faster, time_other
 from tests.support.tiny_models import FORWARD_S, TinyModels, answer, invent_measurements, require_speculation
 

@@ -14,9 +14,9 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.assembly import find_stable_model
 from edgespec.errors import CancelledError, ModelFileError
-from edgespec.planning.choice.planner import SLOWER_ALLOWED
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from tests.support.noisy_model import NoisyModel, Rule, no_noise
 
 PREFERRED = LlamaSettings(threads=3)

@@ -19,7 +19,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.placement.memory import estimate_memory
-from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.tiny_models import TinyModels, answer, require_speculation

@@ -17,8 +17,9 @@ from edgespec.export.huggingface import gguf as hf_gguf
 from edgespec.export.huggingface.gguf import export_from_folder, is_model_folder
 from edgespec.export.huggingface.tensors import interleaved
 from edgespec.files import disk
-from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.progress import ProgressEvent
 from edgespec.files.safetensors import to_float32
 from edgespec.runtimes.llama.library import load

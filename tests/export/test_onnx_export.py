@@ -22,7 +22,8 @@ from edgespec.errors import (
 from edgespec.export.onnx import export as onnx_export
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files import disk
-from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import ProgressEvent
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model

@@ -12,7 +12,8 @@ import gguf
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.header import GgufArray, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray
 from tests.support.raw_gguf import (
     ARCH,
     ARR,

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.header import GgufArray, GgufHeader, compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray, GgufHeader
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from tests.support.raw_gguf import (
     ARCH,
     ARR,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.gguf.header import GgufHeader, compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from tests.support.raw_gguf import ARCH, Key, build, read, tokens
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 

@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.errors import ModelFileError
 from edgespec.export.onnx.export import export_onnx
-from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 from tests.support.tiny_onnx import VOCABULARY_SIZE, write_tiny_model
 from tests.support.trimmed_folder import edit_manifest, record_file

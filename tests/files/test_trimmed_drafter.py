@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.header import compare_vocabularies, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.trimmed_drafter import is_trimmed_drafter, read_artefact
 from tests.support.raw_gguf import ARCH, U32, build
 from tests.support.tiny_gguf import write_tiny_gguf

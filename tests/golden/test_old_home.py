@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec.calibration.machine_store import load_bandwidth
 
 import edgespec
-from edgespec.calibration.measurement_store import Measurements
+from edgespec.calibration.measurement_store import Measurements, load_bandwidth
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.trim.token_counts import CountedAnswersKey, load_answers
 from edgespec.files.home import Home

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
 from edgespec.interfaces.model import Model, Sequence
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.kernel_calls import require_native

@@ -10,8 +10,9 @@ import pytest
 from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.runtimes.native.frequent_head import SHORT_HEAD_ROWS, short_head_ids, short_head_rows
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
+from edgespec.runtimes.native.frequent_head import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.models.test_native import Text, divergence, run, scores
@@ -64,7 +65,7 @@ def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> N
 
 def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: NativeModel) -> None:
     exact = run(native, text.tokens, 8)
-    with load_native(text.path, NativeSettings(threads=2), coarse=True) as model:
+    with load_native(text.path, NativeSettings(threads=2), requantized=True) as model:
         # Of the 1.5B most is in four bits in the file, too.
         assert model.facts.bytes_per_forward < 0.9 * native.facts.bytes_per_forward
         found = run(model, text.tokens, 8)
@@ -75,15 +76,19 @@ def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: Nati
 
 def test_a_short_head_scores_what_the_whole_one_does(text: Text, native: NativeModel) -> None:
     header = read_header(text.path)
-    short = short_head_ids(header)
-    assert len(short) == short_head_rows(header) == SHORT_HEAD_ROWS
-    rare = [int(token) for token in range(SHORT_HEAD_ROWS, header.vocabulary_size, 997)]
+    short = frequent_head_ids(header)
+    assert len(short) == frequent_head_rows(header) == FREQUENT_HEAD_ROWS
+    rare = [int(token) for token in range(FREQUENT_HEAD_ROWS, header.vocabulary_size, 997)]
     few, some = (np.zeros(header.vocabulary_size, dtype=bool) for _ in range(2))
     few[short] = some[short] = some[rare] = True
     whole = run(native, text.tokens[:32], 4)
     with native.with_head_rows(short) as model, model.open(32) as sequence:
         assert model.facts.bytes_per_forward < native.facts.bytes_per_forward
-        for choose, scored in ((None, few), (lambda: sequence.score_short(rare), some), (sequence.score_all, None)):
+        for choose, scored in (
+            (None, few),
+            (lambda: sequence.score_frequent(rare), some),
+            (sequence.score_all, None),
+        ):
             if choose is not None:
                 choose()
             sequence.rewind(0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.header import GgufHeader, TensorInfo, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader, TensorInfo
 from edgespec.placement.layer_split import LayerBytes, layer_bytes, layers_that_fit
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -11,9 +11,11 @@ import pytest
 
 import edgespec
 from edgespec.errors import MemoryLimitError
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.placement.memory import MemoryEstimate, estimate_memory, require_memory
-from edgespec.runtimes.llama.model import KV_TYPES, LlamaSettings, load_model
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
 GIB = 2**30

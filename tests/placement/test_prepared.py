@@ -25,13 +25,14 @@ from edgespec.placement.prepared import (
 )
 from edgespec.placement.settings import choose_threads, fewer_threads, other_caches, other_settings
 from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import LlamaLibrary
-from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.llama.runtime import LlamaRuntime
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, NativeRuntime
 from edgespec.runtimes.onnx import runtime as onnx_runtime
-from edgespec.runtimes.onnx.model import OnnxSettings, describe_onnx
+from edgespec.runtimes.onnx.model import describe_onnx
+from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.restarting import WorkerSettings
 from edgespec.runtimes.runtime import Settings

@@ -17,13 +17,13 @@ from edgespec.placement import settings as placement_settings
 from edgespec.placement.candidates import Placement, Placements, default_settings, find_placements
 from edgespec.placement.prepared import Preparation
 from edgespec.profiles.profile import Profile, load_profile
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
-from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
-from edgespec.runtimes.onnx.model import OnnxSettings
+from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.runtime import Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator

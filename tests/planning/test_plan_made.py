@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.paying import NOT_CALIBRATED
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest, make_plan
+from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
 from edgespec.planning.cost.margins import DRAFT_MARGIN

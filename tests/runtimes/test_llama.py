@@ -23,8 +23,9 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import KV_TYPES, LlamaModel, LlamaSequence, LlamaSettings, load_model
+from edgespec.runtimes.llama.model import LlamaModel, LlamaSequence, load_model
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 

@@ -18,8 +18,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import ClosedError
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.model import load_model
 from tests.support.quiet_process import CANCELLED, LEFT_RUNNING
 
 REPOSITORY = Path(edgespec.__file__).parent.parent

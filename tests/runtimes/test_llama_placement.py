@@ -12,10 +12,11 @@ import pytest
 
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.llama.context import AbortFlag, NativeContext
+from edgespec.runtimes.llama.context import AbortFlag, LlamaSettings, NativeContext
 from edgespec.runtimes.llama.devices import EVERYTHING
+from edgespec.runtimes.llama.facts import describe_model, usable_settings
 from edgespec.runtimes.llama.library import LlamaLibrary, load
-from edgespec.runtimes.llama.model import LlamaSettings, describe_model, load_model, usable_settings
+from edgespec.runtimes.llama.model import load_model
 from tests.runtimes.test_llama_devices import handles
 from tests.support.native_devices import gpu
 

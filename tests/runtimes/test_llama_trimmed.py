@@ -24,8 +24,10 @@ from edgespec.errors import (
 )
 from edgespec.files.trimmed_drafter import EmbeddingTable, read_artefact
 from edgespec.interfaces.rows import LogitsArray, Rows
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.facts import describe_model
 from edgespec.runtimes.llama.library import load
-from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, describe_model, load_model
+from edgespec.runtimes.llama.model import LlamaModel, load_model
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.runtimes.contract import Runtime, SequenceContract

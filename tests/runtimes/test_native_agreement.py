@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeSettings, load_native
 from tests.runtimes.contract import logits
 from tests.support.kernel_calls import require_native

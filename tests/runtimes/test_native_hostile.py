@@ -18,8 +18,8 @@ from edgespec.errors import EdgespecError, ModelFileError, NonFiniteLogitsError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import Rows
-from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native, unsupported_reason
+from edgespec.runtimes.native.layout import read_layout, unsupported_reason
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.weights import NativeWeights
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf

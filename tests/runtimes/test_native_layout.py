@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
-from edgespec.files.gguf.header import GgufHeader, TensorInfo, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader, TensorInfo
 from edgespec.runtimes.native.layout import GEGLU, read_layout, unsupported_reason
 from edgespec.runtimes.native.tensors import Rope
 from tests.support.tiny_gguf import write_tiny_gguf

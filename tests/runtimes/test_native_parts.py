@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import ClosedError, InvalidRequestError, StaleRowsError
 from edgespec.files.gguf.header import read_header
-from edgespec.interfaces.model import ShortHeadSequence
+from edgespec.interfaces.model import FrequentHeadSequence
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from tests.runtimes.contract import equal, ids, logits
@@ -155,18 +155,18 @@ def test_a_short_head_can_be_left_and_taken_again(model: NativeModel, kept: IdAr
     one[200] = whole[200]
     some[more] = whole[more]
     with model.with_head_rows(kept) as part, part.open(40) as sequence:
-        assert isinstance(sequence, ShortHeadSequence)
-        assert sequence.short_ids == set(kept.tolist())
+        assert isinstance(sequence, FrequentHeadSequence)
+        assert sequence.frequent_ids == set(kept.tolist())
         sequence.forward(tokens[:-1], 0)
         course: list[tuple[Callable[[], None], LogitsArray]] = [
             (lambda: None, few),
             (sequence.score_all, whole),
             (sequence.score_all, whole),
-            (lambda: sequence.score_short(more), some),
-            (lambda: sequence.score_short(set(more)), some),
-            (sequence.score_short, few),
-            (lambda: sequence.score_short(more[:1]), one),
-            (lambda: sequence.score_short(kept[:2].tolist()), few),
+            (lambda: sequence.score_frequent(more), some),
+            (lambda: sequence.score_frequent(set(more)), some),
+            (sequence.score_frequent, few),
+            (lambda: sequence.score_frequent(more[:1]), one),
+            (lambda: sequence.score_frequent(kept[:2].tolist()), few),
             (sequence.score_all, whole),
         ]
         for choose, expected in course:
@@ -186,8 +186,8 @@ def test_a_short_head_can_be_left_and_taken_again(model: NativeModel, kept: IdAr
 
 def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
     with model.with_head_rows(np.arange(9)) as part, part.open(40) as sequence:
-        changes: list[Callable[[], None]] = [sequence.score_all, sequence.score_short]
-        for change in (*changes, lambda: sequence.score_short([20])):
+        changes: list[Callable[[], None]] = [sequence.score_all, sequence.score_frequent]
+        for change in (*changes, lambda: sequence.score_frequent([20])):
             rows = sequence.forward([1], 1)
             change()
             for use in (rows.argmax, lambda rows=rows: rows.logits(0), lambda rows=rows: rows.top_k(1)):
@@ -198,7 +198,7 @@ def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
             assert rows.argmax(), "nothing changed"
         for strange in ([-1], [10**6]):
             with pytest.raises(InvalidRequestError, match="token ids"):
-                sequence.score_short(strange)
+                sequence.score_frequent(strange)
         assert np.isfinite(sequence.forward([1], 1).logits(0)).sum() == 10, "as before"
     for change in changes:
         with pytest.raises(ClosedError):
@@ -208,8 +208,8 @@ def test_rows_of_another_head_are_stale(model: NativeModel) -> None:
 def test_a_whole_head_stays_whole(model: NativeModel) -> None:
     tokens = ids(8, model)
     with model.open(10) as sequence:
-        assert sequence.short_ids is None
-        sequence.score_short([3])
+        assert sequence.frequent_ids is None
+        sequence.score_frequent([3])
         sequence.forward(tokens[:-5], 0)
         assert equal(logits(sequence.forward(tokens[-5:], 5)), rows_of(model, tokens))
 

@@ -18,7 +18,7 @@ from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, describe_native, load_native
-from edgespec.runtimes.native.tensors import WeightTensor, coarsened
+from edgespec.runtimes.native.tensors import WeightTensor, requantize
 from edgespec.runtimes.native.weights import NativeWeights
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import TYPES, Weights, relaid, require_native
@@ -68,8 +68,8 @@ def coarsened_rows(number: int, raw: NDArray[np.uint8], weight: WeightTensor, ke
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
-    with load_native(written(tmp_path, kind), NativeSettings(threads=2), coarse=True) as model:
-        layout, struct = coarsened(read_layout(model.header)), model._loaded().weights.struct
+    with load_native(written(tmp_path, kind), NativeSettings(threads=2), requantized=True) as model:
+        layout, struct = requantize(read_layout(model.header)), model._loaded().weights.struct
         for weight, matrix in (
             (layout.layers[0].query, struct.layer[0].query),
             (layout.layers[-1].down, struct.layer[len(layout.layers) - 1].down),
@@ -84,18 +84,20 @@ def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:
     path = written(tmp_path, kind, tied=tied)
-    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), coarse=True) as coarse:
+    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), requantized=True) as coarse:
         spared = bytes_spared(wide.header)
         assert spared > 0
         assert coarse.facts.weight_bytes == wide.facts.weight_bytes - spared
         assert coarse.facts.bytes_per_forward == wide.facts.bytes_per_forward - spared
         assert coarse.facts.settings == {**wide.facts.settings, "weights": "Q4_0"}
-        assert coarse.facts == describe_native(wide.header, NativeSettings(), name="tiny", sha256=None, coarse=True)
+        assert coarse.facts == describe_native(
+            wide.header, NativeSettings(), name="tiny", sha256=None, requantized=True
+        )
         plain = rows_of(coarse, 1)
         for width in (2, 5, 8, 13):
             assert equal(rows_of(coarse, width), plain)
         for level in LIBRARY.levels:
-            with load_native(path, NativeSettings(level=level, threads=3), coarse=True) as other:
+            with load_native(path, NativeSettings(level=level, threads=3), requantized=True) as other:
                 assert equal(rows_of(other), plain), level
         exact = rows_of(wide)
         assert not equal(plain, exact)
@@ -106,8 +108,8 @@ def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied:
 def test_what_is_small_enough_stays_as_it_is(tmp_path: Path, kind: str) -> None:
     path = written(tmp_path, kind)
     layout = read_layout(read_header(path))
-    assert coarsened(layout) is layout
-    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), coarse=True) as coarse:
+    assert requantize(layout) is layout
+    with load_native(path, NativeSettings()) as wide, load_native(path, NativeSettings(), requantized=True) as coarse:
         assert coarse.facts == wide.facts
         assert equal(rows_of(coarse), rows_of(wide))
 
@@ -117,8 +119,8 @@ def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
     shorter = write_tiny_gguf(tmp_path / "shorter.gguf", quant="Q8_0", layers=3, leave_out=(1,), **SHAPE)
     kept = np.array([0, 1, 2, 7, 90, 311])
     with (
-        load_native(path, NativeSettings(), coarse=True) as model,
-        load_native(shorter, NativeSettings(), coarse=True) as other,
+        load_native(path, NativeSettings(), requantized=True) as model,
+        load_native(shorter, NativeSettings(), requantized=True) as other,
         model.with_layers([1]) as part,
         model.with_head_rows(kept) as rows,
         model.with_settings(threads=2) as again,
@@ -132,7 +134,7 @@ def test_parts_of_a_coarse_model_are_coarsen(tmp_path: Path) -> None:
         row = model.header.embedding_length // 32 * 18
         assert model.facts.bytes_per_forward - rows.facts.bytes_per_forward == row * (size - len(kept))
         described = describe_native(
-            model.header, NativeSettings(), name="tiny", sha256=None, head_rows=len(kept), coarse=True
+            model.header, NativeSettings(), name="tiny", sha256=None, head_rows=len(kept), requantized=True
         )
         assert rows.facts == described
         for found, whole in zip(rows_of(rows), rows_of(model), strict=True):
@@ -145,13 +147,13 @@ def test_a_sidecar_of_either_kind_serves_its_own_and_no_other(
     path = written(tmp_path, "Q8_0")
     sidecar, expected, strips = tmp_path / "of both.tiles", {}, []
     for coarse in (False, True):
-        with load_native(path, NativeSettings(), coarse=coarse) as model:
+        with load_native(path, NativeSettings(), requantized=coarse) as model:
             expected[coarse] = rows_of(model)
     original = NativeWeights.relay
     monkeypatch.setattr(NativeWeights, "relay", lambda *call: strips.append(call) or original(*call))
     for coarse, serves in ((False, False), (False, True), (True, False), (True, True), (True, True), (False, False)):
         strips.clear()
-        with load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, coarse=coarse) as model:
+        with load_native(path, NativeSettings(), sha256="ab", sidecar=sidecar, requantized=coarse) as model:
             assert equal(rows_of(model), expected[coarse])
         assert (not strips) is serves
 
@@ -163,7 +165,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         file.seek(tensor.offset + 5 * tensor.byte_count // tensor.shape[1])
         file.write(np.float32(np.inf).tobytes())
     with pytest.raises(ModelFileError, match=r"row 5 of tensor blk\.1\.ffn_up\.weight"):
-        load_native(path, NativeSettings(), coarse=True)
+        load_native(path, NativeSettings(), requantized=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -175,7 +177,7 @@ def test_a_trimmed_drafter_can_be_coarse(tmp_path: Path, tied: bool) -> None:
     )
     header = artefact.model_header
     with (
-        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact, coarse=True) as model,
+        load_native(artefact.path, NativeSettings(), header=header, artefact=artefact, requantized=True) as model,
         load_native(artefact.path, NativeSettings(), header=header, artefact=artefact) as exact,
         model.with_layers([0]) as part,
     ):
@@ -183,7 +185,7 @@ def test_a_trimmed_drafter_can_be_coarse(tmp_path: Path, tied: bool) -> None:
         assert model.facts.bytes_per_forward == exact.facts.bytes_per_forward - spared < exact.facts.bytes_per_forward
         name = model.facts.name
         assert model.facts == describe_native(
-            header, NativeSettings(), name=name, sha256=None, coarse=True, artefact=artefact
+            header, NativeSettings(), name=name, sha256=None, requantized=True, artefact=artefact
         )
         assert part.facts.settings["weights"] == "Q4_0"
         found, wide = (np.array(rows_of(each))[:, kept] for each in (model, exact))

@@ -14,7 +14,8 @@ from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.native import cache as native_cache
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
-from edgespec.runtimes.native.model import NativeModel, NativeSequence, NativeSettings, describe_native, load_native
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native, load_native
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -11,7 +11,8 @@ import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.trimmed_drafter import TrimmedDrafter, read_artefact
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native, unsupported_reason
+from edgespec.runtimes.native.layout import unsupported_reason
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from tests.runtimes.contract import equal, ids, logits
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -13,7 +13,8 @@ import pytest
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.library import load
 from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.native.tensors import TYPES

@@ -30,8 +30,9 @@ from edgespec.export.onnx.export import export_onnx
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.onnx import shared as onnx_shared
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, describe_onnx, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, describe_onnx, load_onnx
 from edgespec.runtimes.onnx.providers import load
+from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract

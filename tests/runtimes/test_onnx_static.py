@@ -23,9 +23,9 @@ from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.onnx import session as onnx_session
 from edgespec.runtimes.onnx import static as onnx_static
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, load_onnx
 from edgespec.runtimes.onnx.providers import load
-from edgespec.runtimes.onnx.session import WIDE_TOKENS
+from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxSettings
 from edgespec.runtimes.onnx.static import HIDDEN, new_mask, past_mask
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract

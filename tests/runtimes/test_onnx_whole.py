@@ -15,7 +15,8 @@ from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.onnx.interface import WHOLE
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.onnx import whole as onnx_whole
-from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, OnnxSettings, load_onnx
+from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, load_onnx
+from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.onnx.whole import WholeContext
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits, near
 from tests.runtimes.thread_contract import ThreadContract

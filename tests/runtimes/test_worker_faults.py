@@ -21,10 +21,12 @@ import pytest
 import edgespec
 from edgespec.errors import CancelledError, ClosedError, WorkerLostError
 from edgespec.interfaces.model import Sequence
-from edgespec.runtimes.llama.model import LlamaSettings
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.process import frames as worker_frames
 from edgespec.runtimes.process import link as worker_link
-from edgespec.runtimes.process.model import Deadlines, LoadRequest, WorkerModel, WorkerSequence, start_model
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.model import WorkerModel, WorkerSequence, start_model
 from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command

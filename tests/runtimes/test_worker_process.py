@@ -31,10 +31,14 @@ from edgespec.errors import (
 )
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.rows import Rows
-from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import LlamaModel, load_model
 from edgespec.runtimes.native.model import NativeSettings, load_native
-from edgespec.runtimes.onnx.model import OnnxSettings, load_onnx
-from edgespec.runtimes.process.model import Deadlines, LoadRequest, StartingWorker, WorkerModel, start_model
+from edgespec.runtimes.onnx.model import load_onnx
+from edgespec.runtimes.onnx.session import OnnxSettings
+from edgespec.runtimes.process.deadlines import Deadlines
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.model import StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native

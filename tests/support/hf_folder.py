@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.files.gguf.header import GgufHeader, read_header
-from edgespec.files.gguf.records import GgufArray
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray, GgufHeader
 from edgespec.text.tokenizer import LlamaVocabulary
 
 __all__ = [

@@ -6,7 +6,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STR, ARR, U64, I64, F64 = range(13)
 _FORMATS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", U64: "Q", I64: "q", F64: "d"}

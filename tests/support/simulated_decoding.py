@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edgespec.decoding.round_base import LoopLimits
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.decoding.serial import DecodeLoop, LoopLimits
+from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgespec.files.gguf.records import GGML_TYPES
-from edgespec.runtimes.llama.model import LlamaSettings, load_model
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
 
 __all__ = [
     "ARCHITECTURES",

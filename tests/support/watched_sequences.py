@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.runtimes.llama.model import LlamaSequence
-from edgespec.runtimes.native.model import NativeSequence
+from edgespec.runtimes.native.sequence import NativeSequence
 
 ProcessorSequence = LlamaSequence | NativeSequence
 KINDS: tuple[type[ProcessorSequence], ...] = (LlamaSequence, NativeSequence)

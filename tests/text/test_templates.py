@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequestError, TemplateError
-from edgespec.text.chat_template.template import ChatTemplate, TemplateLimits
+from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.template import ChatTemplate
 
 USER = {"role": "user", "content": "Hi!"}
 ASSISTANT = {"role": "assistant", "content": " Hello. "}

@@ -11,7 +11,8 @@ import tracemalloc
 import pytest
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat_template.template import ChatTemplate, TemplateLimits
+from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.template import ChatTemplate
 from tests.text.hostile_templates import CHEAP, REFUSED
 
 # Ten times the deadline that a template has by default. A busy machine took more than twice that once; with no limits

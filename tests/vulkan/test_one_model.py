@@ -14,8 +14,9 @@ import pytest
 
 import edgespec
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.devices import Device
-from edgespec.runtimes.llama.model import LlamaModel, LlamaSettings, load_model
+from edgespec.runtimes.llama.model import LlamaModel, load_model
 from edgespec.runtimes.llama.runtime import LlamaRuntime
 from edgespec.runtimes.table import list_devices
 from tests.support.tiny_gguf import write_tiny_gguf

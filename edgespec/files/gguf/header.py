@@ -16,18 +16,7 @@ from types import MappingProxyType
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
-from edgespec.files.gguf.records import GGML_TYPES, GgufArray, GgufHeader, MetadataValue, TensorInfo
-from edgespec.files.gguf.vocabulary import VocabularyDifference, compare_vocabularies
-
-__all__ = [
-    "GgufArray",
-    "GgufHeader",
-    "MetadataValue",
-    "TensorInfo",
-    "VocabularyDifference",
-    "compare_vocabularies",
-    "read_header",
-]
+from edgespec.files.gguf.records import GGML_TYPES, GgufArray, GgufHeader, TensorInfo
 
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
 _FIXED_BYTES = 24  # magic, version, two counts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 
 if TYPE_CHECKING:
     import numpy as np

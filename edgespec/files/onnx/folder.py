@@ -25,7 +25,8 @@ from edgespec.files.export_folder import (
     read_manifest,
     show,
 )
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import DATA_NAME, OnnxArtefact
 from edgespec.files.onnx.interface import CACHES, KEPT_IDS, SHARED, check_interface
 from edgespec.files.onnx.parser import INT64, Initializer, OnnxGraph, walk_model

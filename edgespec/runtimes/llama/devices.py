@@ -13,8 +13,6 @@ from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
 
-__all__ = ["EVERYTHING", "Device", "find_device", "list_devices", "place"]
-
 # ggml-backend.h's GGML_BACKEND_DEVICE_TYPE_*.
 _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.devices import Device, find_device
 from edgespec.runtimes.llama.library import LlamaLibrary, load
-
-__all__ = ["describe_model", "device_of", "usable_settings"]
 
 
 def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sha256: str | None) -> ModelFacts:

@@ -18,8 +18,6 @@ from typing import Any
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama.devices import Device, list_devices
 
-__all__ = ["INSTALL_HINT", "MINIMUM_VERSION", "Device", "LlamaLibrary", "load"]
-
 MINIMUM_VERSION = "0.3.36"
 INSTALL_HINT = (
     f'install it with `pip install "llama-cpp-python>={MINIMUM_VERSION}"` (compiles for about 5 minutes; '

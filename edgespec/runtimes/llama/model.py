@@ -14,28 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RewindError
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
-from edgespec.runtimes.llama.context import EVERY_LAYER, KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
+from edgespec.runtimes.llama.context import KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
 from edgespec.runtimes.llama.devices import Device, place
 from edgespec.runtimes.llama.facts import describe_model, device_of, usable_settings
 from edgespec.runtimes.llama.library import LlamaLibrary, load
 from edgespec.runtimes.llama.trimmed import TrimmedVocabulary
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length, with_changes
 from edgespec.runtimes.thread import WorkerThread
-
-__all__ = [
-    "EVERY_LAYER",
-    "KV_TYPES",
-    "LlamaModel",
-    "LlamaSequence",
-    "LlamaSettings",
-    "describe_model",
-    "load_model",
-    "usable_settings",
-]
 
 
 def load_model(

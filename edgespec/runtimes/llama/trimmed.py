@@ -19,8 +19,6 @@ from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.sequence import TrimmedRows
 
-__all__ = ["EmbeddingRows", "TrimmedVocabulary"]
-
 # Rows kept as they enter the model, for tokens that come again: dequantising one takes 0.15 ms in numpy, 2 % of a
 # small drafter's forward (0.5B at four bits, two cores). A text has a few thousand different tokens; of 1000 weights
 # each they take 16 MB.

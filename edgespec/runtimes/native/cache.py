@@ -15,8 +15,6 @@ from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.library import CANCELLED, LEVELS, OTHER_PROCESS, Matrix, Threads
 from edgespec.runtimes.native.parts import HeadRows, ModelPart
 
-__all__ = ["NativeCache", "NativeCancel", "NativeRows"]
-
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow on its way down
 
 

@@ -15,12 +15,10 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.interfaces.rows import IdArray
 
-__all__ = ["SHORT_HEAD_ROWS", "short_head_ids", "short_head_rows"]
-
 # With the default pair 97.4 % of the tokens that the target writes are among these or have been in the text, and a
 # step of the drafter takes 0.78 of its time; with 32768 rows 95.7 % and 0.76, with 65536 98.2 % and 0.81. Drafting is
 # three tenths of a round, so that of a step three points are worth one of acceptance (docs/results/native.md).
-SHORT_HEAD_ROWS = 49152
+FREQUENT_HEAD_ROWS = 49152
 
 # A head that is not at least twice as long is left whole: a tenth of such a drafter's bytes would be saved.
 _LEAST_RATIO = 2
@@ -29,19 +27,19 @@ _LEAST_RATIO = 2
 _BYTE_PAIRS = "gpt2"
 
 
-def short_head_rows(header: GgufHeader) -> int | None:
+def frequent_head_rows(header: GgufHeader) -> int | None:
     """How many rows a drafter's short head has; None for a model whose head had better stay whole."""
     if header.metadata.get("tokenizer.ggml.model") != _BYTE_PAIRS:
         return None
-    return SHORT_HEAD_ROWS if header.vocabulary_size >= _LEAST_RATIO * SHORT_HEAD_ROWS else None
+    return FREQUENT_HEAD_ROWS if header.vocabulary_size >= _LEAST_RATIO * FREQUENT_HEAD_ROWS else None
 
 
-def short_head_ids(header: GgufHeader) -> IdArray:
-    """The tokens of a short head, int64 (SHORT_HEAD_ROWS,), ascending: special ones and the first of the others.
+def frequent_head_ids(header: GgufHeader) -> IdArray:
+    """The tokens of a short head, int64 (FREQUENT_HEAD_ROWS,), ascending: special ones and the first of the others.
 
     Raises ModelFileError.
     """
     always = always_kept(header)
-    if len(always) > SHORT_HEAD_ROWS:  # a strange vocabulary, whose special tokens are not worth more than others
+    if len(always) > FREQUENT_HEAD_ROWS:  # a strange vocabulary, whose special tokens are not worth more than others
         always = always[:0]
-    return kept_ids({}, SHORT_HEAD_ROWS, always, vocabulary_size=header.vocabulary_size).astype(np.int64)
+    return kept_ids({}, FREQUENT_HEAD_ROWS, always, vocabulary_size=header.vocabulary_size).astype(np.int64)

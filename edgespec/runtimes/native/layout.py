@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
-from edgespec.files.gguf.header import GgufHeader, TensorInfo
+from edgespec.files.gguf.records import GgufHeader, TensorInfo
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.native.tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
-
-__all__ = ["read_layout", "unsupported_reason"]
 
 SUPER_BLOCK = 256  # columns that share scales of scales in the K types
 BLOCK = 32  # columns that are quantised together, weights and activations alike

@@ -17,21 +17,6 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
 
-__all__ = [
-    "CANCELLED",
-    "LEVELS",
-    "MOST_THREADS",
-    "OTHER_PROCESS",
-    "PORTABLE",
-    "Layer",
-    "Matrix",
-    "NativeLibrary",
-    "NativeModelStruct",
-    "Threads",
-    "load",
-    "load_from",
-]
-
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"

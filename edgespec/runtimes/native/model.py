@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
@@ -19,7 +20,7 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.parts import HeadRows, ModelPart
 from edgespec.runtimes.native.sequence import NativeSequence
-from edgespec.runtimes.native.tensors import COARSE_TYPE, ModelLayout, coarsened, spared_by
+from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
 from edgespec.runtimes.native.weights import SidecarPlace, load_weights
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
@@ -59,18 +60,18 @@ def load_native(
     header: GgufHeader | None = None,
     sidecar: Path | None = None,
     artefact: TrimmedDrafter | None = None,
-    short_head: IdArray | None = None,
-    coarse: bool = False,
+    frequent_head: IdArray | None = None,
+    requantized: bool = False,
 ) -> NativeModel:
     """Check the file, then lay its weights out for the kernels.
 
-    With a ``short_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed head,
-    whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the next
-    load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
+    With a ``frequent_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed
+    head, whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the
+    next load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
     tells which model it is of and if there is plenty of room.
 
-    A ``coarse`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would: for a
-    drafter.
+    A ``requantized`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would:
+    for a drafter.
 
     Raises ModelFileError, RuntimeUnavailableError (no library, or not for this model), InvalidRequestError,
     MemoryLimitError, CancelledError.
@@ -80,11 +81,11 @@ def load_native(
     place = None
     if settings.sidecar and sidecar is not None and sha256 is not None:
         place = SidecarPlace(path=sidecar, sha256=sha256)
-    layout = _read_layout(header, artefact, coarse=coarse)
+    layout = _read_layout(header, artefact, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
-    head = None if short_head is None else HeadRows(weights, short_head)
+    head = None if frequent_head is None else HeadRows(weights, frequent_head)
     return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)
 
 
@@ -95,7 +96,7 @@ def describe_native(
     name: str,
     sha256: str | None,
     head_rows: int | None = None,
-    coarse: bool = False,
+    requantized: bool = False,
     artefact: TrimmedDrafter | None = None,
 ) -> ModelFacts:
     """The facts of a model as ``load_native`` would report them, from its header alone.
@@ -124,22 +125,22 @@ def describe_native(
         can_branch=True,
         settings={"level": _level(library, settings.level)},
     )
-    if not coarse and head_rows is None:
+    if not requantized and head_rows is None:
         return whole
-    return _facts_of_part(whole, header, _read_layout(header, artefact, coarse=coarse), (), head_rows)
+    return _facts_of_part(whole, header, _read_layout(header, artefact, requantized=requantized), (), head_rows)
 
 
 def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> int:
-    """How many bytes less a model's matrices, or a ``trimmed`` drafter's, take when they are coarse.
+    """How many bytes less a model's matrices, or a ``trimmed`` drafter's, take when they are requantized.
 
     Raises RuntimeUnavailableError, ModelFileError.
     """
-    return spared_by(_read_layout(header, trimmed, coarse=True))
+    return spared_by(_read_layout(header, trimmed, requantized=True))
 
 
-def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, coarse: bool) -> ModelLayout:
+def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, requantized: bool) -> ModelLayout:
     layout = read_layout(header, artefact)
-    return coarsened(layout) if coarse else layout
+    return requantize(layout) if requantized else layout
 
 
 def _level(library: NativeLibrary, wanted: str) -> str:
@@ -162,7 +163,7 @@ def _facts_of_part(
     read, kv = facts.bytes_per_forward - spared, facts.kv_bytes_per_token
     settings = dict(facts.settings)
     if spared:
-        settings["weights"] = COARSE_TYPE
+        settings["weights"] = REQUANTIZED_TYPE
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
         kept = {weight.tensor.name: weight.kept_bytes for weight in layout.matrices}
@@ -219,7 +220,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         """The same weights, shared, with a head that scores these tokens at first: ascending ids, integers (n,).
 
         Any token can be fed; those without a score are at -infinity, the others' scores are the whole head's, to the
-        bit (VocabTrim, Goel et al., 2025). Its Sequences can score more (``ShortHeadSequence``). To be closed like
+        bit (VocabTrim, Goel et al., 2025). Its Sequences can score more (``FrequentHeadSequence``). To be closed like
         any other model. Raises ClosedError, MemoryLimitError, InvalidRequestError.
         """
         with self._lock:

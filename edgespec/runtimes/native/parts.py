@@ -14,8 +14,6 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.library import Layer, Matrix, NativeModelStruct
 from edgespec.runtimes.native.weights import NativeWeights
 
-__all__ = ["HeadRows", "ModelPart"]
-
 
 class HeadRows:
     """Some rows of a head: the scores of ``ids`` (int64, ascending) and of no others.

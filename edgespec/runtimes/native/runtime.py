@@ -13,7 +13,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.runtimes.native import library
-from edgespec.runtimes.native.frequent_head import short_head_ids, short_head_rows
+from edgespec.runtimes.native.frequent_head import frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import PORTABLE
 from edgespec.runtimes.native.model import (
@@ -27,12 +27,12 @@ from edgespec.runtimes.native.model import (
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
 # What is kept of a model in the store, in the model's own folder: it goes when the model goes.
-NATIVE_SIDECAR, COARSE_SIDECAR = "native.tiles", "native-coarse.tiles"
+NATIVE_SIDECAR, REQUANTIZED_SIDECAR = "native.tiles", "native-coarse.tiles"
 
 # Small models do not bear to be rounded. Of 1500 tokens of the suite's prompts a model of 270M weights has 31.3 %
 # as its first choice in four bits and 34.8 as in its file, one of 135M 37.6 and 39.4, the 0.5B 42.4 and 42.9, the
 # 1.5B 49.4 and 49.5 (docs/results/native.md). The limit is below a 0.5B model with a trimmed head.
-LEAST_COARSE_PARAMETERS = 380_000_000
+LEAST_REQUANTIZED_PARAMETERS = 380_000_000
 
 
 class NativeRuntime(Runtime):
@@ -69,12 +69,12 @@ class NativeRuntime(Runtime):
             name=file.name,
             sha256=file.identity,
             head_rows=form.head_rows,
-            coarse=form.requantized,
+            requantized=form.requantized,
             artefact=file.artefact,
         )
 
     def load(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> NativeModel:
-        sidecar = COARSE_SIDECAR if form.requantized else NATIVE_SIDECAR
+        sidecar = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
         return load_native(
             file.path,
             settings,
@@ -83,8 +83,8 @@ class NativeRuntime(Runtime):
             header=file.header,
             artefact=file.artefact,
             sidecar=None if file.store_folder is None else file.store_folder / sidecar,
-            short_head=None if form.head_rows is None else short_head_ids(file.header),
-            coarse=form.requantized,
+            frequent_head=None if form.head_rows is None else frequent_head_ids(file.header),
+            requantized=form.requantized,
         )
 
     def cache_bits(self, settings: NativeSettings) -> float:
@@ -92,6 +92,6 @@ class NativeRuntime(Runtime):
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """A short head, and four bits a weight for a drafter that is large enough to bear them."""
-        rows = None if whole_head or file.artefact is not None else short_head_rows(file.header)
-        bears = not filed_weights and file.header.parameter_count >= LEAST_COARSE_PARAMETERS
+        rows = None if whole_head or file.artefact is not None else frequent_head_rows(file.header)
+        bears = not filed_weights and file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
         return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file.header, file.artefact) > 0)

@@ -15,11 +15,9 @@ from edgespec.runtimes.native.cache import NativeCache, NativeCancel, NativeRows
 from edgespec.runtimes.native.parts import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
-__all__ = ["NativeSequence"]
-
 
 class NativeSequence(RuntimeSequence):
-    """One native cache. Implements the contracts TreeSequence and ShortHeadSequence."""
+    """One native cache. Implements the contracts TreeSequence and FrequentHeadSequence."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class NativeSequence(RuntimeSequence):
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
 
     @property
-    def short_ids(self) -> abc.Set[int] | None:
+    def frequent_ids(self) -> abc.Set[int] | None:
         return None if self._part.head is None else self._part.head.known
 
     def score_all(self) -> None:
@@ -75,7 +73,7 @@ class NativeSequence(RuntimeSequence):
         if self._native.head is not None:
             self._worker.run(lambda: self._use_head(None))
 
-    def score_short(self, also: abc.Collection[int] = ()) -> None:
+    def score_frequent(self, also: abc.Collection[int] = ()) -> None:
         self._check_usable()
         short, more = self._part.head, frozenset(also)
         if short is None or (self._native.head is not None and more == self._also):

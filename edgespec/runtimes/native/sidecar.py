@@ -26,8 +26,6 @@ from edgespec.files.atomic import replacing
 from edgespec.files.disk import require_space
 from edgespec.runtimes.native.library import NativeLibrary
 
-__all__ = ["HEADER_BYTES", "MappedTiles", "Sidecar"]
-
 # The number is this file's own format. How tiles are laid out needs none: whoever maps them lays some out to compare.
 _MAGIC = b"edgespec tiles 1"
 _DIGEST_BYTES = 32

@@ -13,17 +13,6 @@ from typing import Any
 
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
-__all__ = [
-    "COARSE_TYPE",
-    "TYPES",
-    "LayerTensors",
-    "ModelLayout",
-    "Rope",
-    "WeightTensor",
-    "coarsened",
-    "spared_by",
-]
-
 # The types that kernels exist for, by the numbers GGUF and the kernels give them.
 TYPES: Mapping[str, int] = {
     "F32": 0,
@@ -39,7 +28,7 @@ TYPES: Mapping[str, int] = {
     "BF16": 30,
 }
 
-COARSE_TYPE = "Q4_0"
+REQUANTIZED_TYPE = "Q4_0"
 
 # A matrix stays as it is unless it shrinks to this part of its bytes. Q4_K is as small as Q4_0, and Q4_1, a ninth
 # larger, is not worth being rounded twice. A choice: of what files have, Q5_0 is next, with 0.82.
@@ -157,10 +146,10 @@ class ModelLayout:
         yield self.head
 
 
-def coarsened(layout: ModelLayout) -> ModelLayout:
+def requantize(layout: ModelLayout) -> ModelLayout:
     """The same model with its matrices as Q4_0 where that is worth it; the layout itself if it is nowhere."""
-    coarse = replace(layout, layers=tuple(map(_coarsen_layer, layout.layers)), head=_coarsen(layout.head))
-    return coarse if any(weight.kept_as is not None for weight in coarse.matrices) else layout
+    smaller = replace(layout, layers=tuple(map(_requantize_layer, layout.layers)), head=_requantize(layout.head))
+    return smaller if any(weight.kept_as is not None for weight in smaller.matrices) else layout
 
 
 def spared_by(layout: ModelLayout) -> int:
@@ -168,11 +157,11 @@ def spared_by(layout: ModelLayout) -> int:
     return sum(weight.tensor.byte_count - weight.kept_bytes for weight in layout.matrices)
 
 
-def _coarsen_layer(layer: LayerTensors) -> LayerTensors:
-    coarse: Any = {name: _coarsen(weight) for name, weight in layer.matrices.items()}
-    return replace(layer, **coarse)
+def _requantize_layer(layer: LayerTensors) -> LayerTensors:
+    requantized: Any = {name: _requantize(weight) for name, weight in layer.matrices.items()}
+    return replace(layer, **requantized)
 
 
-def _coarsen(weight: WeightTensor) -> WeightTensor:
-    coarse = replace(weight, kept_as=COARSE_TYPE)
-    return coarse if coarse.kept_bytes <= _WORTH_IT * weight.kept_bytes else weight
+def _requantize(weight: WeightTensor) -> WeightTensor:
+    smaller = replace(weight, kept_as=REQUANTIZED_TYPE)
+    return smaller if smaller.kept_bytes <= _WORTH_IT * weight.kept_bytes else weight

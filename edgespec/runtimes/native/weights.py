@@ -21,14 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError
-from edgespec.files.gguf.header import GgufHeader, TensorInfo
+from edgespec.files.gguf.records import GgufHeader, TensorInfo
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
 from edgespec.runtimes.native.tensors import ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.thread import WorkerThread
-
-__all__ = ["NativeWeights", "SidecarPlace", "load_weights"]
 
 _TILE_ROWS = 16
 _LINE_BYTES = 64  # matrices start on cache lines of their own

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edgespec.errors import ClosedError, InvalidRequestError
-from edgespec.files.gguf.header import GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
 from edgespec.interfaces.model import ModelFacts
@@ -27,8 +27,6 @@ from edgespec.runtimes.sequence import (
     check_context_length,
     with_changes,
 )
-
-__all__ = ["PADDINGS", "OnnxModel", "OnnxSequence", "OnnxSettings", "describe_onnx", "load_onnx"]
 
 PADDINGS = (1, 2)  # more than two rows are computed like two
 

@@ -23,17 +23,6 @@ from typing import Any, Literal
 
 from edgespec.errors import RuntimeUnavailableError
 
-__all__ = [
-    "INSTALL_HINT",
-    "OnnxLibrary",
-    "Provider",
-    "ProviderKind",
-    "broken_plugins",
-    "find_provider",
-    "list_devices",
-    "load",
-]
-
 ProviderKind = Literal["cpu", "gpu", "npu", "other"]
 
 # The first release whose CPU provider multiplies by 8-bit blocks, and the first that takes plugins.

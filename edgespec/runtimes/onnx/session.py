@@ -24,18 +24,6 @@ from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
 from edgespec.runtimes.thread import WorkerThread
 
-__all__ = [
-    "WIDE_TOKENS",
-    "OnnxContext",
-    "OnnxSettings",
-    "OnnxWeights",
-    "StopFlag",
-    "forward_errors",
-    "load_weights",
-    "out_of_memory",
-    "said",
-]
-
 # What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
 _LOG_FATAL_ONLY = 4
 

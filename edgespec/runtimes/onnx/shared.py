@@ -17,8 +17,6 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
-__all__ = ["SharedContext"]
-
 
 class SharedContext(OnnxContext):
     """A cache that stays where it is, bound to a session that other contexts use as well."""

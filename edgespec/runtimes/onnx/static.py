@@ -17,8 +17,6 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
-__all__ = ["HIDDEN", "StaticContext", "new_mask", "past_mask"]
-
 # Added to a score it leaves nothing of its share. The least number of float16, in which NPUs compute: there a smaller
 # one would be infinite, and the difference of two infinities, as a softmax forms it, is no number.
 HIDDEN = -65504.0

@@ -19,8 +19,6 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, out_of_memory, said
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
-__all__ = ["WholeContext"]
-
 
 class WholeContext(OnnxContext):
     """A cache that every forward gives anew, over a session that other contexts use as well."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Deadlines", "ForwardTimes"]
-
 # Weight bytes a slow device computes with in a second, for each token of a prompt: a core of 20 GFLOP/s, and the
 # 4 operations that a byte of 4-bit weights stands for.
 _SLOW_BYTES_PER_S = 5e9

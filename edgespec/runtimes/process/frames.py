@@ -24,20 +24,6 @@ from edgespec.errors import EdgespecError, ForwardError, MemoryLimitError, Model
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray
 
-__all__ = [
-    "MOST_BODY_BYTES",
-    "Frame",
-    "LoadRequest",
-    "describe_error",
-    "encode_frame",
-    "facts_from_json",
-    "facts_to_json",
-    "ids_bytes",
-    "read_frame",
-    "rebuild_error",
-    "scores_bytes",
-]
-
 # The largest body is one row of scores: 4 bytes for each of at most four million tokens. Vocabularies end at 262 144.
 MOST_BODY_BYTES = 16 * 2**20
 

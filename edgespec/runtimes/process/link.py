@@ -25,8 +25,6 @@ from edgespec.errors import ClosedError, RuntimeUnavailableError, WorkerLostErro
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, encode_frame, read_frame, rebuild_error
 
-__all__ = ["Inbox", "WorkerLink"]
-
 # After a deadline an answer may lie in the pipe all the same, if the parent itself was stopped (Ctrl-Z): its reader
 # gets this long to bring it. Reading a pipe takes microseconds, being scheduled on a busy machine some tenths.
 _GRACE_S = 0.5

@@ -37,16 +37,6 @@ from edgespec.runtimes.thread import WorkerThread
 T = TypeVar("T")
 _Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best ids, and the rows without one
 
-__all__ = [
-    "Deadlines",
-    "LoadRequest",
-    "StartingWorker",
-    "WorkerModel",
-    "WorkerRows",
-    "WorkerSequence",
-    "start_model",
-]
-
 # Beyond this many scores of a row, rows cross one by one: 64 of them would not fit into one answer.
 _MOST_TOP_K = 4096
 

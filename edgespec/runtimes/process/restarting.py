@@ -14,8 +14,6 @@ from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.model import StartingWorker
 
-__all__ = ["RESTART_AFTER_S", "LosableModel", "RestartingModel", "StartingModel", "WorkerSettings", "run_in_process"]
-
 # A device that was reset is back after one to a few seconds, and drivers themselves wait about two before they reset
 # one that hangs: a restart within that time would be lost the same way.
 RESTART_AFTER_S = 5.0

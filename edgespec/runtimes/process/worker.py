@@ -45,8 +45,6 @@ from edgespec.runtimes.process.frames import (
 )
 from edgespec.runtimes.table import RUNTIMES
 
-__all__ = ["Loader", "main"]
-
 Loader = Callable[[LoadRequest], Model]
 _Answer = tuple[dict[str, Any], bytes]
 
