@@ -67,8 +67,8 @@ def load_native(
 
     With a ``frequent_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed
     head, whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the
-    next load, which then takes less than a second; it takes as much disk as the model, and is written only if ``sha256``
-    tells which model it is of and if there is plenty of room.
+    next load, which then takes less than a second; it takes as much disk as the model, and is written only if
+    ``sha256`` tells which model it is of and if there is plenty of room.
 
     A ``requantized`` model has its matrices of wider types as Q4_0, and computes what a file that has them so would:
     for a drafter.
