@@ -206,8 +206,8 @@ def test_whatever_is_branched_and_taken_every_chain_is_the_models_own(data: st.D
         way = data.draw(st.sampled_from(ways))
         tokens = [*way[: data.draw(st.integers(len(tokens), len(way)))], data.draw(st.integers(0, 3))][:36]
         alive = [sequence for sequence in model.sequences if not sequence.closed]
-        assert len(alive) == len(state._beside) + 1
-        assert all(sequence.tokens == known for sequence, known in state._beside)
+        assert len(alive) == len(state._branches) + 1
+        assert all(sequence.tokens == known for sequence, known in state._branches)
     state.close()
     assert all(sequence.closed for sequence in model.sequences)
 
@@ -260,7 +260,7 @@ def test_after_a_failure_at_any_forward_it_goes_on(call: int, can_fork: bool) ->
             except ForwardError:
                 continue
             assert found == likeliest(model, tokens, len(found))
-    assert all(not sequence.closed for sequence, _ in state._beside)
+    assert all(not sequence.closed for sequence, _ in state._branches)
 
 
 def test_a_closed_state_branches_no_more() -> None:

@@ -21,7 +21,7 @@ from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
-from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.kernel_calls import require_native
@@ -43,7 +43,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def first(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The runtime that is begun with: ours, where the kernels are more than portable C."""
     names = ("portable", "fast") if request.param == "native" else ("portable",)
-    monkeypatch.setattr(native_library, "load", lambda: SimpleNamespace(levels=names))
+    monkeypatch.setattr(native_runtime, "library", SimpleNamespace(load=lambda: SimpleNamespace(levels=names)))
     return str(request.param)
 
 

@@ -12,7 +12,7 @@ from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
-from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native import runtime as native_runtime
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import (
     DRAFT_S,
@@ -43,7 +43,7 @@ def load(tiny: TinyModels, home: Home) -> Load:
 def begin_with(patch: pytest.MonkeyPatch, runtime: str) -> None:
     """Our own kernels come first where they are more than portable C."""
     names = ("portable", "fast") if runtime == "native" else ("portable",)
-    patch.setattr(native_library, "load", lambda: SimpleNamespace(levels=names))
+    patch.setattr(native_runtime, "library", SimpleNamespace(load=lambda: SimpleNamespace(levels=names)))
 
 
 def place(places: tuple[Placement, ...], runtime: str) -> Placement:

@@ -265,7 +265,7 @@ def test_the_bandwidth(old: Home) -> None:
 
 
 def test_the_answers_counted_for_a_trimmed_head(old: Home) -> None:
-    (path,) = old.emissions.iterdir()
+    (path,) = old.counted_answers.iterdir()
     stored = json.loads(path.read_text(encoding="utf-8"))
     key = CountedAnswersKey(
         target=stored["target"],
@@ -274,7 +274,7 @@ def test_the_answers_counted_for_a_trimmed_head(old: Home) -> None:
         tokens_per_prompt=stored["tokens_per_prompt"],
     )
     assert key.file_name == path.name
-    found = load_answers(old.emissions, key)
+    found = load_answers(old.counted_answers, key)
     assert [
         {"prompt": each.prompt_id, "token_ids": list(each.token_ids), "text": each.text} for each in found
     ] == stored["answers"]

@@ -20,8 +20,11 @@ from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
+from edgespec.runtimes.llama.model import LlamaSettings
 from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeSettings
+from edgespec.runtimes.native.native import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.runtime import Settings
@@ -61,14 +64,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def levels(patch: pytest.MonkeyPatch, *names: str) -> None:
-    patch.setattr(native_library, "load", lambda: SimpleNamespace(levels=names))
+    patch.setattr(native_runtime, "library", SimpleNamespace(load=lambda: SimpleNamespace(levels=names)))
 
 
 def without_library(patch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeUnavailableError("the native runtime is missing: no compiler", hint="install one")
 
-    patch.setattr(native_library, "load", refuse)
+    patch.setattr(native_runtime, "library", SimpleNamespace(load=refuse))
 
 
 def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> tuple[str, ...]:
@@ -132,7 +135,7 @@ def test_who_wants_llama_cpp_needs_no_library(target: LocatedModel, monkeypatch:
     def fail() -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(native_library, "load", fail)
+    monkeypatch.setattr(native_runtime, "library", SimpleNamespace(load=fail))
     assert processor_runtimes("llama", "cpu", target) == ("llama",)
 
 

@@ -67,6 +67,7 @@ def device(
         operations_per_s=arithmetic_share * paper_operations_per_s,
         launch_s=LAUNCH_S,
         verify_curve=(),
+        splits_layers=True,
     )
 
 
