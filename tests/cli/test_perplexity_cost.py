@@ -137,7 +137,7 @@ def test_a_runtime_that_is_missing_costs_the_number_and_not_the_export(
     def refuse(*_: Any) -> Any:
         raise RuntimeUnavailableError("there is no such runtime", hint="install it")
 
-    monkeypatch.setattr(perplexity_cost, "open_model", refuse)
+    monkeypatch.setattr(PreparedModel, "load", refuse)
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
     assert re.search(r"^perplexity +not measured: there is no such runtime$", told.out, re.MULTILINE)
 
@@ -147,7 +147,7 @@ def test_scores_that_are_no_numbers(
 ) -> None:
     size = read_header(tiny.target).vocabulary_size
     broken = FakeModel(size, table=lambda _prefix: [math.nan] * size)
-    monkeypatch.setattr(perplexity_cost, "open_model", lambda *_: nullcontext(broken))
+    monkeypatch.setattr(PreparedModel, "load", lambda *_: nullcontext(broken))
     told = succeeded(here("export", tiny.target, *Q4_0, "-o", tmp_path / "out"))
     assert "not measured: target computes scores that are no finite numbers" in told.out
 
