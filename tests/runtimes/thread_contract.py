@@ -51,6 +51,32 @@ def leaks(cycles: Callable[[], object], allowed_bytes: float) -> bool:
     return True
 
 
+def steps_during(long: Sequence, tokens: list[int], short: Sequence) -> int:
+    """How many forwards of one token ``short`` does while ``long`` reads ``tokens``."""
+    ended = threading.Event()
+    steps = 0
+
+    def prefill() -> None:
+        try:
+            long.forward(tokens, 0)
+        finally:
+            ended.set()
+
+    def decode() -> None:
+        nonlocal steps
+        while not ended.is_set():
+            short.forward([1], 1)
+            steps += not ended.is_set()
+            short.rewind(0)
+
+    running = long.submit(prefill)
+    while not long.length and not running.done():
+        time.sleep(0.001)  # the prefill is under way
+    short.run(decode)
+    running.result(60)
+    return steps
+
+
 class ThreadContract(OneModel):
     """For runtimes whose sequences have a worker thread each and whose forwards take time."""
 
@@ -163,28 +189,14 @@ class ThreadContract(OneModel):
         with closing(runtime.open_model()) as large, closing(runtime.open_model()) as small:
             tokens = ids(runtime.prefill_tokens, large)
             with closing(large.open(len(tokens))) as long, closing(small.open(CONTEXT)) as short:
-                ended = threading.Event()
-                steps_inside = [0]
-
-                def prefill() -> None:
-                    try:
-                        long.forward(tokens, 0)
-                    finally:
-                        ended.set()
-
-                def decode() -> None:
-                    while not ended.is_set():
-                        short.forward([1], 1)
-                        steps_inside[0] += not ended.is_set()
-                        short.rewind(0)
-
-                running = long.submit(prefill)
-                while not long.length and not running.done():
-                    time.sleep(0.001)  # the prefill is under way
-                short.run(decode)
-                running.result(60)
-        # Taking turns, chunk by chunk, the short forwards would be as many as the chunks of the long one.
-        assert steps_inside[0] > 1.2 * (runtime.prefill_tokens // CHUNK)
+                for _ in range(5):  # on a busy machine the short forwards may have to wait for a core
+                    steps = steps_during(long, tokens, short)
+                    # Taking turns, chunk by chunk, the short forwards would be as many as the chunks of the long one.
+                    if steps > 1.2 * (runtime.prefill_tokens // CHUNK):
+                        break
+                    long.rewind(0)
+                else:
+                    raise AssertionError(f"{steps} short forwards during a prefill, five times in a row")
 
     @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
     def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
