@@ -20,11 +20,8 @@ from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
-from edgespec.runtimes.llama.model import LlamaSettings
-from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeSettings
-from edgespec.runtimes.native.native import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.runtime import Settings
