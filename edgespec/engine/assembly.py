@@ -95,7 +95,7 @@ def load_pair(
             machine=machine,
             home=own_home,
             target=model,
-            tokenizer=LlamaVocabulary(target.tokenizer_path),
+            tokenizer=LlamaVocabulary(target.tokenizer_path, target.header),
             pool=ModelPool(
                 prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings()
             ),

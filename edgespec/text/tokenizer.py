@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgespec.errors import ClosedError, ModelFileError
-from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.header import GgufHeader, read_header
 from edgespec.runtimes.llama.library import load
 
 
@@ -53,11 +53,12 @@ class Tokenizer(Protocol):
 class LlamaVocabulary:
     """A GGUF's vocabulary, loaded by llama.cpp without the weights. Implements Tokenizer; thread-safe.
 
-    Raises ModelFileError, RuntimeUnavailableError.
+    The file is checked first, unless its ``header`` was read before. Raises ModelFileError, RuntimeUnavailableError.
     """
 
-    def __init__(self, path: Path) -> None:
-        read_header(path)
+    def __init__(self, path: Path, header: GgufHeader | None = None) -> None:
+        if header is None:
+            read_header(path)
         library = load()
         self._api: Any = library.api
         params = self._api.llama_model_default_params()
