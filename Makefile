@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-vulkan test-neon test-sanitized acceptance lint clean
+.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized acceptance lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -7,6 +7,7 @@ help:
 	@echo 'make demo        plain against speculative decoding, side by side'
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
 	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
+	@echo 'make test-fast   the tests alone, without real models and without those that take long'
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
@@ -35,6 +36,10 @@ lint:
 
 test: lint
 	.venv/bin/python -m pytest $(ARGS)
+
+test-fast:
+	@sh scripts/setup.sh dev
+	.venv/bin/python -m pytest -m 'not models and not slow' $(ARGS)
 
 test-vulkan:
 	@sh scripts/test_vulkan.sh $(ARGS)

@@ -70,6 +70,7 @@ def texts(path: Path) -> str:
 # ------------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", HEADS)
 def test_each_figure_is_written_in_the_format_of_its_suffix(
     tmp_path: Path,
@@ -95,6 +96,7 @@ def test_each_figure_is_written_in_the_format_of_its_suffix(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_the_whole_report_names_everything_it_shows(
     tmp_path: Path, report: dict[str, Any], calibration: dict[str, Any]
 ) -> None:
@@ -140,6 +142,7 @@ def test_what_is_not_identical_is_red_and_said(tmp_path: Path, report: dict[str,
     assert all(dot.identical for dot in data.arms["lookup $4$"].values())
 
 
+@pytest.mark.slow
 def test_names_of_any_length_letters_and_number_are_drawn_without_a_word(
     tmp_path: Path, report: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

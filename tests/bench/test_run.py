@@ -96,6 +96,7 @@ def check_identical(answers: Sequence[Answer]) -> None:
     assert max(r.width for a in forced for r in a.rounds) == CAP + 1
 
 
+@pytest.mark.slow
 def test_every_arm_says_what_plain_decoding_says(engine: Engine) -> None:
     answers = run_arms(engine, EVERY_ARM, PROMPTS, settings(max_tokens=60))
     check_identical(answers)
@@ -107,6 +108,7 @@ def test_every_arm_says_what_plain_decoding_says(engine: Engine) -> None:
     assert all(record.width == 1 or record.source == "model" for a in found["model-depth-2"] for record in a.rounds)
 
 
+@pytest.mark.slow
 def test_answers_that_end_by_themselves(tiny: TinyModels) -> None:
     with tiny.load_speculating(tiny.ending) as engine:
         require_depth(engine, CAP)

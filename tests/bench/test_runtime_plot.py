@@ -66,6 +66,7 @@ def test_they_take_the_place_of_the_calibrations_curves(tmp_path: Path, report: 
     assert "T(w) / T(1)" in texts(path), "one model alone is compared with nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])
 def test_alone_and_drawn_again_it_is_the_same_file(tmp_path: Path, report: dict[str, Any], suffix: str) -> None:
     del report["arms"]

@@ -113,6 +113,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.85 <= statistics.fmean(low <= 1.5 <= high for low, high in (r.median_ci95 for r in results)) <= 0.99
 
 
+@pytest.mark.slow
 @given(pairs=measured)
 @settings(max_examples=50)
 def test_swapping_arm_and_baseline_inverts_everything(pairs: dict[str, list[tuple[float, float]]]) -> None:

@@ -74,6 +74,7 @@ def test_what_was_saved_is_found_again(kept: Measurements) -> None:
     assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == PROBE
 
 
+@pytest.mark.slow
 @given(
     widths=st.sets(st.integers(2, 64)),
     diffs=st.lists(st.floats(min_value=0, exclude_min=True, allow_infinity=True), max_size=4),

@@ -93,6 +93,7 @@ def test_a_damaged_file_is_found_at_once(
     assert result.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES[1:])
 def test_native_code_never_sees_a_damaged_file(
     tiny: TinyModels, home: Home, tmp_path: Path, damage: Callable[[bytes], bytes | None]
@@ -129,6 +130,7 @@ def test_a_stored_file_that_changed(tiny: TinyModels, here: InProcess) -> None:
     assert path.read_bytes() == bytes(data), "the file is the user's to look at"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("pull", STORED), ("generate", "hi", "--target", STORED)])
 def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
     # Nothing listens there: an attempt would fail in another way than the sentence below.
@@ -141,6 +143,7 @@ def test_offline_means_no_network(command: tuple[str, ...], home: Home) -> None:
     assert time.perf_counter() - started < 10
 
 
+@pytest.mark.slow
 def test_a_drafter_with_another_vocabulary(tiny: TinyModels, here: InProcess) -> None:
     options = ("--target", tiny.target, "--draft", tiny.stranger, "--max-tokens", "12")
     assert here("calibrate", "--quick", *options[:4]).code == 0
@@ -169,6 +172,7 @@ def test_a_prompt_longer_than_the_context(tiny: TinyModels, here: InProcess) -> 
     assert len(status_lines(chat.err)) == 2, "the chat goes on"
 
 
+@pytest.mark.slow
 def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, home: Home) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "4")
     strict = {"PYTHONIOENCODING": "utf-8:strict"}
@@ -192,6 +196,7 @@ def test_an_empty_prompt(tiny: TinyModels, here: InProcess) -> None:
     assert not status_lines(chat.err)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="arguments are text, not bytes, on this system")
 def test_arguments_that_are_no_text(tiny: TinyModels, home: Home) -> None:
     options = ("--target", str(tiny.target), "--draft", "none", "--max-tokens", "4")
@@ -262,6 +267,7 @@ def test_a_hostile_template(name: str, tiny: TinyModels, here: InProcess) -> Non
 # ----------------------------------------------------------------------------------------------------- places
 
 
+@pytest.mark.slow
 def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) -> None:
     folder = tmp_path / "my models – Übung 模型 🙂"
     folder.mkdir()
@@ -280,6 +286,7 @@ def test_a_path_with_spaces_and_other_letters(tiny: TinyModels, tmp_path: Path) 
     assert relative.code == 0, relative.err
 
 
+@pytest.mark.slow
 def test_a_home_folder_that_is_a_file(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "user").write_text("not a folder")
     env = {"HOME": str(tmp_path / "user"), "USERPROFILE": str(tmp_path / "user"), "XDG_DATA_HOME": ""}

@@ -323,6 +323,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
     here("bench", "--suite", path).failed_well(words, "bad.jsonl", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -81,6 +81,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtimes_module, "measure_runtimes", measure)
 
 
+@pytest.mark.slow
 def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, ...], twin: Path) -> None:
     result = here("bench", *target, *SMALL, "--arms", "plain", "--compare", twin, "--json")
     assert result.code == 0, result.err
@@ -197,6 +198,7 @@ def test_a_runtime_may_be_asked_for(
     assert result.json["plan"]["target"]["runtime"] == OWN, "the target's own is not touched"
 
 
+@pytest.mark.slow
 def test_two_runtimes_of_one_file_are_decoded_and_timed(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...]
 ) -> None:

@@ -62,6 +62,7 @@ def succeeded(result: Result) -> Result:
 # ------------------------------------------------------------------------------------------------ calibrate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["auto", *processor_runtimes()])
 def test_what_is_measured_is_stored_and_used(
     here: InProcess, options: tuple[str, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +173,7 @@ def test_calibrating_again_measures_again(
         assert Counter(calls) == dict.fromkeys(processor_runtimes(), count)
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
     """In a process of its own, with nothing replaced."""
     result = succeeded(run_cli("calibrate", "--quick", *options, "--json", home=home.root))
@@ -207,6 +209,7 @@ def test_damaged_measurements_are_replaced(here: InProcess, options: tuple[str, 
     assert not any("ignored" in reason for reason in spoken["plan"]["reasons"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["measuring slow", "measuring drafter"])
 def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) -> None:
     target = tiny.slow if when.endswith("slow") else tiny.target
@@ -238,6 +241,7 @@ def test_ctrl_c_and_the_next_run_works(tiny: TinyModels, home: Home, when: str) 
 # ----------------------------------------------------------------------------------------------------- chat
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
 def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tuple[str, ...]) -> None:
     from tests.support.terminal import Terminal
@@ -292,6 +296,7 @@ def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
         assert terminal.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None:
     result = succeeded(
         run_cli("chat", *options, "--max-tokens", "5", home=home.root, stdin="hello\nhello again\nonce more\n")

@@ -85,6 +85,7 @@ def succeeded(result: Result) -> Result:
 # ----------------------------------------------------------------------------------------------------- chat
 
 
+@pytest.mark.slow
 def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "6", home=root, stdin="hello\n\nwhat is water\n"))
     first, second = status_lines(result.err)
@@ -97,6 +98,7 @@ def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> N
     assert "> " not in result.err
 
 
+@pytest.mark.slow
 def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], root: Path) -> None:
     stdin = '"""first line\nsecond line"""\n"""\n/help is no command here\n"""\n"""one line"""\n"""never closed\nends'
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "4", "--json", home=root, stdin=stdin))
@@ -139,6 +141,7 @@ def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> No
     assert not status_lines(result.err)
 
 
+@pytest.mark.slow
 def test_chat_system_message(pair: tuple[str, ...], root: Path) -> None:
     lengths = [
         run_cli("chat", *pair, *options, "--json", "--max-tokens", "3", home=root, stdin="hello\n").json["stats"]
@@ -160,6 +163,7 @@ def test_chat_goes_on_after_a_prompt_that_fails(pair: tuple[str, ...], root: Pat
 # ------------------------------------------------------------------------------------------------- generate
 
 
+@pytest.mark.slow
 def test_generate_prints_the_answer_and_nothing_else(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", home=root))
     found = succeeded(run_cli("generate", "hello", *pair, "--max-tokens", "9", "--json", home=root)).json
@@ -170,6 +174,7 @@ def test_generate_prints_the_answer_and_nothing_else(pair: tuple[str, ...], root
     assert found["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_generate_reads_stdin(pair: tuple[str, ...], root: Path) -> None:
     found = [
         succeeded(run_cli("generate", prompt, *pair, "--max-tokens", "9", home=root, stdin=stdin)).out
@@ -279,6 +284,7 @@ def test_profiles_show_tells_where_each_value_comes_from(
     assert re.search(r"^draft_runtime += 'auto' +# built-in default.toml$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_doctor(tmp_path: Path) -> None:
     found = succeeded(run_cli("doctor", "--json", home=tmp_path / "home")).json
     assert found["schema_version"] == 1
@@ -295,6 +301,7 @@ def test_doctor(tmp_path: Path) -> None:
     assert "llama.cpp  works" in text
 
 
+@pytest.mark.slow
 def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
     suite = tmp_path / "suite.jsonl"
     lines = [{"id": f"p{n}", "category": "chat", "prompt": text} for n, text in enumerate(("hello", "water", "你好"))]
@@ -316,6 +323,7 @@ def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- manners of the whole program
 
 
+@pytest.mark.slow
 def test_version() -> None:
     done = subprocess.run(command("--version"), capture_output=True, text=True, check=True)
     assert done.stdout == f"edgespec {__version__}\n"
@@ -406,6 +414,7 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
     assert "llama_model_loader" not in result.out
 
 
+@pytest.mark.slow
 def test_a_bug_is_a_sentence_too(tmp_path: Path) -> None:
     """Whatever goes wrong, a person sees a sentence, and a traceback only with --debug."""
     code = (
@@ -428,6 +437,7 @@ def test_a_bug_is_a_sentence_too(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["error"]["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_escape_codes_without_a_terminal(pair: tuple[str, ...], root: Path, env: dict[str, str]) -> None:
     spoken = run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin="hello\n/help\n", env=env)
@@ -437,6 +447,7 @@ def test_no_escape_codes_without_a_terminal(pair: tuple[str, ...], root: Path, e
         assert "\r" not in result.out + result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command_name", ["models", "generate"])
 def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, command_name: str) -> None:
     arguments = {
@@ -473,6 +484,7 @@ def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> Non
     assert b"BrokenPipe" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("redirection", "code"), [(">&-", 1), ("<&-", 0), ("2>&-", 0), ("<&- 2>&-", 0)])
 def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection: str, code: int) -> None:
     line = shlex.join(command("generate", "hello", *pair, "--max-tokens", "3"))
@@ -484,6 +496,7 @@ def test_closed_standard_streams(pair: tuple[str, ...], root: Path, redirection:
     assert bool(done.stdout) is (code == 0)
 
 
+@pytest.mark.slow
 def test_an_output_that_lacks_characters(pair: tuple[str, ...], root: Path) -> None:
     """An ASCII terminal shows ``?``; JSON loses nothing, since it can spell every character."""
     env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}

@@ -222,6 +222,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_sources(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, damage: str) -> None:
     path = tmp_path / "damaged.gguf"
@@ -333,6 +334,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_nothing_half_written_has_the_final_name(
     tiny: TinyModels, home: Home, tmp_path: Path, text: Path
 ) -> None:

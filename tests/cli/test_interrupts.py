@@ -62,6 +62,7 @@ def leave(chat: Terminal, first_at: float) -> int:
     return chat.exit_code()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
     for _ in range(2):
         chat.type("hello\r")
@@ -77,6 +78,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
     assert chat.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_prefill(chat: Terminal) -> None:
     """No line of a terminal is that long: several make the prompt."""
     chat.type('"""\r')
@@ -110,6 +112,7 @@ def test_ctrl_c_twice_in_an_answer_leaves(chat: Terminal) -> None:
     assert "interrupted" in chat.screen
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_prompt(chat: Terminal) -> None:
     chat.type("half a prompt")
     time.sleep(0.3)  # a signal in the moment between prompt and waiting for keys is noticed at the next key only
@@ -191,6 +194,7 @@ def test_sigint_ends_generate_with_what_there_is(tiny: TinyModels, slow_options:
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_sigint_in_a_pull_keeps_what_came(home: Home, tmp_path: Path) -> None:
     data = os.urandom(600_000)
     hub = HubServer(files={"model.gguf": data}, chunk_delay_s=0.2)

@@ -121,6 +121,7 @@ def test_the_plan_of_a_split_target_tells_its_layers(here: InProcess) -> None:
     assert f"{layers} of 32 layers on CUDA0+cpu" in plan["reasons"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", machine_names())
 def test_a_narrow_terminal_is_kept_to(
     here: InProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str

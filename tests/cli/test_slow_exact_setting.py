@@ -24,6 +24,7 @@ def _dear(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("EDGESPEC_RUNTIME", "llama")
 
 
+@pytest.mark.slow
 def test_verify_checks_the_class_whatever_it_costs(here: InProcess, tiny: TinyModels) -> None:
     options = ("--target", str(tiny.target), "--draft", str(tiny.drafter), "--context", "400")
     assert here("generate", "hello", *options, "--max-tokens", "4", "--json").json["plan"]["mode"] == "plain"
@@ -32,6 +33,7 @@ def test_verify_checks_the_class_whatever_it_costs(here: InProcess, tiny: TinyMo
     assert "the promise holds" in found.out
 
 
+@pytest.mark.slow
 def test_calibrate_measures_the_class_again(
     here: InProcess, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ class Taken:
         loop._branches.follow = counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 @pytest.mark.parametrize("copies", [False, True], ids=["drawn", "copied"])
 @pytest.mark.parametrize(
@@ -96,6 +97,7 @@ def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, b
     assert taken.count > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 def test_wider_windows(rejection: bool) -> None:
     taken = Taken()
@@ -105,6 +107,7 @@ def test_wider_windows(rejection: bool) -> None:
     assert taken.count > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 def test_branches_that_may_be_late(rejection: bool) -> None:
     taken = Taken()
@@ -128,6 +131,7 @@ def keep_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(branches, "replace", kept)
 
 
+@pytest.mark.slow
 def test_a_branch_chosen_by_its_own_token_would_be_biased_as_a_drawn_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a proposal that was not drawn it is harmless, whoever chooses it: that is why branches are none."""
 
@@ -143,6 +147,7 @@ def test_a_branch_chosen_by_its_own_token_would_be_biased_as_a_drawn_one(monkeyp
     assert biased != plain_law(TARGET, 4)
 
 
+@pytest.mark.slow
 def test_a_runner_up_put_forward_as_if_it_had_been_drawn_would_be_biased() -> None:
     """It only names the text that a branch follows: nobody asks whether it stands."""
 

@@ -402,6 +402,7 @@ def thread() -> Iterator[Submit]:
         yield pool.submit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["greedy", "keyed"])
 def test_random_sleeps_on_both_sides_change_nothing(
     thread: Submit, rule: str, monkeypatch: pytest.MonkeyPatch

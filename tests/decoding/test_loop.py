@@ -153,6 +153,7 @@ def test_plain_greedy_is_the_models_own_argmax() -> None:
         history.append(token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
@@ -276,6 +277,7 @@ def test_the_depth_asked_for_never_exceeds_what_is_left() -> None:
 # --------------------------------------------------------------------------------------------------- stops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", ["oracle", "worst", "often right", "too long", "empty"])
 def test_a_stop_at_each_place(drafter: str, rule: str) -> None:

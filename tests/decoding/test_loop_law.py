@@ -82,6 +82,7 @@ WHOLE: dict[str, object] = {"temperature": 1.0, "rule": "rejection"}
 CUT: dict[str, object] = {"temperature": 1.0, "top_k": 2, "rule": "rejection"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [WHOLE, CUT], ids=["whole", "top_k"])
 def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object]) -> None:
     model = drafting_model()
@@ -90,6 +91,7 @@ def test_drafts_drawn_by_a_model_leave_the_joint_law(options: dict[str, object])
     assert accepted > ANSWERS / 2
 
 
+@pytest.mark.slow
 def test_copied_drafts_leave_the_joint_law() -> None:
     value, limit, accepted = statistic(lambda sampling: scripted.random_tokens(SMALL), WHOLE)
     assert value < limit
@@ -107,6 +109,7 @@ def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [ConfidenceDepth(2, limit=0.45), EntropyDepth(2, limit=1.01)], ids=["confidence", "entropy"]
 )
@@ -117,6 +120,7 @@ def test_drafts_ended_by_a_gate_leave_the_joint_law(policy: DepthPolicy) -> None
     assert ANSWERS / 8 < accepted < 0.95 * open_ended, "the gate stopped some drafts and let others through"
 
 
+@pytest.mark.slow
 def test_a_biased_drafter_is_noticed() -> None:
     model = drafting_model()
     value, limit, _ = statistic(lambda sampling: Dropping(model, sampling), WHOLE)

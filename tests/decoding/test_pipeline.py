@@ -127,6 +127,7 @@ def check(answer: Answer, depth: int) -> None:
 # ------------------------------------------------------------------------------------------------ same text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:

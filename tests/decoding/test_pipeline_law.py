@@ -13,6 +13,7 @@ from tests.decoding.law import plain_law, random_conditional
 TARGET, DRAFT = random_conditional(5, SIZE), random_conditional(31, SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 @pytest.mark.parametrize("copies", [False, True], ids=["drawn", "copied"])
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ def test_two_chunks_deep(rejection: bool, copies: bool, most: int, ahead: int, l
     assert runs >= len(plain_law(TARGET, tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 @pytest.mark.parametrize("copies", [False, True], ids=["drawn", "copied"])
 def test_drafts_that_may_be_late_and_are_reused(rejection: bool, copies: bool) -> None:
@@ -37,6 +39,7 @@ def test_drafts_that_may_be_late_and_are_reused(rejection: bool, copies: bool) -
     assert positive(law) == plain_law(TARGET, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rejection", [False, True], ids=["keyed", "rejection"])
 def test_what_was_drafted_behind_a_rejected_token_is_put_forward_again(rejection: bool) -> None:
     law, _ = law_of(TARGET, DRAFT, rejection=rejection, tokens=4, depth=2, most=2, ahead=3, reuse=True)

@@ -176,6 +176,7 @@ def test_a_chain_ended_by_a_gate_leaves_the_joint_law(seed: int, shape: tuple[in
     assert {tokens: mass for tokens, mass in emitted.items() if mass} == law.plain_law(target, depth + 1)
 
 
+@pytest.mark.slow
 def test_keyed_draws_follow_the_distribution() -> None:
     """40 000 draws over positions and seeds against the law, at a false-alarm rate of one in a million."""
     logits = np.log(np.array([8, 1, 4, 2, 0.5, 4], dtype=np.float32))

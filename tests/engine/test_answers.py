@@ -76,6 +76,7 @@ def test_an_end_of_sequence_counts_and_is_not_shown(tiny: TinyModels) -> None:
 # ------------------------------------------------------------------------------------------------------ equality
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED, Sampling(temperature=1.5, top_k=40, seed=5)])
 def test_every_depth_writes_the_same_conversation(engine: Engine, sampling: Sampling) -> None:
     require_speculation(engine)

@@ -99,6 +99,7 @@ def test_what_is_known_is_not_measured_again(engine: Engine, sequences: list[Pro
     assert (told, sequences) == ([], [])
 
 
+@pytest.mark.slow
 def test_afresh_everything_is(engine: Engine) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
     first = engine.measurements.target_times()
@@ -158,6 +159,7 @@ def test_fewer_threads_have_to_be_faster_more_than_once(engine: Engine, monkeypa
     assert next(ratios, None) is None
 
 
+@pytest.mark.slow
 def test_the_threads_stay_while_a_session_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
     with engine.session() as session:
@@ -262,6 +264,7 @@ def test_an_error_in_the_progress_ends_it_cleanly(
 # ------------------------------------------------------------------------------------------------- in slices
 
 
+@pytest.mark.slow
 def test_a_slice_ends_with_its_budget_and_the_next_goes_on(engine: Engine, home: Home) -> None:
     steps: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(steps.append)

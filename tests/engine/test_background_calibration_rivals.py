@@ -283,6 +283,7 @@ def test_what_loading_raises_is_raised() -> None:
         result(_opened(load, "big"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, ModelFileError("big.gguf", "it is no model")])  # type: ignore[arg-type]
 @pytest.mark.parametrize("leave", ["close", "interrupt"])
 @pytest.mark.parametrize("loaded", [True, False])

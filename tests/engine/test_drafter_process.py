@@ -75,6 +75,7 @@ def kill(model: RestartingModel) -> None:
 KINDS = [*((runtime, runtime) for runtime in processor_runtimes()), ("trimmed", "llama"), ("folder", "onnx")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "runtime"), KINDS, indirect=["drafter"])
 def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
     tiny: TinyModels, drafter: Path, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +172,7 @@ def test_it_is_calibrated_where_it_runs(load: Load) -> None:
         assert engine.measurements.store.load_times(here) is None, "in a thread it takes other times"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", [False, True])
 def test_one_that_does_not_load_is_no_reason_not_to_measure_the_rest(load: Load, learn: bool) -> None:
     with load(worker=HANGING) as engine:

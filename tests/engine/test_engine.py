@@ -136,6 +136,7 @@ def test_limits_of_threads(tiny: TinyModels) -> None:
         assert engine.plan.target.threads == 2
 
 
+@pytest.mark.slow
 def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) -> None:
     told: list[tuple[object, str]] = []
 
@@ -150,6 +151,7 @@ def test_progress_is_told_on_the_calling_thread(tiny: TinyModels, home: Home) ->
     assert {name for _, name in told} == {threading.current_thread().name}
 
 
+@pytest.mark.slow
 def test_uncalibrated_the_plan_is_plain(
     tiny: TinyModels, home: Home, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_depth_given_as_a_number_needs_no_calibration(tiny: TinyModels, home: 
     assert [path.name.partition("-")[0] for path in home.measurements.iterdir()] == ["widths"]
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_only_costs_the_next_probe(tiny: TinyModels, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with tiny.load(store_home=Home(tmp_path / "file" / "home"), calibrate=True) as engine:

@@ -205,6 +205,7 @@ def leave_and_go_on(session: Session, leave: Leave, reading: Reading, *, depth: 
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_close, leave_by_forgetting, leave_by_exception])
 @pytest.mark.parametrize("count", [1, 4, 40])
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
@@ -219,6 +220,7 @@ def test_what_was_read_before_leaving_is_the_answer(engine: Engine, leave: Leave
     assert done.stats.cached_tokens == plain.stats.cached_tokens
 
 
+@pytest.mark.slow
 def test_an_answer_forgotten_between_a_round_and_its_count(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round's tokens are in the history already, and not yet among those emitted."""
     real = AnswerTask._take

@@ -62,6 +62,7 @@ def at_once(engine: Engine) -> Speculation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookup", [True, False])
 def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyModels, lookup: bool) -> None:
     with load(tiny, lookup=lookup) as engine:
@@ -106,6 +107,7 @@ def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: Ti
         assert {record.sibling_count for record in rounds} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_runtime", ["native", "llama"])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime: str, isolation: str) -> None:

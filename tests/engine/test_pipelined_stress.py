@@ -73,6 +73,7 @@ def open_session(engine: Engine, drafter: SleepingDrafter, budget: Callable[[], 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", list(itertools.product((True, False), repeat=3)), ids=str)
 def test_every_pattern_of_rejections_at_every_chunk_size(
     engine: Engine, script: Script, plain: Callable[[Sampling, int], Done], pattern: tuple[bool, ...]
@@ -134,6 +135,7 @@ class Fitful(Pattern):
         return super().is_right(place)
 
 
+@pytest.mark.slow
 def test_thousands_of_rounds_with_random_delays_on_both_sides(
     engine: Engine, script: Script, plain: Callable[[Sampling, int], Done], slowly: random.Random
 ) -> None:

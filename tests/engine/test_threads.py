@@ -26,6 +26,7 @@ from tests.support.watched_sequences import KINDS, is_closed
 # ------------------------------------------------------------------------------------------- threads and asyncio
 
 
+@pytest.mark.slow
 def test_sessions_in_two_threads_each_equal_running_alone(engine: Engine) -> None:
     prompts = {"a": ["hello world", "what is water"], "b": ["two words", "who said that"]}
 
@@ -291,6 +292,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["return", "paused", "thread", "raise"])
 def test_the_interpreter_exits_while_an_answer_streams(tiny: TinyModels, how: str) -> None:
     started = time.perf_counter()

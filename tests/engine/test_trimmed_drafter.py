@@ -92,6 +92,7 @@ def test_the_engine_knows_it_by_its_folder_and_its_manifest(engine: Engine, fold
     assert facts.bytes_per_forward < whole.bytes_per_forward
 
 
+@pytest.mark.slow
 def test_it_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
     with tiny.load(draft=str(folder), lookup=False, calibrate=True, store_home=home, context=256) as engine:
         assert not engine.unmeasured

@@ -159,6 +159,7 @@ def drafts_again(session: Session) -> bool:
     return any(say(session).stats.proposed for _ in range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) -> None:
@@ -182,6 +183,7 @@ def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str)
         assert "plain decoding: drafter is still loading" in status_line(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_drafter_is_waited_for_and_used_again(load: Load, mode: str, hit: signal.Signals) -> None:
@@ -199,6 +201,7 @@ def test_a_lost_drafter_is_waited_for_and_used_again(load: Load, mode: str, hit:
         assert say(session).speculation_off is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hit", [signal.SIGKILL, signal.SIGSTOP])
 def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: signal.Signals) -> None:
     with load(NEVER_AGAIN) as engine, open_session(engine, "serial") as session:
@@ -211,6 +214,7 @@ def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: sign
         assert f"plain decoding: {expected}" in status_line(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mode: str) -> None:
     with load() as engine, open_session(engine, mode) as session:
@@ -230,6 +234,7 @@ def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mo
             assert status_line(done).endswith(f"plain decoding: {off}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("leave", ["cancel", "close"])
 def test_leaving_does_not_wait_long_for_a_drafter_that_hangs(load: Load, mode: str, leave: str) -> None:
@@ -357,6 +362,7 @@ PHASES = (
 HITS = ((signal.SIGKILL, signal.SIGSTOP), (signal.SIGSTOP, signal.SIGKILL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_at_fifty_moments_every_answer_is_plain_decodings_and_nothing_is_left(load: Load, mode: str) -> None:
     moments = Moments(mode, seed=MODES.index(mode))

@@ -76,6 +76,7 @@ def read(folder: Path) -> None:
     read_vocabulary(folder, ROWS).metadata()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize(
     "name",

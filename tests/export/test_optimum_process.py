@@ -60,6 +60,7 @@ def test_it_is_isolated_offline_and_without_input(worker: Worker, monkeypatch: p
     assert run() == {"isolated": 1, "path": False, "offline": "1", "input": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "error", "words"),
     [
@@ -133,6 +134,7 @@ def test_what_the_caller_raises_ends_it(worker: Worker) -> None:
     assert gone(pids[0])
 
 
+@pytest.mark.slow
 def test_a_child_that_holds_the_pipe_does_not_hold_us(worker: Worker) -> None:
     worker(CHILD + "say(result={'done': 1})")
     pids: list[int] = []

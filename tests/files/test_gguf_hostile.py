@@ -208,6 +208,7 @@ def test_as_many_keys_as_are_allowed(tmp_path: Path) -> None:
     assert "architecture" in refused(tmp_path / "m.gguf").reason
 
 
+@pytest.mark.slow
 def test_as_many_tensors_as_are_allowed(tmp_path: Path) -> None:
     path, count = tmp_path / "m.gguf", 65536
     gap_before_the_last = [0] * (count - 1) + [32]
@@ -249,6 +250,7 @@ def test_every_truncation_is_refused(tmp_path: Path, small: bytes) -> None:
             read(path, small[:length])
 
 
+@pytest.mark.slow
 def test_every_truncation_of_a_real_header_is_refused(tmp_path: Path) -> None:
     tiny = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q8_0")
     path = tmp_path / "m.gguf"

@@ -57,6 +57,7 @@ def compiler() -> str:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_a_build_leaves_a_library_and_nothing_else(folder: Path, compiler: str) -> None:
     sources_in(folder)
     before = set(folder.iterdir())
@@ -79,6 +80,7 @@ def test_without_a_compiler_there_is_a_note_and_the_runtime_says_why(folder: Pat
     assert caught.value.hint is not None
 
 
+@pytest.mark.slow
 def test_an_error_in_the_sources_is_quoted(folder: Path, compiler: str) -> None:
     sources_in(folder, broken=True)
     assert "on purpose" in build(folder, QUICKLY)
@@ -105,6 +107,7 @@ def test_a_file_that_is_no_library_is_refused(folder: Path) -> None:
         native_library.load()
 
 
+@pytest.mark.slow
 def test_a_library_of_another_interface_is_refused(folder: Path, compiler: str) -> None:
     sources_in(folder)
     header = folder / "edgespec_kernels.h"
@@ -124,6 +127,7 @@ def too_old_for(option: str, compiler: str, place: Path) -> str:
     return str(script)
 
 
+@pytest.mark.slow
 def test_a_level_that_the_compiler_is_too_old_for_is_left_out(
     folder: Path, compiler: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -144,6 +148,7 @@ def real_library() -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_library_for_another_machine_has_that_ones_levels(tmp_path: Path, compiler: str) -> None:
     """It is told, since it cannot see what a cross compiler makes. Other processors' levels are not even tried."""
     made = tmp_path / compiling.LIBRARY_NAME

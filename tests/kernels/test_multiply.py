@@ -100,6 +100,7 @@ def test_a_row_is_the_same_beside_any_others(library: NativeLibrary, level: str,
             assert same_bits(together, alone[start : start + width]), (width, start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("columns", [256, 480, 1536])
 @pytest.mark.parametrize("width", [31, 32, 33, 35, 37, 39, 64, 65, 66, 67, 256, 257, 258, 259, 260, 261, 320])
@@ -123,6 +124,7 @@ def extreme(kind: str, byte: int, scale: float, minimum: float) -> Weights:
     return Weights(kind, 32, 2 * columns, np.tile(block, (32, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0])
 @pytest.mark.parametrize("signs", [(1, 1), (-1, -1), (1, -0.5)], ids=["up", "down", "uneven"])

@@ -112,6 +112,7 @@ def test_threads_have_the_stack_that_kernels_need_whatever_the_systems_default(a
     assert ask("stack") == "3"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
 @pytest.mark.parametrize("question", [("steps", 3), ("cancel", 3), ("crowd", 2)])
 def test_no_two_threads_race(question: tuple[object, ...]) -> None:

@@ -255,6 +255,7 @@ def windowed(curve: Curve, token_s: float, acceptance: float, window: int, round
     return tokens / seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("token_s", [0.01, 0.03, 0.25])
 def test_a_window_brings_what_a_pipe_of_that_window_does(acceptance: float, token_s: float) -> None:

@@ -112,6 +112,7 @@ def check_never_slower(sources: Sequence[Source], machine: Machine, seed: int) -
         assert answer.speedup >= least, f"{tokens} tokens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", ["informative", "useless", "none"])
 @pytest.mark.parametrize("cost", [MODEL, FREE, DraftCost(token_s=0.02), DraftCost(token_s=0.004, round_s=0.003)])
 @pytest.mark.parametrize("curve", [FLAT, STEEP], ids=["flat", "steep"])
@@ -156,6 +157,7 @@ def test_free_and_costly_drafters_together_never_make_it_slower(
 # ----------------------------------------------------------------------------------------------------- near the best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.7, 0.9, 1.0])
 @pytest.mark.parametrize("cost", [MODEL, FREE], ids=["model", "free"])
 def test_on_a_flat_curve_it_is_as_good_as_the_best_depth(cost: DraftCost, rate: float) -> None:
@@ -163,6 +165,7 @@ def test_on_a_flat_curve_it_is_as_good_as_the_best_depth(cost: DraftCost, rate: 
     assert mean(always(rate), FLAT, cost) >= 0.95 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_on_a_steep_curve_a_free_drafter_is_as_good_as_the_best_depth(rate: float) -> None:
     best, _ = best_fixed(always(rate), STEEP, FREE)

@@ -55,6 +55,7 @@ def pair(
 # ------------------------------------------------------------------------------------------------ closed forms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
 def test_serial_rounds_are_those_of_the_measured_time_formula(alpha: float, ratio: int) -> None:
@@ -72,6 +73,7 @@ def test_serial_rounds_are_those_of_the_measured_time_formula(alpha: float, rati
     assert found.target_busy + found.drafter_busy == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
 def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: int) -> None:
@@ -84,6 +86,7 @@ def test_pearls_passes_are_those_of_the_pipeline_formula(alpha: float, ratio: in
     assert found.tokens_per_s == pytest.approx(tokens / (max(chunk, ratio) * TOKEN_S), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("alpha", ACCEPTANCE)
 def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float, ratio: int) -> None:
@@ -100,6 +103,7 @@ def test_our_pipeline_has_a_closed_form_too_where_the_times_divide(alpha: float,
         assert tokens >= pearl_tokens_per_pass(alpha, ratio), "the first token in flight is compared as well"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "one",
     [

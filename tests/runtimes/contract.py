@@ -104,6 +104,7 @@ class SequenceContract(OneModel):
     def test_a_fresh_sequence_is_empty_and_knows_its_room(self, sequence: Sequence) -> None:
         assert (sequence.length, sequence.context_length) == (0, CONTEXT)
 
+    @pytest.mark.slow
     def test_length_follows_every_forward_and_rewind(self, model: Model, sequence: Sequence) -> None:
         expected = 0
         for step, count in enumerate((1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 1)):
@@ -144,6 +145,7 @@ class SequenceContract(OneModel):
         whole = last_row(sequence, tokens, [40])
         assert near(whole, last_row(sequence, tokens, chunks))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("count", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3, 3 * CHUNK - 2])
     @pytest.mark.parametrize("rows", [1, 2, 7, 64])
     def test_rows_at_the_borders_of_prefill_chunks(
@@ -250,6 +252,7 @@ class SequenceContract(OneModel):
 
     # --------------------------------------------------------------------------------------------- rewind
 
+    @pytest.mark.slow
     def test_after_a_rewind_to_any_length_a_sequence_is_as_good_as_fresh(
         self, model: Model, sequence: Sequence
     ) -> None:
@@ -265,6 +268,7 @@ class SequenceContract(OneModel):
                 assert equal(logits(sequence.forward(more, 3)), logits(fresh.forward(more, 3))), length
                 assert sequence.length == length + 3
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 511, 512, 513, 700])
     def test_a_rewind_across_chunks_is_as_good_as_fresh(self, model: Model, sequence: Sequence, length: int) -> None:
         tokens, more = ids(700, model), ids(4, model, 2)
@@ -395,6 +399,7 @@ class SequenceContract(OneModel):
 
     # ---------------------------------------------------------------------------------------------- company
 
+    @pytest.mark.slow
     def test_interleaved_sequences_equal_running_alone(self, model: Model) -> None:
         def steps(seed: int) -> list[list[int]]:
             return [ids(count, model, seed + step) for step, count in enumerate((9, 1, 4, 1, 300, 1, 2))]

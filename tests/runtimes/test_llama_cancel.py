@@ -56,6 +56,7 @@ def share_computed_without_the_interpreter_lock(path: Path) -> float:
     return computed / whole_s
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
 def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine the forward may be over before the lock is taken, or get no core meanwhile.

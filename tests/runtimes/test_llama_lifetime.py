@@ -107,6 +107,7 @@ def test_weights_outlive_their_caches_on_close(tiny_gguf: Path, freed: list[str]
         sequences[0].forward([1], 1)
 
 
+@pytest.mark.slow
 def test_weights_outlive_their_caches_in_a_collected_cycle(tiny_gguf: Path, freed: list[str]) -> None:
     class Holder:
         pass

@@ -112,6 +112,7 @@ def rows_of(
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_bit_equal_at_every_width(files: Files, kind: str) -> None:
     path = files(kind)
@@ -137,6 +138,7 @@ def test_rows_are_bit_equal_on_any_number_of_threads_at_any_mixture_of_widths(fi
         assert equal(rows_of(path, NativeSettings(threads=threads), tokens, sizes, start), plain), (threads, sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
     path = files(kind)
@@ -146,6 +148,7 @@ def test_every_level_computes_the_same_bits(files: Files, kind: str) -> None:
         assert equal(rows_of(path, NativeSettings(level=level), tokens, [5] * 8, 260), expected), level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_in_chunks_of_any_size_leaves_the_same_cache(files: Files, kind: str) -> None:
     path = files(kind)

@@ -129,6 +129,7 @@ def accepted(load: Callable[[], NativeModel]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("architecture", MODELS)
 def test_no_header_and_no_weight_is_believed(tmp_path: Path, architecture: Any) -> None:

@@ -80,6 +80,7 @@ def test_matrices_are_laid_out_as_q4_0(tmp_path: Path, kind: str) -> None:
             assert np.array_equal(np.frombuffer(ctypes.string_at(matrix.tiles, tiles.size), np.uint8), tiles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WIDE)
 @pytest.mark.parametrize("tied", [False, True])
 def test_it_takes_less_and_says_nearly_the_same(tmp_path: Path, kind: str, tied: bool) -> None:

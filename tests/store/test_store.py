@@ -160,6 +160,7 @@ def test_a_new_time_is_hashed_again_and_remembered(home: Home, spec: ModelSpec) 
     assert events == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [WHOLE[:-1] + b"!", WHOLE[:-1]])
 def test_changed_content_is_refused_until_it_is_fetched_again(home: Home, spec: ModelSpec, data: bytes) -> None:
     store = Store(home)

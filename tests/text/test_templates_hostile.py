@@ -52,6 +52,7 @@ def measured(source: str) -> str | TemplateError:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED.keys())
 def test_a_hostile_template_is_refused_quickly(source: str) -> None:
     result = measured(source)
@@ -60,6 +61,7 @@ def test_a_hostile_template_is_refused_quickly(source: str) -> None:
     assert "\n" not in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", CHEAP.values(), ids=CHEAP.keys())
 def test_an_odd_template_is_harmless(source: str) -> None:
     result = measured(source)
