@@ -6,13 +6,13 @@ help:
 	@echo 'make chat        talk to the default model; ARGS="--system TEXT" and the like are passed on'
 	@echo 'make demo        plain against speculative decoding, side by side'
 	@echo 'make setup       only prepare .venv; PYTHON=python3.12 chooses the interpreter'
-	@echo 'make test        ruff, mypy and the tests, with a short pass over real models'
+	@echo 'make test        ruff, mypy, import-linter and the tests, with a short pass over real models'
 	@echo 'make test-fast   the tests alone, without real models and without those that take long'
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
-	@echo 'make lint        ruff and mypy alone'
+	@echo 'make lint        ruff, mypy and import-linter alone'
 	@echo 'make clean       remove environments, caches and build results; downloaded models stay'
 
 setup:
@@ -33,6 +33,7 @@ lint:
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	.venv/bin/lint-imports
 
 test: lint
 	.venv/bin/python -m pytest $(ARGS)
