@@ -15,22 +15,26 @@ from pathlib import Path
 from types import FrameType
 
 import edgespec
-from edgespec import Engine, Round
+from edgespec import DecodeStats, Engine
 
 PACKAGE = Path(edgespec.__file__).parent
+COUNTED = DecodeStats.add_round.__code__
 PROMPT = "Write a Python function that returns the n smallest numbers of a list, with a docstring and two examples."
 
 
 class Trace:
-    """Names each file at the first call into it, while it is on."""
+    """Names each file at the first call into it, until a round with an accepted token is counted."""
 
     def __init__(self) -> None:
         self.on = False
         self.entered: dict[str, None] = {}
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        if self.on and event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            self.entered.setdefault(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
+        if not self.on or event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return
+        self.entered.setdefault(str(Path(frame.f_code.co_filename).relative_to(PACKAGE)))
+        if frame.f_code is COUNTED and frame.f_locals["record"].accepted > 0:
+            self.on = False
 
 
 def main() -> int:
@@ -40,13 +44,12 @@ def main() -> int:
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
-    with Engine.load(profile="laptop", mode="serial", calibrate=True, download=True) as engine:
-        with engine.session() as session:
-            trace.on = True
-            for event in session.generate(PROMPT, max_tokens=128):
-                if isinstance(event, Round) and event.record.accepted > 0:
-                    break
-            trace.on = False
+    loaded = Engine.load(profile="laptop", mode="serial", calibrate=True, download=True)
+    with loaded as engine, engine.session() as session:
+        trace.on = True
+        for _ in session.generate(PROMPT, max_tokens=128):
+            if not trace.on:
+                break
     print("\n".join(trace.entered))
     print(f"{len(trace.entered)} files")
     return 1 if most is not None and len(trace.entered) > most else 0
