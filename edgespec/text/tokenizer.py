@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgespec.errors import ClosedError, ModelFileError
-from edgespec.files.gguf.header import GgufHeader, read_header
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 
 
