@@ -127,7 +127,7 @@ def test_a_drafter_not_timed_yet_goes_with_the_pace_of_the_target() -> None:
 
 def test_the_report_tells_both_predictions() -> None:
     engine: Any = SimpleNamespace(
-        knowledge=SimpleNamespace(
+        measurements=SimpleNamespace(
             costs=lambda: COSTS,
             target=SimpleNamespace(bytes_per_forward=1000, kv_bytes_per_token=2),
             drafter=None,

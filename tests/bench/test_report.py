@@ -29,7 +29,7 @@ DRAFTER = SimpleNamespace(bytes_per_forward=250)
 def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
     """What a report asks of an engine."""
     return SimpleNamespace(
-        knowledge=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
+        measurements=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
         machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
         plan=SimpleNamespace(as_json=lambda: {"reasons": ["because"]}),
     )

@@ -320,7 +320,7 @@ class Failing:
         self.calls = 0
         self.called = threading.Event()
 
-    def learn(self, **_settings: object) -> tuple[str, ...]:
+    def calibrate_for(self, **_settings: object) -> tuple[str, ...]:
         self.calls += 1
         self.called.set()
         raise ForwardError("the device went away", code=-3)

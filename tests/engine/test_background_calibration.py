@@ -239,7 +239,7 @@ def test_a_drafter_that_does_not_fit_is_named_and_not_waited_for(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny.load(store_home=home, context=300) as engine:
-        monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
+        monkeypatch.setattr(engine.pair.pool, "left_bytes", 1)
         BackgroundCalibration(engine.pair, QUICK).run()
         assert measured(home) == {"times": 1, "widths": 1}
         assert not engine.unmeasured

@@ -31,6 +31,7 @@ from edgespec.placement.memory import estimate_memory
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native.model import KV_BITS
+from edgespec.runtimes.table import RUNTIMES
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes
@@ -331,7 +332,7 @@ def test_a_target_that_does_not_fit_is_not_loaded(
     def load(*_arguments: object, **_settings: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(loading_module, "open_model", load)
+    monkeypatch.setattr(type(RUNTIMES[runtime]), "load", load)
     limit = needed_bytes(tiny.target, 2048, runtime) - 1
     with pytest.raises(MemoryLimitError, match="target needs about") as caught:
         tiny.load(limits=Limits(max_memory_bytes=limit), runtime=runtime)

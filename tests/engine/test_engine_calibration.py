@@ -163,7 +163,7 @@ def test_a_given_depth_needs_no_learning(load: Callable[..., Engine], forwards: 
 
 def test_a_lost_drafter_is_told_once(load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     with load() as engine:
-        monkeypatch.setattr(engine, "_memory_allowed_bytes", 1)
+        monkeypatch.setattr(engine.pair.pool, "left_bytes", 1)
         assert any("the model drafter is lost" in reason for reason in learn_all(engine))
         assert engine.calibrate_for() == ()
         with engine.session() as session:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-import edgespec.engine.engine as module
+import edgespec.engine.loaded_pair as module
 from edgespec.calibration.timing import QUICK
 from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
@@ -60,11 +61,11 @@ def test_a_source_that_cannot_be_told_for_a_moment_is_no_change(engine: Engine, 
 
 def test_measuring_under_way_is_given_up(engine: Engine, source: list[str | None]) -> None:
     engine._calibration = learning = BackgroundCalibration(engine.pair, QUICK, afresh=True)
-    assert not learning.run_for(0.01, module.threading.Event())
+    assert not learning.run_for(0.01, threading.Event())
     source.append("battery")
     assert engine.pair.follow_power()
     assert engine._calibration is None
-    assert not learning.run_for(1e9, module.threading.Event()), "it is over"
+    assert not learning.run_for(1e9, threading.Event()), "it is over"
     assert engine.measurements.target_times() is None
 
 
