@@ -42,6 +42,7 @@ def _locate(text: str, locator: Locator) -> LocatedModel:
         return locator.locate(text)
     located = locator.locate(model)
     if not RUNTIMES[runtime].runs(located):
-        kind = "a GGUF" if located.onnx is None else "an ONNX"
-        raise InvalidRequestError(f"{located.name} is {kind} model, which {runtime} does not run")
+        if located.onnx is None:
+            return locator.locate(text)  # no prefix for such a file: it is part of the name
+        raise InvalidRequestError(f"{located.name} is an ONNX model, which {runtime} does not run")
     return replace(located, runtime=runtime)
