@@ -16,35 +16,39 @@ if TYPE_CHECKING:
     from edgespec.decoding.stats import DecodeStats as DecodeStats
     from edgespec.engine.assembly import Limits as Limits
     from edgespec.engine.engine import Engine as Engine
-    from edgespec.engine.events import Done as Done
-    from edgespec.engine.events import Event as Event
-    from edgespec.engine.events import Loading as Loading
-    from edgespec.engine.events import Notice as Notice
-    from edgespec.engine.events import Round as Round
-    from edgespec.engine.events import Text as Text
+    from edgespec.engine.events import (
+        Done as Done,
+        Event as Event,
+        Loading as Loading,
+        Notice as Notice,
+        Round as Round,
+        Text as Text,
+    )
     from edgespec.engine.generation import Generation as Generation
     from edgespec.engine.session import Session as Session
-    from edgespec.errors import CancelledError as CancelledError
-    from edgespec.errors import ClosedError as ClosedError
-    from edgespec.errors import ContextFullError as ContextFullError
-    from edgespec.errors import DiskSpaceError as DiskSpaceError
-    from edgespec.errors import DownloadError as DownloadError
-    from edgespec.errors import EdgespecError as EdgespecError
-    from edgespec.errors import ForwardError as ForwardError
-    from edgespec.errors import HashMismatchError as HashMismatchError
-    from edgespec.errors import InvalidRequestError as InvalidRequestError
-    from edgespec.errors import MemoryLimitError as MemoryLimitError
-    from edgespec.errors import ModelFileError as ModelFileError
-    from edgespec.errors import ModelNotFoundError as ModelNotFoundError
-    from edgespec.errors import NonFiniteLogitsError as NonFiniteLogitsError
-    from edgespec.errors import ProfileError as ProfileError
-    from edgespec.errors import PromptTooLongError as PromptTooLongError
-    from edgespec.errors import RewindError as RewindError
-    from edgespec.errors import RuntimeUnavailableError as RuntimeUnavailableError
-    from edgespec.errors import StaleRowsError as StaleRowsError
-    from edgespec.errors import StoreLockedError as StoreLockedError
-    from edgespec.errors import TemplateError as TemplateError
-    from edgespec.errors import WorkerLostError as WorkerLostError
+    from edgespec.errors import (
+        CancelledError as CancelledError,
+        ClosedError as ClosedError,
+        ContextFullError as ContextFullError,
+        DiskSpaceError as DiskSpaceError,
+        DownloadError as DownloadError,
+        EdgespecError as EdgespecError,
+        ForwardError as ForwardError,
+        HashMismatchError as HashMismatchError,
+        InvalidRequestError as InvalidRequestError,
+        MemoryLimitError as MemoryLimitError,
+        ModelFileError as ModelFileError,
+        ModelNotFoundError as ModelNotFoundError,
+        NonFiniteLogitsError as NonFiniteLogitsError,
+        ProfileError as ProfileError,
+        PromptTooLongError as PromptTooLongError,
+        RewindError as RewindError,
+        RuntimeUnavailableError as RuntimeUnavailableError,
+        StaleRowsError as StaleRowsError,
+        StoreLockedError as StoreLockedError,
+        TemplateError as TemplateError,
+        WorkerLostError as WorkerLostError,
+    )
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.restarting import WorkerSettings as WorkerSettings
 

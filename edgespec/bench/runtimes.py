@@ -13,8 +13,7 @@ from edgespec.calibration.timing import WIDTHS, Clock
 from edgespec.calibration.width_probe import probe_tokens
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import megabytes
-from edgespec.interfaces.model import Model, ModelFacts
-from edgespec.interfaces.model import Sequence as TokenSequence
+from edgespec.interfaces.model import Model, ModelFacts, Sequence as TokenSequence
 from edgespec.planning.cost.widths import probe_starts
 
 # Long enough for every name that people give files, short enough for a table on a terminal.

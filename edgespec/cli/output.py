@@ -151,8 +151,14 @@ class ProgressPrinter:
 
     def _show_bar(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as SpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn as SpeedColumn,
+        )
 
         if label != self._label:
             self._finish()

@@ -92,8 +92,7 @@ def plan(
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:
     from edgespec.planning.simulated.machine_file import machine_from_table
-    from edgespec.planning.simulated.simulate import plan_of
-    from edgespec.planning.simulated.simulate import simulate as rank_described
+    from edgespec.planning.simulated.simulate import plan_of, simulate as rank_described
     from edgespec.profiles.machines import read_machine
 
     origin, short_name, table = read_machine(name, cwd=Path.cwd())

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.bench import statistics as own
 from edgespec.bench.statistics import Speedup, abba, by_category, geomean, mbsu, noise, regret, shuffled, speedup

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.calibration.width_probe import STEP_TOKENS, probe_tokens, probe_widths
 from edgespec.errors import ForwardError

@@ -22,8 +22,7 @@ from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError
 from edgespec.interfaces.drafting import ChainGate, Context, Proposal
 from edgespec.interfaces.model import TreeSequence
 from edgespec.planning.depth.base import FixedDepth
-from tests.decoding.exact_runs import PROMPT as ONE
-from tests.decoding.exact_runs import SIZE, Decisions, Drawing, ExactChooser, positive
+from tests.decoding.exact_runs import PROMPT as ONE, SIZE, Decisions, Drawing, ExactChooser, positive
 from tests.decoding.law import Conditional, Law, plain_law, random_conditional
 from tests.decoding.test_loop import (
     GREEDY,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.drafters.combination import CombinationState

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.head_coverage import ESCAPE_MISSED, MOST_MORE, RETURN_MISSED, WINDOW_TOKENS, HeadCoverage

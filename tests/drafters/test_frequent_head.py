@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.head_coverage import SHORT_ESCAPE_MISSED as ESCAPE_MISSED
-from edgespec.drafters.head_coverage import SHORT_RETURN_MISSED as RETURN_MISSED
-from edgespec.drafters.head_coverage import WINDOW_TOKENS
+from edgespec.drafters.head_coverage import (
+    SHORT_ESCAPE_MISSED as ESCAPE_MISSED,
+    SHORT_RETURN_MISSED as RETURN_MISSED,
+    WINDOW_TOKENS,
+)
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.drafting import Context, DraftRequest, DraftState

@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.drafters import model as module

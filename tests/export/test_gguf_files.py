@@ -11,13 +11,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export import staging
-from edgespec.export.gguf import files as gguf_files
-from edgespec.export.gguf import parts as gguf_parts
+from edgespec.export.gguf import files as gguf_files, parts as gguf_parts
 from edgespec.export.gguf.files import check_destination, export_trimmed, export_whole
 from edgespec.export.gguf.quantize import requantize
 from edgespec.files.gguf.header import read_header

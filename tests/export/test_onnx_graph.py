@@ -13,8 +13,7 @@ import onnx
 import pytest
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.onnx.architectures import ARCHITECTURES as KNOWN
-from edgespec.export.onnx.architectures import Rope, describe_model, rope_tables
+from edgespec.export.onnx.architectures import ARCHITECTURES as KNOWN, Rope, describe_model, rope_tables
 from edgespec.export.onnx.export import export_onnx
 from edgespec.export.onnx.tables import ALIGNMENT, Stored, TablePlan, plan_tables
 from edgespec.files.gguf.header import read_header

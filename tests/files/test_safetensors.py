@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.errors import ModelFileError
 from edgespec.files.safetensors import SafeTensor, read_safetensors, read_safetensors_folder, to_float32

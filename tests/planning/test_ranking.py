@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.errors import MemoryLimitError
 from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption

@@ -6,8 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.contention import Contention
@@ -22,8 +21,7 @@ from tests.support.drawn_rounds import (
     simulate_pipelined,
     simulate_serial,
 )
-from tests.support.simulated_decoding import FLAT as GENTLE
-from tests.support.simulated_decoding import STEEP
+from tests.support.simulated_decoding import FLAT as GENTLE, STEEP
 
 ACCEPTANCE = (0.5, 0.8, 0.95)
 RATIOS = range(1, 11)

@@ -17,8 +17,7 @@ import pytest
 from edgespec.errors import CancelledError, ModelFileError
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.native import sidecar as native_sidecar
-from edgespec.runtimes.native import weights as native_weights
+from edgespec.runtimes.native import sidecar as native_sidecar, weights as native_weights
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import NativeLibrary
 from edgespec.runtimes.native.model import NativeSettings, load_native

@@ -21,8 +21,7 @@ from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.interfaces.drafting import Context, DraftRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.onnx import session as onnx_session
-from edgespec.runtimes.onnx import static as onnx_static
+from edgespec.runtimes.onnx import session as onnx_session, static as onnx_static
 from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence, load_onnx
 from edgespec.runtimes.onnx.providers import load
 from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxSettings

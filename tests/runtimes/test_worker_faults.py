@@ -22,8 +22,7 @@ import edgespec
 from edgespec.errors import CancelledError, ClosedError, WorkerLostError
 from edgespec.interfaces.model import Sequence
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.process import frames as worker_frames
-from edgespec.runtimes.process import link as worker_link
+from edgespec.runtimes.process import frames as worker_frames, link as worker_link
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.model import WorkerModel, WorkerSequence, start_model

