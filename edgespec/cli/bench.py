@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,7 +181,7 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
 
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         locator = Locator(store=Store(home()), download=not state.offline, progress=progress)
         return find_comparable(profile.target, others, locator)
 
@@ -207,19 +206,12 @@ def _load_comparable(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple
 
 def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: State) -> tuple[RuntimeTimes, ...]:
     from edgespec.bench.runtimes import measure_runtimes
-    from edgespec.engine.events import Loading
 
     if not models:
         return ()
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         steps = measure_runtimes(models, engine.plan.context_length)
-        with closing(steps):
-            while True:
-                try:
-                    progress(Loading(f"timing {', '.join(each.name for each in models)}", next(steps)))
-                except StopIteration as done:
-                    times: tuple[RuntimeTimes, ...] = done.value
-                    return times
+        return progress.follow(steps, f"timing {', '.join(each.name for each in models)}")
 
 
 def _check_plot(path: Path) -> None:

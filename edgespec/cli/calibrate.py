@@ -46,11 +46,10 @@ def calibrate(
     chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)
     with open_engine(chosen, state, stay_exact=True) as engine:
         started = time.perf_counter()
-        with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+        with ProgressPrinter(quiet=state.quiet).shown() as progress:
             engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
-        cores = engine.machine.physical_cores
         try:
-            bandwidth = measure_read_bandwidth(sorted({1, cores}))
+            bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
             save_bandwidth(home().measurements, engine.machine, bandwidth)
         except MemoryLimitError as error:  # the models fill it: what was measured of them is told all the same
             bandwidth = None
@@ -71,8 +70,7 @@ def calibrate(
 def _print(report: CalibrationReport) -> None:
     for curve in report.curves:
         ratios = curve["forward_s"]
-        where = f"{curve['model']} on {curve['device']}, {curve['threads']} threads, after {curve['context']} tokens"
-        print(where)
+        print(f"{curve['model']} on {curve['device']}, {curve['threads']} threads, after {curve['context']} tokens")
         for width, seconds in zip(curve["width"], ratios, strict=True):
             print(f"  width {width:>2}  {1000 * seconds:8.1f} ms  {seconds / ratios[0]:6.2f}x")
     for line in report.lines:

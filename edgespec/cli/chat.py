@@ -23,11 +23,11 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import decode_input, note, print_error, print_json, stderr_columns
-from edgespec.cli.status import generate_json, status_line
+from edgespec.cli.output import decode_input, note, print_error
+from edgespec.cli.status import follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Notice, Text
+from edgespec.engine.events import Done
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
 from edgespec.files.home import Home, home
@@ -116,15 +116,9 @@ class _Chat:
 
     def _answer(self, prompt: str) -> None:
         try:
-            with self._session.generate(prompt, max_tokens=self._max_tokens, sampling=self._sampling) as generation:
-                for event in generation:
-                    if isinstance(event, Text) and not self._as_json:
-                        sys.stdout.write(event.text)
-                        sys.stdout.flush()
-                    elif isinstance(event, Notice):
-                        note(event.message, dim=True)
-                    elif isinstance(event, Done):
-                        self._finish(event)
+            generation = self._session.generate(prompt, max_tokens=self._max_tokens, sampling=self._sampling)
+            self._last = follow_answer(generation, as_json=self._as_json)
+            print_done(self._last, as_json=self._as_json)
         except EdgespecError as error:
             self._fail(error)
 
@@ -132,15 +126,6 @@ class _Chat:
         """Say it; the chat goes on, and the prompt that failed is not part of the conversation."""
         self._failed = True
         print_error(error, as_json=self._as_json)
-
-    def _finish(self, done: Done) -> None:
-        self._last = done
-        if self._as_json:
-            print_json(generate_json(done))
-        else:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            note(status_line(done, stderr_columns()), dim=True)
 
     def _command(self, line: str) -> bool:
         """Obey a slash command; True if it ends the chat."""

@@ -12,13 +12,13 @@ import typer
 
 from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export_report import Written
-from edgespec.cli.options import JsonOption, TargetOption, resolve_profile, state_of
+from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
 from edgespec.cli.output import ProgressPrinter, State
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import ProgressCallback
+from edgespec.files.progress import ProgressCallback, ProgressEvent
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
@@ -94,7 +94,7 @@ def export(
         # ONNX models are not timed: llama.cpp's times stand for theirs, and 4 bits are those of Q4_0 there.
         timed_quant = "q4_0" if (to, form.quant) == ("onnx", "q4") else form.quant
         trimming = choose_rows(source, form.trim, quant=timed_quant, folder=output, state=state)
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         provenance = {
             "name": source.name,
             "sha256": _sha256(source, progress),
@@ -186,7 +186,7 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
 
     check_replaceable(Path(os.path.realpath(output)))  # before anything is fetched for it
 
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         source = Locator(store=Store(home()), download=not state.offline, progress=progress).locate(model)
     if source.drafts_only:
         raise InvalidRequestError(
@@ -205,8 +205,6 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
 
 def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
     """Of the source's content: by it the whole model is found again when a trimmed drafter is not enough."""
-    from edgespec.files.progress import ProgressEvent
-
     if source.identity.startswith("sha256:"):
         return source.identity.removeprefix("sha256:")
 
@@ -246,20 +244,13 @@ def _write_gguf(
     more: dict[str, Any] = {
         **provenance,
         "quant": quant,
-        "threads": 1 if quant == KEEP else _threads(),
+        "threads": 1 if quant == KEEP else default_threads(),
         "notes": None if trimming is None else trimming.as_json(),
         "progress": progress,
     }
     if trimming is None or trimming.kept is None:
         return export_whole(source.path, folder, **more)
     return export_trimmed(source.path, folder, kept=trimming.kept, **more)
-
-
-def _threads() -> int:
-    from edgespec.hardware.machine import describe_machine
-    from edgespec.placement.settings import choose_threads
-
-    return choose_threads(resolve_profile(None), describe_machine(), None)
 
 
 def _write_onnx(

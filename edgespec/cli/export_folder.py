@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.cli.export_report import Written
-from edgespec.cli.options import resolve_profile
+from edgespec.cli.options import default_threads
 from edgespec.cli.output import ProgressPrinter, State
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
@@ -52,7 +52,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
                 hint="leave it out",
             )
         return False
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
         manifest = write(source, request, progress)
     Written(
@@ -78,13 +78,15 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
             return None
         _check(model, request)
         return _Source(name=path.resolve().name, path=path)
-    if not isinstance(reference, HubReference) or reference.filename is not None:
-        return None
-    if Store(home()).find(spec_of_hub_reference(reference).name) is not None:  # a GGUF that is here already
+    if (
+        not isinstance(reference, HubReference)
+        or reference.filename is not None
+        or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # a GGUF that is here already
+    ):
         return None
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         folder = list_hub_folder(reference, offline=state.offline, progress=progress)
         if not folder.is_model_folder:
             return None
@@ -117,16 +119,13 @@ def _check(model: str, request: FolderRequest) -> None:
 def _write_gguf(source: _Source, request: FolderRequest, progress: ProgressCallback) -> Mapping[str, Any]:
     from edgespec.export.gguf.files import KEEP
     from edgespec.export.huggingface.gguf import export_from_folder
-    from edgespec.hardware.machine import describe_machine
-    from edgespec.placement.settings import choose_threads
 
-    threads = 1 if request.quant == KEEP else choose_threads(resolve_profile(None), describe_machine(), None)
     return export_from_folder(
         source.path,
         request.output,
         name=source.name,
         quant=request.quant,
-        threads=threads,
+        threads=1 if request.quant == KEEP else default_threads(),
         progress=progress,
     )
 

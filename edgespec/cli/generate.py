@@ -20,10 +20,9 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import decode_input, note, print_json, stderr_columns
-from edgespec.cli.status import generate_json, status_line
+from edgespec.cli.output import decode_input
+from edgespec.cli.status import follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.events import Done, Notice, Text
 
 
 def generate(
@@ -63,21 +62,8 @@ def generate(
             generation = session.generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
             )
-            with generation:
-                for event in generation:
-                    if isinstance(event, Text) and not json:
-                        sys.stdout.write(event.text)
-                        sys.stdout.flush()
-                    elif isinstance(event, Notice):
-                        note(event.message, dim=True)
-                    elif isinstance(event, Done):
-                        done = event
-    if json:
-        print_json(generate_json(done))
-        state.answered = True
-    else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        note(status_line(done, stderr_columns()), dim=True)
+            done = follow_answer(generation, as_json=json)
+    print_done(done, as_json=json)
+    state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)

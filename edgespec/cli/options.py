@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from edgespec.cli.output import ProgressPrinter, State
+from edgespec.engine.engine import Engine
 from edgespec.files.home import home
+from edgespec.hardware.machine import describe_machine
+from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import Profile, load_profile
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
 
 TargetOption = Annotated[
     str | None,
@@ -43,12 +43,11 @@ def state_of(context: typer.Context) -> State:
 
 def resolve_profile(name: str | None, **flags: Any) -> Profile:
     """The profile in force: built-in < user < project < environment < flags. Raises ProfileError."""
-    place = home()
     return load_profile(
         name,
         environ=os.environ,
         cwd=Path.cwd(),
-        user_dir=place.root,
+        user_dir=home().root,
         flags={key: value for key, value in flags.items() if value is not None},
     )
 
@@ -58,9 +57,7 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False, stay
 
     ``calibrate`` and ``stay_exact`` are those of ``Engine.load``.
     """
-    from edgespec.engine.engine import Engine
-
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         return Engine.load(
             profile=profile,
             download=not state.offline,
@@ -68,3 +65,8 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False, stay
             calibrate=calibrate,
             stay_exact=stay_exact,
         )
+
+
+def default_threads() -> int:
+    """Threads for work beside decoding: those that the profile in force gives a target on this processor."""
+    return choose_threads(resolve_profile(None), describe_machine(), None)

@@ -10,10 +10,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError
@@ -21,6 +21,8 @@ from edgespec.files.disk import megabytes
 from edgespec.files.progress import ProgressEvent
 
 SCHEMA_VERSION = 1
+
+T = TypeVar("T")
 
 # Without a terminal, progress is a line now and then, so that a log stays readable.
 _PLAIN_INTERVAL_S = 10.0
@@ -34,6 +36,11 @@ class State:
     offline: bool = False
     json: bool = False
     answered: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        """Whether progress is not shown: a program reads the output, and nobody looks for a mistake."""
+        return self.json and not self.debug
 
 
 def prepare_streams() -> bool:
@@ -75,8 +82,7 @@ def print_error(error: EdgespecError, *, as_json: bool) -> None:
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
     if as_json:
-        kind = type(error).__name__
-        print_json({"error": {"type": kind, "message": error.message, "hint": error.hint}})
+        print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
 
 
 def decode_input(data: bytes) -> str:
@@ -137,6 +143,16 @@ class ProgressPrinter:
             return
         fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
         self._show(f"{event.stage} {event.source}", fraction, event.done_bytes, event.total_bytes)
+
+    def follow(self, steps: Generator[float, None, T], label: str) -> T:
+        """The result of ``steps``, which yield how much of it is done."""
+        with closing(steps):
+            while True:
+                try:
+                    self(Loading(label, next(steps)))
+                except StopIteration as done:
+                    result: T = done.value
+                    return result
 
     def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
         if stderr_is_rich():

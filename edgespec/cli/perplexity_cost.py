@@ -119,7 +119,7 @@ def measure(source: LocatedModel, folder: Path, *, state: State) -> PerplexityCo
     prepared = [_prepared(Preparation(profile, threads, TOKENS + 1), model) for model in models]
     tokens = _tokens(source, min(TOKENS, *(each.facts.trained_context_length for each in prepared)))
     found = []
-    with ProgressPrinter(quiet=state.json and not state.debug).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         for model, when in zip(prepared, ("before", "after"), strict=True):
             progress(Loading(f"measuring the perplexity {when}"))
             found.append(_perplexity(model, tokens, allowed_bytes))

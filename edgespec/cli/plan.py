@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,11 +26,9 @@ from edgespec.cli.options import (
 from edgespec.cli.output import print_json
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import gib
+from edgespec.planning.choice.options import Ranking
+from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.ranking import explain as explained
-
-if TYPE_CHECKING:
-    from edgespec.planning.choice.options import Ranking
-    from edgespec.planning.choice.plan import Plan
 
 _EXACTNESS = {
     "W": "W: bit-equal to plain decoding",
@@ -81,8 +79,7 @@ def plan(
     with open_engine(chosen, state_of(context)) as engine:
         ranking = engine.ranking()
         if json:
-            considered = {} if ranking is None else _ranking_json(ranking)
-            print_json({"plan": engine.plan.as_json(), **considered})
+            print_json({"plan": engine.plan.as_json(), **({} if ranking is None else _ranking_json(ranking))})
             return
         _print_plan(engine.plan, f"{engine.machine.processor}, {engine.machine.physical_cores} cores", None)
         _print_list("why", engine.plan.reasons)
@@ -125,10 +122,9 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
     """The plan in a few labelled lines; what is not known is said to be so."""
     _print_labelled("machine", machine)
     _print_labelled("mode", decided.mode)
-    target = decided.target
+    target, drafter = decided.target, decided.drafter
     threads = f", {target.threads} threads" if target.threads > 1 else ""
     _print_labelled("target", f"{target.model} on {target.device} ({target.runtime}{threads})")
-    drafter = decided.drafter
     if drafter is None:
         _print_labelled("drafter", "none")
     elif drafter.model is None:
@@ -158,17 +154,10 @@ def _print_list(label: str, sentences: Iterable[str]) -> None:
 def _print_labelled(label: str, text: str, *, hang: int = 0) -> None:
     """A line under its label, folded to the terminal; whole where something else reads it."""
     line = f"{label:{_LABEL_COLUMNS}}{text}"
-    columns = _columns()
-    if columns is None:
+    if not sys.stdout.isatty():
         print(line)
         return
+    columns = max(40, min(shutil.get_terminal_size().columns, _WIDEST_TEXT))
     indent = " " * (_LABEL_COLUMNS + hang)
     for part in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False):
         print(part)
-
-
-def _columns() -> int | None:
-    """Columns to write in; None if stdout is no terminal."""
-    if not sys.stdout.isatty():
-        return None
-    return max(40, min(shutil.get_terminal_size().columns, _WIDEST_TEXT))

@@ -1,13 +1,40 @@
-"""The one line after an answer: how fast, how, and how exact; or why speculation is off."""
+"""An answer as it is shown: its text, then one line that says how fast, how, and how exact it was."""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from typing import Any
 
-from edgespec.engine.events import Done
+from edgespec.cli.output import note, print_json, stderr_columns
+from edgespec.engine.events import Done, Notice, Text
+from edgespec.engine.generation import Generation
 
 _SEPARATOR = " · "
+
+
+def follow_answer(generation: Generation, *, as_json: bool) -> Done:
+    """Write the text to stdout as it comes (``as_json``: none) and notices to stderr; returns the last event."""
+    with generation:
+        for event in generation:
+            if isinstance(event, Text) and not as_json:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            elif isinstance(event, Notice):
+                note(event.message, dim=True)
+            elif isinstance(event, Done):
+                done = event
+    return done
+
+
+def print_done(done: Done, *, as_json: bool) -> None:
+    """What comes after the text: the status line on stderr, or the JSON object."""
+    if as_json:
+        print_json(generate_json(done))
+    else:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        note(status_line(done, stderr_columns()), dim=True)
 
 
 def status_line(done: Done, width: int | None = None) -> str:

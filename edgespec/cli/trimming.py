@@ -6,11 +6,11 @@ import contextlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,6 @@ from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizer import LlamaVocabulary
 
 TokenIds = npt.NDArray[np.int32]
-T = TypeVar("T")
 
 # Room for the longest of our prompts (160 tokens) and its answer, several times over.
 _CONTEXT_TOKENS = 1024
@@ -125,15 +124,15 @@ def choose_rows(source: LocatedModel, wanted: TrimRequest, *, quant: str, folder
     else:
         token_rows.kept_ids({}, wanted.rows, always, vocabulary_size=size)  # says at once if these are too few
     counted = _count(source, texts, wanted.target, state)
-    counts, ranked_by = counted.counts, counted.what
     if wanted.rows is None:
         return _best_size(source, counted, always, quant=quant, folder=folder, state=state)
+    counts = counted.counts
     judged = token_rows.kept_ids(counts.ranking, wanted.rows, always, vocabulary_size=size)
     return Trimming(
         kept=token_rows.kept_ids(counts.all, wanted.rows, always, vocabulary_size=size),
         vocabulary_size=size,
         reasons=(f"{wanted.rows} rows were asked for",),
-        ranked_by=ranked_by,
+        ranked_by=counted.what,
         coverage=vocabtrim.coverage(counts.held_out, judged) if counts.held_out else None,
     )
 
@@ -228,10 +227,9 @@ def _requests(source: LocatedModel, tokenizer: LlamaVocabulary, prompts: Sequenc
 def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[list[Sequence[int]], str]:
     """What the target answers, in ids of the source's vocabulary; and the target's name."""
     # Plain and alone: nothing has to be measured for it, and the text is the same in any case.
-    flags = {"target": target, "draft": "none", "depth": 0, "context": _CONTEXT_TOKENS}
-    profile = resolve_profile(None, **flags)
+    profile = resolve_profile(None, target=target, draft="none", depth=0, context=_CONTEXT_TOKENS)
     place = home()
-    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         located = Locator(store=Store(place), download=not state.offline, progress=progress).locate(profile.target)
     prompts = calibration_prompts()
     key = CountedAnswersKey(
@@ -263,7 +261,7 @@ def _let_answer(
 ) -> Iterator[CountedAnswer]:
     """Answers to the prompts from number ``first`` on."""
     raw = not engine.has_chat_template
-    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
         for number, prompt in enumerate(prompts[first:], start=first):
             progress(Loading(f"counting what {name} writes", number / len(prompts)))
             session.clear(keep_cache=False)
@@ -291,7 +289,7 @@ def _measure(
     """
     profile, machine = replace(resolve_profile(None), draft_runtime="llama"), describe_machine()
     threads = choose_threads(profile, machine, None)
-    with ProgressPrinter(quiet=_is_quiet(state)).shown() as progress, _temporary_place(folder) as place:
+    with ProgressPrinter(quiet=state.quiet).shown() as progress, _temporary_place(folder) as place:
         locator, whole = Locator(store=Store(home())), source
         if quant != KEEP:
             export_whole(
@@ -314,20 +312,9 @@ def _measure(
             allowed -= model.memory.total_bytes
         with models[0].load() as few, models[1].load() as many:
             label = f"timing {source.name} with {len(kept)} and with all rows"
-            trimmed_s, whole_s = _told(measure_heads([few, many]), label, progress)
+            trimmed_s, whole_s = progress.follow(measure_heads([few, many]), label)
             label = f"asking {source.name} for what {len(kept)} rows lack"
-            return trimmed_s, whole_s, _told(right_of_lost(many, held_out, kept.tolist()), label, progress)
-
-
-def _told(steps: Generator[float, None, T], label: str, progress: Callable[[Loading], None]) -> T:
-    """The result of ``steps``, which yield how much is done."""
-    with closing(steps):
-        while True:
-            try:
-                progress(Loading(label, next(steps)))
-            except StopIteration as done:
-                result: T = done.value
-                return result
+            return trimmed_s, whole_s, progress.follow(right_of_lost(many, held_out, kept.tolist()), label)
 
 
 @contextmanager
@@ -339,7 +326,3 @@ def _temporary_place(folder: Path) -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _is_quiet(state: State) -> bool:
-    return state.json and not state.debug
