@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgespec.engine.switch_interval import SHORT_INTERVAL_S, LockTurns
+from edgespec.engine.answer import SHORT_INTERVAL_S, SwitchInterval
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +38,13 @@ def busy_thread() -> Iterator[None]:
         thread.join()
 
 
-def look_often(turns: LockTurns) -> None:
+def look_often(turns: SwitchInterval) -> None:
     for _ in range(64):
         turns.look()
 
 
 def test_beside_a_busy_thread_it_is_shortened_and_put_back(interval: float) -> None:
-    with busy_thread(), LockTurns() as turns:
+    with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
         assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S)
     assert sys.getswitchinterval() == interval
@@ -52,7 +52,7 @@ def test_beside_a_busy_thread_it_is_shortened_and_put_back(interval: float) -> N
 
 def test_it_is_put_back_after_an_error(interval: float) -> None:
     def fail() -> None:
-        with LockTurns() as turns:
+        with SwitchInterval() as turns:
             look_often(turns)
             raise ValueError
 
@@ -63,14 +63,14 @@ def test_it_is_put_back_after_an_error(interval: float) -> None:
 
 def test_a_shorter_one_is_left_alone() -> None:
     sys.setswitchinterval(SHORT_INTERVAL_S / 2)
-    with busy_thread(), LockTurns() as turns:
+    with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
         assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S / 2)
     assert sys.getswitchinterval() == pytest.approx(SHORT_INTERVAL_S / 2)
 
 
 def test_what_the_application_sets_meanwhile_stands() -> None:
-    with busy_thread(), LockTurns() as turns:
+    with busy_thread(), SwitchInterval() as turns:
         look_often(turns)
         sys.setswitchinterval(0.003)
     assert sys.getswitchinterval() == pytest.approx(0.003)
@@ -78,8 +78,8 @@ def test_what_the_application_sets_meanwhile_stands() -> None:
 
 def test_answers_that_overlap_put_it_back_too(interval: float) -> None:
     with busy_thread():
-        with LockTurns() as outer:
+        with SwitchInterval() as outer:
             look_often(outer)
-            with LockTurns() as inner:
+            with SwitchInterval() as inner:
                 look_often(inner)
         assert sys.getswitchinterval() == interval
