@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step, first_chain, height, valid_length
 from edgespec.decoding.sampling import Chooser
-from edgespec.decoding.validation import first_chain, height, valid_length
 from edgespec.decoding.verify import verify_tree
 from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.drafters.alternatives import seen_alternatives
-from edgespec.drafters.gates import admitted, both
+from edgespec.drafters.gates import admitted, both, seen_alternatives
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import (
     NOTHING,

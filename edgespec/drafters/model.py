@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.drafters.alternatives import MOST_ALTERNATIVES, with_siblings
+from edgespec.drafters.gates import MOST_ALTERNATIVES, with_siblings
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
 from edgespec.errors import ClosedError, EdgespecError, MemoryLimitError, WorkerLostError
 from edgespec.interfaces.drafting import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding.validation import runner_up, valid_length
+from edgespec.decoding.round_base import runner_up, valid_length
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.rows import Distribution
 from tests.support.scripted_drafters import INVALID_PROBS, INVALID_TOKENS, certain, over

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from edgespec.decoding import serial as module
-from edgespec.decoding.round_base import LoopLimits
+from edgespec.decoding.round_base import LoopLimits, first_chain, valid_length
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.serial import DecodeLoop
-from edgespec.decoding.validation import first_chain, valid_length
 from edgespec.decoding.verify import TreeVerdict
 from edgespec.errors import CancelledError, ForwardError, NonFiniteLogitsError
 from edgespec.interfaces.drafting import ChainGate, Context, Proposal

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.hardware import control_groups as module
-from edgespec.hardware.control_groups import MemoryLimit, memory_limits, processor_limit
+from edgespec.hardware import machine as module
+from edgespec.hardware.machine import MemoryLimit, memory_limits, processor_limit
 
 GIB = 2**30
 UNLIMITED_V1 = 9223372036854771712

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import edgespec
-from edgespec.hardware import control_groups, machine as module
+from edgespec.hardware import machine as control_groups, machine as module
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine, memory_bytes
 
 GIB = 2**30

@@ -12,7 +12,6 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
-from edgespec.planning.depth.cost_gate import CostGate, ProbeGate
 from edgespec.planning.depth.cost_model import (
     CHANGED_SPEED,
     FIRST_REST_TOKENS,
@@ -21,7 +20,9 @@ from edgespec.planning.depth.cost_model import (
     PLAIN_EVERY_ROUNDS,
     PLAIN_SOONER_ROUNDS,
     CostDepth,
+    CostGate,
     Costs,
+    ProbeGate,
     SourceState,
 )
 from tests.support.simulated_decoding import FLAT, MODEL, STEEP, Machine, Source, always, costs_of, decode

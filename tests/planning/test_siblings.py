@@ -13,8 +13,7 @@ from edgespec.planning.cost.live_curve import ContextCurves
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.tree_width import SiblingOdds, choose_siblings
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_gate import CostGate
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth, CostGate, Costs
 from edgespec.planning.depth.factory import make_policy
 from tests.support.simulated_decoding import FLAT, MODEL
 

@@ -31,11 +31,10 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.runtimes.native import weights as native_weights
-from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
-from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.sequence import NativeCache, NativeSequence
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.native_models import KINDS, Files, some_tokens

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.files.gguf.header import read_header
-from edgespec.runtimes.native import cache as native_cache
+from edgespec.runtimes.native import sequence as native_cache
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native, load_native
 from edgespec.runtimes.native.sequence import NativeSequence

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 
 from edgespec.decoding.pipelined.in_flight import Drafted, PutForward, Submit, UntilDone
-from edgespec.decoding.validation import runner_up, valid_length
+from edgespec.decoding.round_base import runner_up, valid_length
 from edgespec.interfaces.drafting import ChainGate, Context, DraftsBranches, DraftState, Proposal
 
 

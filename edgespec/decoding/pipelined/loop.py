@@ -25,9 +25,8 @@ from typing import Any
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.correction_branches import Branches, Growth
 from edgespec.decoding.pipelined.in_flight import Drafted, Flight, PutForward, Submit, UntilDone, put_forward
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step
+from edgespec.decoding.round_base import LoopLimits, Rounds, Step, valid_length
 from edgespec.decoding.sampling import Chooser
-from edgespec.decoding.validation import valid_length
 from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal

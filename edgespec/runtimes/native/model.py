@@ -18,10 +18,9 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
-from edgespec.runtimes.native.parts import HeadRows, ModelPart
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
-from edgespec.runtimes.native.weights import SidecarPlace, load_weights
+from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarPlace, load_weights
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
 KV_TYPE, KV_BITS = "f16", 16
