@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from edgespec import errors as _errors
 
 if TYPE_CHECKING:
+    from edgespec.decoding.round_base import DecodeStats as DecodeStats
     from edgespec.decoding.sampling import Sampling as Sampling
-    from edgespec.decoding.stats import DecodeStats as DecodeStats
     from edgespec.engine.assembly import Limits as Limits
     from edgespec.engine.engine import Engine as Engine
     from edgespec.engine.events import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DecodeStats": "decoding.stats",
+    "DecodeStats": "decoding.round_base",
     "Done": "engine.events",
     "Engine": "engine.engine",
     "Event": "engine.events",

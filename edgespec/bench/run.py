@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from edgespec.bench.arms import PLAIN, Arm
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
+from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
-from edgespec.decoding.stats import DecodeStats
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
 from edgespec.errors import CancelledError, PromptTooLongError

@@ -46,7 +46,7 @@ class _Both:
 
 
 # Alternatives at each place: the second choice is the target's in 10.5 % of places, the third in 4.2 %, the fourth in
-# 1.8 % (the places of planning/cost/tree_width.py), and all others together in 4 %.
+# 1.8 % (the places of planning/cost/acceptance.py), and all others together in 4 %.
 MOST_ALTERNATIVES = 3
 
 

@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from edgespec.decoding.round_base import Rounds, Step
-from edgespec.decoding.stats import DecodeStats
+from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError
 from edgespec.text.stop_strings import StopStrings
-from edgespec.text.tokenizer import Tokenizer
-from edgespec.text.utf8 import IncrementalText
+from edgespec.text.tokenizer import IncrementalText, Tokenizer
 
 # Events the loop may be ahead of a slow reader: a screenful of text, after which decoding pauses rather than
 # spend energy on what may never be read.

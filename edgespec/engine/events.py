@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
-from edgespec.decoding.stats import DecodeStats
 from edgespec.files.progress import ProgressEvent
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan

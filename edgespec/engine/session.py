@@ -12,10 +12,9 @@ from functools import partial
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
-from edgespec.decoding.round_base import LoopLimits, Rounds
+from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
-from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, AnswerText
 from edgespec.engine.conversation import Conversation, Turn

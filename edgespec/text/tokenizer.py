@@ -1,4 +1,4 @@
-"""The Tokenizer protocol, and llama.cpp's vocabulary as its implementation.
+"""The Tokenizer protocol, llama.cpp's vocabulary as its implementation, and text from tokens as they arrive.
 
 The only vocabulary-aware code outside the runtimes: a GGUF is loaded vocabulary-only, so a tokenizer exists
 without weights, and works for every runtime.
@@ -6,6 +6,7 @@ without weights, and works for every runtime.
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import os
 import threading
@@ -19,6 +20,32 @@ from edgespec.errors import ClosedError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
+
+
+class IncrementalText:
+    """Decodes UTF-8 as it arrives; what was returned is never taken back.
+
+    The texts returned for any split of some bytes, with ``flush`` at the end, join to
+    ``bytes.decode("utf-8", "replace")``: invalid bytes become U+FFFD, and an incomplete end does so at ``flush``.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        """The text that ``data`` completes; at most three bytes, of one unfinished character, are kept back."""
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What an unfinished character at the end becomes. Afterwards this is as new."""
+        rest = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        return rest
+
+    @property
+    def pending(self) -> bytes:
+        """The bytes kept back."""
+        return self._decoder.getstate()[0]
 
 
 class Tokenizer(Protocol):

@@ -15,7 +15,7 @@ from edgespec.bench.arms import ARM_NAMES, Arm, open_arms, parse_arms
 from edgespec.bench.run import Answer, RunSettings, run_passes
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.stats import DecodeStats
+from edgespec.decoding.round_base import DecodeStats
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
 from tests.engine.answers import plain_text

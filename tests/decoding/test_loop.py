@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgespec.decoding.round_base import LoopLimits, Step
+from edgespec.decoding.round_base import DecodeStats, LoopLimits, Step
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
-from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.errors import (
     CancelledError,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.round_base import LoopLimits, height
+from edgespec.decoding.round_base import DecodeStats, LoopLimits, height
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.serial import DecodeLoop
-from edgespec.decoding.stats import DecodeStats
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import DraftRequest, Proposal

@@ -10,7 +10,7 @@ import pytest
 from edgespec.bench.arms import Arm
 from edgespec.bench.run import Answer, RunSettings
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.stats import DecodeStats
+from edgespec.decoding.round_base import DecodeStats
 from edgespec.engine.engine import Engine
 from edgespec.interfaces.policy import RoundRecord
 

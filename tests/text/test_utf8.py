@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from edgespec.text.utf8 import IncrementalText
+from edgespec.text.tokenizer import IncrementalText
 
 HARD = [
     b"plain",

@@ -15,12 +15,19 @@ from dataclasses import dataclass, field
 
 from edgespec.interfaces.drafting import ChainGate
 from edgespec.interfaces.policy import Allowance, RoundRecord
-from edgespec.planning.cost.acceptance import DECAY, NO_PRIOR, PRIOR_STRENGTH, Acceptance, AcceptancePrior
+from edgespec.planning.cost.acceptance import (
+    DECAY,
+    NO_PRIOR,
+    PRIOR_STRENGTH,
+    Acceptance,
+    AcceptancePrior,
+    SiblingOdds,
+    choose_siblings,
+)
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, drafting_speedup
 from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.cost.tree_width import SiblingOdds, choose_siblings
 from edgespec.planning.depth.base import OFF, TimedPolicy
 
 # Share of the decoding time that may be spent on looking again at drafters believed not to pay; beside it stands the
