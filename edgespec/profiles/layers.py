@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import ProfileError
 
@@ -27,17 +28,16 @@ MAX_FILE_BYTES = 1_000_000
 Value = str | int | float | bool
 
 
-class _UnusableError(Exception):
-    """The value is not allowed; the caller knows the key and the place."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """One key: ``parse`` checks a typed value, ``read`` turns text (environment, options) into one first."""
+    """One key: ``fits`` tells a usable value, ``made`` is what becomes of it, ``read`` turns text (environment,
+    options) into a typed value first.
+    """
 
     allowed: str
-    parse: Callable[[object], Value]
-    read: Callable[[str], object]
+    fits: Callable[[Any], bool]
+    read: Callable[[str], object] = str
+    made: Callable[[Any], Value] = lambda value: value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class Layer:
 
 
 # --------------------------------------------------------------------------------------------- the keys
-
-
-def _as_written(text: str) -> object:
-    return text
 
 
 def _read_number(text: str) -> object:
@@ -80,53 +76,30 @@ def _read_bool(text: str) -> object:
 
 
 def _text(allowed: str) -> _Key:
-    def parse(value: object) -> Value:
-        if not isinstance(value, str) or not value.strip():
-            raise _UnusableError
-        return value.strip()
-
-    return _Key(allowed, parse, _as_written)
+    return _Key(allowed, lambda value: isinstance(value, str) and bool(value.strip()), made=str.strip)
 
 
 def _choice(*choices: str) -> _Key:
-    def parse(value: object) -> Value:
-        if not isinstance(value, str) or value not in choices:
-            raise _UnusableError
-        return value
-
-    return _Key(" or ".join(f'"{c}"' for c in choices), parse, _as_written)
+    allowed = " or ".join(f'"{choice}"' for choice in choices)
+    return _Key(allowed, lambda value: isinstance(value, str) and value in choices)
 
 
 def _integer(low: int, high: int, *, auto: bool, what: str = "an integer") -> _Key:
-    def parse(value: object) -> Value:
-        if auto and value == "auto":
-            return "auto"
+    def fits(value: Any) -> bool:
         # TOML's true is Python's 1; `threads = true` is a mistake all the same.
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _UnusableError
-        return value
+        number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return number or (auto and value == "auto")
 
     allowed = f"{what} from {low} to {high}"
-    return _Key(f'"auto" or {allowed}' if auto else allowed, parse, _read_number)
+    return _Key(f'"auto" or {allowed}' if auto else allowed, fits, _read_number)
 
 
-def _fraction() -> _Key:
-    def parse(value: object) -> Value:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:  # NaN fails it too
-            raise _UnusableError
-        return float(value)
-
-    return _Key("a number above 0 and up to 1", parse, _read_number)
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1  # NaN fails it too
 
 
-def _boolean() -> _Key:
-    def parse(value: object) -> Value:
-        if not isinstance(value, bool):
-            raise _UnusableError
-        return value
-
-    return _Key("true or false", parse, _read_bool)
-
+_FRACTION = _Key("a number above 0 and up to 1", _is_fraction, _read_number, float)
+_BOOLEAN = _Key("true or false", lambda value: isinstance(value, bool), _read_bool)
 
 KEYS: Mapping[str, _Key] = {
     "target": _text("a MODEL: a catalogue name, a path, or hf:ORG/REPO"),
@@ -148,9 +121,9 @@ KEYS: Mapping[str, _Key] = {
     "draft_head": _choice("auto", "whole"),
     "draft_weights": _choice("auto", "file"),
     "gpu_layers": _integer(0, 10_000, auto=True),
-    "max_memory_fraction": _fraction(),
-    "lookup": _boolean(),
-    "native_sidecar": _boolean(),
+    "max_memory_fraction": _FRACTION,
+    "lookup": _BOOLEAN,
+    "native_sidecar": _BOOLEAN,
 }
 _MODEL_KEYS = ("target", "draft")
 ADVANCED_KEYS = (
@@ -271,15 +244,14 @@ def unknown_key(key: str, origin: str, known: Iterable[str]) -> ProfileError:
 
 
 def _checked(spec: _Key, value: object, where: str) -> Value:
-    try:
-        return spec.parse(value)
-    except _UnusableError:
+    if not spec.fits(value):
         got = (
             f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
         )
         # A whole table pasted in by mistake should not fill the screen.
         got = got if len(got) <= 60 else f"{got[:57]}..."
-        raise ProfileError(f"{where} must be {spec.allowed}, got {got}") from None
+        raise ProfileError(f"{where} must be {spec.allowed}, got {got}")
+    return spec.made(value)
 
 
 def _anchored(model: str, folder: Path) -> str:
