@@ -63,9 +63,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         if path.stat().st_size > _LARGEST_BYTES:
             raise BadManifest("it is far too large for a manifest")
         document: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadManifest(f"it cannot be read: {error.strerror or error}") from error

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-from urllib.parse import quote
+from typing import BinaryIO, TypeVar
 
 import filelock
 
@@ -126,8 +125,7 @@ def fetch_hub_file(
             )
         http = HubHttp(endpoint, stopped)
         client.append(http)
-        resolved = _resolve(http, wanted)
-        return _Download(http, folder, wanted, resolved, status, stopped).run()
+        return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
 
     try:
         return run_watched(job, tick=tick, cancelled=cancelled, what="the download")
@@ -178,19 +176,12 @@ def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
 def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
     """Revision to commit, file name if none was given, etag and size."""
     if wanted.filename is None:
-        listing: Any = http.get_json(f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}", wanted)
-        try:
-            commit = str(listing["sha"])
-            names = [str(sibling["rfilename"]) for sibling in listing["siblings"]]
-        except (KeyError, TypeError) as error:
-            raise DownloadError(f"{http.endpoint} does not answer like a model hub") from error
-        named = replace(wanted, filename=choose_gguf(names, wanted.repo), revision=commit)
-    else:
-        named = wanted
-    filename = named.filename or ""
+        commit, names = http.list_files(wanted)
+        wanted = replace(wanted, filename=choose_gguf(names, wanted.repo), revision=commit)
+    filename = wanted.filename or ""
     if any(piece in ("", ".", "..") for piece in filename.split("/")) or "\\" in filename:
         raise DownloadError(f"the hub offers an unusable file name ({filename!r})")
-    headers = http.head(http.file_url(named.repo, named.revision, filename), named)
+    headers = http.head(http.file_url(wanted.repo, wanted.revision, filename), wanted)
     commit = headers.get("x-repo-commit", "")
     etag = headers.get("x-linked-etag") or headers.get("etag") or ""
     size = headers.get("x-linked-size") or _plain_size(headers)
@@ -249,9 +240,8 @@ class _Download:
             lock.release()
 
     def _already_here(self) -> FetchedHubFile | None:
-        blob = self._folder.blob(self._resolved.etag)
-        pointer = self._folder.pointer(self._resolved.commit, self._resolved.filename)
-        for path in (blob, pointer):
+        resolved = self._resolved
+        for path in (self._folder.blob(resolved.etag), self._folder.pointer(resolved.commit, resolved.filename)):
             # A file that does not match is not here: the download replaces it by one that does.
             if path.is_file() and (sha256 := self._sound(path)) is not None:
                 return self._published(sha256)
@@ -286,9 +276,12 @@ class _Download:
         except OSError:
             if not pointer.is_file():  # a read-only cache that already has everything is fine
                 raise
-        size = pointer.stat().st_size
         return FetchedHubFile(
-            path=pointer, filename=resolved.filename, commit=resolved.commit, sha256=sha256, bytes=size
+            path=pointer,
+            filename=resolved.filename,
+            commit=resolved.commit,
+            sha256=sha256,
+            bytes=pointer.stat().st_size,
         )
 
     def _sound(self, path: Path) -> str | None:

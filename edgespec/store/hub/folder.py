@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from edgespec.errors import DownloadError
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
@@ -64,16 +62,10 @@ def list_hub_folder(
 
         def ask(stopped: Callable[[], bool]) -> HubFolder:
             http = HubHttp(endpoint, stopped)
-            revision = quote(reference.revision, safe="")
-            listing: Any = http.get_json(f"/api/models/{reference.repo}/revision/{revision}", wanted)
-            try:
-                commit = str(listing["sha"])
-                names = tuple(str(sibling["rfilename"]) for sibling in listing["siblings"])
-            except (KeyError, TypeError) as error:
-                raise DownloadError(f"{http.endpoint} does not answer like a model hub") from error
+            commit, names = http.list_files(wanted)
             if not COMMIT.fullmatch(commit):
                 raise DownloadError(f"{http.endpoint} does not answer like a model hub (no commit)")
-            return HubFolder(repo=reference.repo, commit=commit, filenames=names)
+            return HubFolder(repo=reference.repo, commit=commit, filenames=tuple(names))
 
         def tick() -> None:
             if progress is not None:

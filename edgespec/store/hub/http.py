@@ -76,8 +76,7 @@ class HubHttp:
 
     def get_json(self, path: str, wanted: HubFile) -> Any:
         """The JSON the hub answers with. Raises DownloadError, HubUnreachableError, CancelledError."""
-        url = f"{self.endpoint}{path}"
-        with self._answer("GET", url, wanted, follow=True) as response:
+        with self._answer("GET", f"{self.endpoint}{path}", wanted, follow=True) as response:
             body = bytearray()
             for chunk in self.body(response):
                 body += chunk
@@ -87,6 +86,14 @@ class HubHttp:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise DownloadError(f"{self.endpoint} does not answer like a model hub (no JSON)") from error
+
+    def list_files(self, wanted: HubFile) -> tuple[str, list[str]]:
+        """The commit that the revision of ``wanted`` is, and the files of its repository. Raises what JSON raises."""
+        listing: Any = self.get_json(f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}", wanted)
+        try:
+            return str(listing["sha"]), [str(sibling["rfilename"]) for sibling in listing["siblings"]]
+        except (KeyError, TypeError) as error:
+            raise DownloadError(f"{self.endpoint} does not answer like a model hub") from error
 
     def head(self, url: str, wanted: HubFile) -> Mapping[str, str]:
         """The headers that describe a file. Redirects inside the hub are followed, one to a CDN is the answer."""
@@ -212,39 +219,56 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
     status = response.status_code
     code = response.headers.get("x-error-code", "")
     page = f"the page of {wanted.repo} on the hub"
-    if code == "GatedRepo":
-        return DownloadError(
+    wait = response.headers.get("retry-after")
+    after = f" and asks to wait {wait} s" if wait and wait.isdigit() else ""
+    refusals: tuple[tuple[bool, type[DownloadError], str, str], ...] = (
+        (
+            code == "GatedRepo",
+            DownloadError,
             f"{wanted.repo} is gated: its terms must be accepted first (HTTP {status})",
-            hint=f"accept them on {page}, then run: hf auth login",
-        )
-    if code == "RevisionNotFound":
-        return DownloadError(f"{wanted.repo} has no revision {wanted.revision!r}", hint="check the part after @")
-    if code == "EntryNotFound":
-        return DownloadError(
+            f"accept them on {page}, then run: hf auth login",
+        ),
+        (
+            code == "RevisionNotFound",
+            DownloadError,
+            f"{wanted.repo} has no revision {wanted.revision!r}",
+            "check the part after @",
+        ),
+        (
+            code == "EntryNotFound",
+            DownloadError,
             f"{wanted.repo} has no file {wanted.filename!r} at revision {wanted.revision!r}",
-            hint=f"look at {page} for the names of its files",
-        )
-    if code == "RepoNotFound" or (status == 404 and not code):
-        return DownloadError(
+            f"look at {page} for the names of its files",
+        ),
+        (
+            code == "RepoNotFound" or (status == 404 and not code),
+            DownloadError,
             f"the hub has no repository {wanted.repo}, or it is private (HTTP {status})",
-            hint="check the name; for a private repository run: hf auth login",
-        )
-    if status == 401:
-        return DownloadError(
+            "check the name; for a private repository run: hf auth login",
+        ),
+        (
+            status == 401,
+            DownloadError,
             f"{host} wants a valid token for {wanted.repo} (HTTP 401)",
-            hint="run: hf auth login (or correct HF_TOKEN)",
-        )
-    if status == 403:
-        return DownloadError(
+            "run: hf auth login (or correct HF_TOKEN)",
+        ),
+        (
+            status == 403,
+            DownloadError,
             f"{host} forbids access to {wanted.repo} (HTTP 403)",
-            hint=f"check the token's permissions and {page}",
-        )
-    if status == 429:
-        wait = response.headers.get("retry-after")
-        after = f" and asks to wait {wait} s" if wait and wait.isdigit() else ""
-        return HubUnreachableError(f"{host} limits the rate of requests (HTTP 429){after}", hint="try again later")
-    if status >= 500:
-        return HubUnreachableError(f"{host} has a problem of its own (HTTP {status})", hint="try again later")
+            f"check the token's permissions and {page}",
+        ),
+        (
+            status == 429,
+            HubUnreachableError,
+            f"{host} limits the rate of requests (HTTP 429){after}",
+            "try again later",
+        ),
+        (status >= 500, HubUnreachableError, f"{host} has a problem of its own (HTTP {status})", "try again later"),
+    )
+    for applies, kind, message, hint in refusals:
+        if applies:
+            return kind(message, hint=hint)
     return DownloadError(f"{host} refused the request for {wanted.label} (HTTP {status})")
 
 
@@ -263,20 +287,29 @@ def transport_failure(error: BaseException, host: str) -> DownloadError:
         current = current.__cause__ or current.__context__
     names = {type(link).__name__ for link in chain}
     check = "check the network, or use --offline with what is already here"
-    if "OfflineModeIsEnabled" in names:
-        return HubUnreachableError("HF_HUB_OFFLINE forbids asking the hub", hint="unset HF_HUB_OFFLINE")
-    if "ProxyError" in names:
-        return HubUnreachableError(f"the proxy refuses to connect to {host}", hint="check HTTPS_PROXY and NO_PROXY")
-    if any(isinstance(link, socket.gaierror) for link in chain) or any("Errno -" in str(link) for link in chain):
-        return HubUnreachableError(f"the name {host} cannot be resolved (no network, or no DNS)", hint=check)
-    if any(isinstance(link, ssl.SSLError) for link in chain):
-        return HubUnreachableError(
-            f"the certificate of {host} cannot be verified", hint="check the clock, the proxy, and SSL_CERT_FILE"
-        )
-    if any(isinstance(link, ConnectionRefusedError) for link in chain):
-        return HubUnreachableError(f"{host} refuses the connection", hint=check)
-    if "ConnectTimeout" in names:
-        return HubUnreachableError(f"{host} did not accept a connection within {CONNECT_TIMEOUT_S:.0f} s", hint=check)
-    if names & {"ReadTimeout", "WriteTimeout", "PoolTimeout", "TimeoutError"}:
-        return HubUnreachableError(f"{host} stopped answering", hint=check)
+    unnamed = any(isinstance(link, socket.gaierror) or "Errno -" in str(link) for link in chain)
+    failures = (
+        ("OfflineModeIsEnabled" in names, "HF_HUB_OFFLINE forbids asking the hub", "unset HF_HUB_OFFLINE"),
+        ("ProxyError" in names, f"the proxy refuses to connect to {host}", "check HTTPS_PROXY and NO_PROXY"),
+        (unnamed, f"the name {host} cannot be resolved (no network, or no DNS)", check),
+        (
+            any(isinstance(link, ssl.SSLError) for link in chain),
+            f"the certificate of {host} cannot be verified",
+            "check the clock, the proxy, and SSL_CERT_FILE",
+        ),
+        (any(isinstance(link, ConnectionRefusedError) for link in chain), f"{host} refuses the connection", check),
+        (
+            "ConnectTimeout" in names,
+            f"{host} did not accept a connection within {CONNECT_TIMEOUT_S:.0f} s",
+            check,
+        ),
+        (
+            bool(names & {"ReadTimeout", "WriteTimeout", "PoolTimeout", "TimeoutError"}),
+            f"{host} stopped answering",
+            check,
+        ),
+    )
+    for applies, message, hint in failures:
+        if applies:
+            return HubUnreachableError(message, hint=hint)
     return HubUnreachableError(f"the connection to {host} broke off ({type(error).__name__})", hint=check)
