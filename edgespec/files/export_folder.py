@@ -5,15 +5,20 @@ What the readers of all kinds of artefacts share. Every function raises ModelFil
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ModelFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -59,6 +64,19 @@ def read_manifest(path: Path) -> tuple[bytes, dict[str, Any]]:
     if not isinstance(document, dict):
         raise bad_file(path, "it is not a JSON object")
     return raw, document
+
+
+def is_export(folder: Path, kind: str, marks: tuple[str, str]) -> bool:
+    """Whether a folder is meant as an artefact of that ``kind``, sound or not. Raises nothing.
+
+    Whatever became of the manifest, no other folder holds the files ``marks``: reading it then says what is wrong.
+    """
+    try:
+        return read_manifest(folder / MANIFEST_NAME)[1].get("kind") == kind
+    except ModelFileError:
+        with contextlib.suppress(ModelFileError):
+            return all(check_place(folder, name) > 0 for name in marks)
+    return False
 
 
 def check_manifest(
@@ -141,3 +159,24 @@ def check_hash(manifest: Mapping[str, Any], path: Path, content: bytes) -> None:
     """``content`` must be what the manifest says the file ``path`` holds."""
     if hashlib.sha256(content).hexdigest() != manifest["files"][path.name]["sha256"]:
         raise bad_file(path, "its sha256 is not the one in the manifest")
+
+
+def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, object]) -> None:
+    """The manifest must say the same as the files do, of which ``found`` was read."""
+    for name, value in found.items():
+        said = manifest.get(name)
+        if said != value or isinstance(said, bool):
+            raise bad_file(folder / MANIFEST_NAME, f"{name} is {show(said)} but the files say {value!r}")
+
+
+def checked_ids(path: Path, ids: NDArray[np.signedinteger], vocabulary_size: int) -> NDArray[np.int32]:
+    """``ids`` as they are used: int32, read-only, ascending ids of the vocabulary."""
+    import numpy as np
+
+    if not (np.diff(ids) > 0).all():
+        raise bad_file(path, "its ids are not in ascending order")
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocabulary_size:
+        raise bad_file(path, f"its ids lie outside 0..{vocabulary_size - 1}")
+    kept = ids.astype(np.int32)
+    kept.flags.writeable = False
+    return kept

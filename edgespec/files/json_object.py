@@ -8,7 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from edgespec.errors import ModelFileError
 
@@ -17,6 +17,7 @@ DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
 _LONGEST_SHOWN = 64  # characters of a wrong value in a message: a name or a number, not a book
 
 _Pairs: TypeAlias = list[tuple[str, Any]]
+T = TypeVar("T")
 
 
 def read_regular_file(path: Path, most_bytes: int) -> bytes:
@@ -57,8 +58,7 @@ def parse_object(path: Path, raw: bytes, *, offset: int | None = None) -> dict[s
 def _unique(pairs: _Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = counts.most_common(1)[0][0]
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the name {_show(twice)} occurs twice")
     return found
 
@@ -97,18 +97,14 @@ class Fields:
 
     def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
         """A whole number from ``least`` to ``most``; where absent ``default``, without one an error."""
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._or_default(name, default)
         if type(value) is not int or not least <= value <= most:
             raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
         """A finite number from ``least`` to ``most``; where absent ``default``, without one an error."""
-        value = self._values.get(name)
-        if value is None:
-            value = default
+        value = self._or_default(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise self.wrong(name, f"a number from {least:g} to {most:g}")
         if not math.isfinite(value):
@@ -117,35 +113,33 @@ class Fields:
 
     def flag(self, name: str) -> bool | None:
         """True, false, or None where absent."""
-        value = self._values.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
+        return self._typed(name, bool, "true or false")
 
     def text(self, name: str) -> str | None:
         """A string that can be written as UTF-8, or None where absent."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not is_text(value):
+        value = self._typed(name, str, "a string")
+        if value is not None and not is_text(value):
             raise self.wrong(name, "a string")
         return value
 
     def items(self, name: str) -> list[Any] | None:
         """An array, of which nothing is checked yet, or None where absent."""
-        value = self._values.get(name)
-        if value is not None and not isinstance(value, list):
-            raise self.wrong(name, "an array")
-        return value
+        return self._typed(name, list, "an array")
 
     def member(self, name: str) -> Fields | None:
         """An object inside this one, or None where absent."""
+        value = self._typed(name, dict, "an object")
+        return None if value is None else Fields(self.path, value, f"{self._where}{name}.")
+
+    def _or_default(self, name: str, default: float | None) -> Any:
         value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return Fields(self.path, value, f"{self._where}{name}.")
+        return default if value is None else value
+
+    def _typed(self, name: str, kind: type[T], wanted: str) -> T | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(name, wanted)
+        return value
 
     def raw(self, name: str) -> Any:
         """The member as it is, of which nothing is checked."""

@@ -15,16 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import ModelFileError
 from edgespec.files.export_folder import (
     MANIFEST_NAME,
     bad_file,
     check_hash,
     check_manifest,
-    check_place,
+    check_said,
     check_size,
+    checked_ids,
+    is_export,
     read_content,
-    read_manifest,
     show,
 )
 from edgespec.files.gguf.header import read_header
@@ -101,15 +101,7 @@ class TrimmedDrafter:
 
 def is_trimmed_drafter(folder: Path) -> bool:
     """Whether a folder is meant as a trimmed drafter, sound or not. Raises nothing."""
-    try:
-        _, document = read_manifest(folder / MANIFEST_NAME)
-    except ModelFileError:
-        # Whatever became of the manifest, no other folder holds these: reading it then says what is wrong.
-        try:
-            return check_place(folder, DRAFTER_NAME) > 0 and check_place(folder, IDS_NAME) > 0
-        except ModelFileError:
-            return False
-    return document.get("kind") == TRIMMED_KIND
+    return is_export(folder, TRIMMED_KIND, (DRAFTER_NAME, IDS_NAME))
 
 
 def read_artefact(folder: Path) -> TrimmedDrafter:
@@ -126,15 +118,8 @@ def read_artefact(folder: Path) -> TrimmedDrafter:
         raise bad_file(tokenizer.path, "it should hold no tensors")
     vocabulary_size = tokenizer.vocabulary_size
     kept = _kept_rows(header, vocabulary_size)
-    for said, found in (
-        ("architecture", header.architecture),
-        ("vocabulary_size", vocabulary_size),
-        ("kept", kept),
-    ):
-        if manifest.get(said) != found or isinstance(manifest.get(said), bool):
-            raise bad_file(
-                folder / MANIFEST_NAME, f"{said} is {show(manifest.get(said))} but the files say {found!r}"
-            )
+    found = {"architecture": header.architecture, "vocabulary_size": vocabulary_size, "kept": kept}
+    check_said(folder, manifest, found)
     if tokenizer.architecture != header.architecture:
         raise bad_file(tokenizer.path, f"it is for {tokenizer.architecture}, the drafter is {header.architecture}")
     check_hash(manifest, tokenizer.path, read_content(tokenizer.path))
@@ -189,13 +174,7 @@ def _ids(path: Path, manifest: Mapping[str, Any], kept: int, vocabulary_size: in
     if count != kept or len(content) - end != 4 * kept:
         raise bad_file(path, f"it says {count} ids in {len(content) - end} bytes, the drafter has {kept} rows")
     check_hash(manifest, path, content)
-    ids = np.frombuffer(content, dtype="<i4", offset=end).astype(np.int32)
-    if not (np.diff(ids) > 0).all():
-        raise bad_file(path, "its ids are not in ascending order")
-    if int(ids[0]) < 0 or int(ids[-1]) >= vocabulary_size:
-        raise bad_file(path, f"its ids lie outside 0..{vocabulary_size - 1}")
-    ids.flags.writeable = False
-    return ids
+    return checked_ids(path, np.frombuffer(content, dtype="<i4", offset=end), vocabulary_size)
 
 
 def _embedding(

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import ModelFileError
 from edgespec.files.export_folder import (
     MANIFEST_NAME,
     bad_file,
     check_hash,
     check_manifest,
-    check_place,
+    check_said,
     check_size,
+    checked_ids,
+    is_export,
     read_content,
-    read_manifest,
     show,
 )
 from edgespec.files.gguf.header import read_header
@@ -57,15 +57,7 @@ _UNREAD = frozenset({("Identity", 0)})  # only kept_ids, which nobody pays for u
 
 def is_onnx_folder(folder: Path) -> bool:
     """Whether a folder is meant as an ONNX artefact, sound or not. Raises nothing."""
-    try:
-        _, document = read_manifest(folder / MANIFEST_NAME)
-    except ModelFileError:
-        # Whatever became of the manifest, no other folder holds these: reading it then says what is wrong.
-        try:
-            return check_place(folder, GRAPH_NAME) > 0 and check_place(folder, DATA_NAME) > 0
-        except ModelFileError:
-            return False
-    return document.get("kind") == ONNX_KIND
+    return is_export(folder, ONNX_KIND, (GRAPH_NAME, DATA_NAME))
 
 
 def read_onnx_folder(folder: Path) -> OnnxArtefact:
@@ -148,7 +140,6 @@ def _cache(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
-    path = artefact.folder / MANIFEST_NAME
     found: dict[str, object] = {
         "architecture": artefact.architecture,
         "vocabulary_size": artefact.vocabulary_size,
@@ -159,12 +150,10 @@ def _check_manifest_agrees(artefact: OnnxArtefact) -> None:
         "key_length": artefact.key_length,
         "kv_type": "f32",
     }
-    for name, value in found.items():
-        said = artefact.manifest.get(name)
-        if said != value or isinstance(said, bool):
-            raise bad_file(path, f"{name} is {show(said)} but the files say {value!r}")
+    check_said(artefact.folder, artefact.manifest, found)
     if artefact.kept is not None and artefact.kept > artefact.vocabulary_size:
-        raise bad_file(path, f"it keeps {artefact.kept} rows of {artefact.vocabulary_size} tokens")
+        reason = f"it keeps {artefact.kept} rows of {artefact.vocabulary_size} tokens"
+        raise bad_file(artefact.folder / MANIFEST_NAME, reason)
 
 
 # ------------------------------------------------------------------------------------------------- the graph
@@ -207,12 +196,12 @@ def _key(each: Initializer) -> tuple[int, int] | str:
 
 def _read_bytes(graph: OnnxGraph, ranges: Mapping[tuple[int, int] | str, int]) -> int:
     """Bytes of weights that a forward of width 1 reads: everything but the tables it only looks rows up in."""
-    read = set()
-    for node in graph.nodes:
-        for position, name in enumerate(node.inputs):
-            use = (node.operator, position)
-            if name in graph.initializers and use not in _LOOKUPS and use not in _UNREAD:
-                read.add(_key(graph.initializers[name]))
+    read = {
+        _key(graph.initializers[name])
+        for node in graph.nodes
+        for position, name in enumerate(node.inputs)
+        if name in graph.initializers and (node.operator, position) not in _LOOKUPS | _UNREAD
+    }
     return sum(ranges[key] for key in read)
 
 
@@ -220,7 +209,7 @@ def _ids(artefact: OnnxArtefact, graph: OnnxGraph) -> NDArray[np.int32]:
     """The token of each row of the head, from the constant behind the output kept_ids."""
     import numpy as np
 
-    path, size = artefact.graph_path, artefact.vocabulary_size
+    path = artefact.graph_path
     sources = [node.inputs[0] for node in graph.nodes if node.outputs == (KEPT_IDS,) and node.operator == "Identity"]
     constant = graph.initializers.get(sources[0]) if len(sources) == 1 else None
     if constant is None or constant.kind != INT64 or math.prod(constant.shape) != artefact.kept:
@@ -236,11 +225,4 @@ def _ids(artefact: OnnxArtefact, graph: OnnxGraph) -> NDArray[np.int32]:
             raise bad_file(artefact.data_path, f"the file cannot be read: {error}") from error
     if len(raw) != constant.byte_count:
         raise bad_file(path, f"its output {KEPT_IDS} is not a constant of {artefact.kept} ids")
-    ids = np.frombuffer(raw, dtype="<i8")
-    if not (np.diff(ids) > 0).all():
-        raise bad_file(artefact.data_path, "its ids are not in ascending order")
-    if int(ids[0]) < 0 or int(ids[-1]) >= size:
-        raise bad_file(artefact.data_path, f"its ids lie outside 0..{size - 1}")
-    kept = ids.astype(np.int32)
-    kept.flags.writeable = False
-    return kept
+    return checked_ids(artefact.data_path, np.frombuffer(raw, dtype="<i8"), artefact.vocabulary_size)
