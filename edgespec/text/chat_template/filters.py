@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 from jinja2.runtime import Undefined
@@ -54,32 +55,21 @@ class Filters:
         by_name = {
             name: getattr(self, f"{name}_")
             for name in (
-                *("abs", "capitalize", "default", "dictsort", "first", "float", "indent", "int", "items", "join"),
-                *("last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round"),
-                *("select", "selectattr", "sort", "string", "title", "tojson", "trim", "upper"),
+                *("abs", "default", "dictsort", "first", "float", "indent", "int", "items", "join", "last", "length"),
+                *("list", "map", "reject", "rejectattr", "replace", "reverse", "round", "select", "selectattr"),
+                *("sort", "string", "tojson", "trim"),
             )
         }
+        cased = {name: partial(self._text_method, name) for name in ("capitalize", "lower", "title", "upper")}
         # "safe" turns off an escaping that is off anyway.
-        return {**by_name, "count": self.length_, "d": self.default_, "safe": self.string_}
+        return {**by_name, **cased, "count": self.length_, "d": self.default_, "safe": self.string_}
 
     # ------------------------------------------------------------------------------------------------ text
 
     def string_(self, value: Any) -> str:
         return self._sandbox.text(value)
 
-    def upper_(self, value: Any) -> Any:
-        return self._text_method(value, "upper")
-
-    def lower_(self, value: Any) -> Any:
-        return self._text_method(value, "lower")
-
-    def title_(self, value: Any) -> Any:
-        return self._text_method(value, "title")
-
-    def capitalize_(self, value: Any) -> Any:
-        return self._text_method(value, "capitalize")
-
-    def _text_method(self, value: Any, name: str) -> Any:
+    def _text_method(self, name: str, value: Any) -> Any:
         return METHODS[str][name](self._budget, self._sandbox.text(value))
 
     def trim_(self, value: Any, chars: str | None = None) -> str:
@@ -225,10 +215,9 @@ class Filters:
         # Each of the n log n comparisons may read a whole key.
         self._budget.scan(len(keys).bit_length() * sum(64 + (len(k) if type(k) is str else 0) for k in keys))
         if not case_sensitive:
-            keys = [self.lower_(one) if type(one) is str else one for one in keys]
+            keys = [self._text_method("lower", one) if type(one) is str else one for one in keys]
         self._budget.make_slots(2 * len(keys))
-        order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
-        return [values[index] for index in order]
+        return [values[at] for at in sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))]
 
     # ----------------------------------------------------------------------------------- map and selections
 

@@ -70,25 +70,50 @@ def replaced(budget: Budget, text: str, old: str, new: str, count: int = -1) -> 
     return text.replace(old, new, times)
 
 
-def _cased(name: str) -> Method:
+def _charged(name: str, charge: Callable[..., None]) -> Method:
+    """The method ``name`` of text, run once ``charge`` has counted what it costs with these arguments."""
     method = getattr(str, name)
 
-    def run(budget: Budget, text: str) -> Any:
-        # One character becomes up to three in another case.
-        budget.make(stored_bytes(text) * (1 if text.isascii() else 3))
-        return method(text)
+    def run(budget: Budget, text: str, *arguments: Any) -> Any:
+        charge(budget, text, *arguments)
+        return method(text, *arguments)
 
     return run
 
 
-def _asked(name: str) -> Method:
-    method = getattr(str, name)
+def _charge_cased(budget: Budget, text: str) -> None:
+    # One character becomes up to three in another case.
+    budget.make(stored_bytes(text) * (1 if text.isascii() else 3))
 
-    def run(budget: Budget, text: str) -> Any:
-        budget.scan(len(text))
-        return method(text)
 
-    return run
+def _charge_asked(budget: Budget, text: str) -> None:
+    budget.scan(len(text))
+
+
+def _charge_searched(budget: Budget, text: str, what: str) -> None:
+    _text(what)
+    budget.scan(len(text) + len(what))
+
+
+def _charge_searched_backwards(budget: Budget, text: str, what: str) -> None:
+    _text(what)
+    # CPython searches forwards in linear time; backwards it may compare the whole needle at each character.
+    budget.scan(len(text) * max(len(what), 1))
+
+
+def _charge_removed(budget: Budget, text: str, what: str) -> None:
+    _text(what)
+    budget.make(stored_bytes(text))
+
+
+def _charge_partition(budget: Budget, text: str, sep: str) -> None:
+    _charge_searched(budget, text, sep)
+    _pieces(budget, text, 3)
+
+
+def _charge_rpartition(budget: Budget, text: str, sep: str) -> None:
+    _charge_searched_backwards(budget, text, sep)
+    _pieces(budget, text, 3)
 
 
 def _ends(name: str) -> Method:
@@ -99,30 +124,6 @@ def _ends(name: str) -> Method:
             _text(one)
             budget.scan(min(len(one), len(text)))
         return method(text, tuple(what) if type(what) is list else what)
-
-    return run
-
-
-def _searched(name: str) -> Method:
-    method = getattr(str, name)
-    backwards = name.startswith("r")
-
-    def run(budget: Budget, text: str, what: str) -> Any:
-        _text(what)
-        # CPython searches forwards in linear time; backwards it may compare the whole needle at each character.
-        budget.scan(len(text) * max(len(what), 1) if backwards else len(text) + len(what))
-        return method(text, what)
-
-    return run
-
-
-def _removed(name: str) -> Method:
-    method = getattr(str, name)
-
-    def run(budget: Budget, text: str, what: str) -> Any:
-        _text(what)
-        budget.make(stored_bytes(text))
-        return method(text, what)
 
     return run
 
@@ -170,18 +171,6 @@ def _splitlines(budget: Budget, text: str, keepends: bool = False) -> list[str]:
     return text.splitlines(keepends is True)
 
 
-def _partition(name: str) -> Method:
-    method = getattr(str, name)
-
-    def run(budget: Budget, text: str, sep: str) -> Any:
-        _text(sep)
-        budget.scan(len(text) * max(len(sep), 1) if name == "rpartition" else len(text) + len(sep))
-        _pieces(budget, text, 3)
-        return method(text, sep)
-
-    return run
-
-
 def _join(budget: Budget, text: str, parts: Any) -> str:
     if type(parts) not in (list, tuple):
         raise TemplateError(f"it joins {kind(parts)}; only a list can be joined")
@@ -213,18 +202,25 @@ def _values(budget: Budget, mapping: dict[Any, Any]) -> list[Any]:
     return list(mapping.values())
 
 
+_CHARGES: dict[Callable[..., None], tuple[str, ...]] = {
+    _charge_cased: ("upper", "lower", "title", "capitalize"),
+    _charge_asked: (
+        "isalpha", "isdigit", "isnumeric", "isalnum", "isspace", "isupper", "islower", "isdecimal",
+    ),
+    _charge_searched: ("find", "count", "index"),
+    _charge_searched_backwards: ("rfind", "rindex"),
+    _charge_removed: ("removeprefix", "removesuffix"),
+    _charge_partition: ("partition",),
+    _charge_rpartition: ("rpartition",),
+}  # fmt: skip
+
 # By exact type, and called with the budget first. Views are lists here: a template can only walk and measure them.
 METHODS: dict[type, dict[str, Method]] = {
     str: {
-        **{name: _cased(name) for name in ("upper", "lower", "title", "capitalize")},
-        **{name: _asked(name) for name in ("isalpha", "isdigit", "isnumeric", "isalnum", "isspace", "isupper")},
-        **{name: _asked(name) for name in ("islower", "isdecimal")},
+        **{name: _charged(name, charge) for charge, names in _CHARGES.items() for name in names},
         **{name: _ends(name) for name in ("startswith", "endswith")},
-        **{name: _searched(name) for name in ("find", "rfind", "count", "index", "rindex")},
-        **{name: _removed(name) for name in ("removeprefix", "removesuffix")},
         **{name: _strip(name) for name in ("strip", "lstrip", "rstrip")},
         **{name: _split(name) for name in ("split", "rsplit")},
-        **{name: _partition(name) for name in ("partition", "rpartition")},
         "splitlines": _splitlines,
         "replace": replaced,
         "join": _join,
