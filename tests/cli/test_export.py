@@ -22,6 +22,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.placement.prepared import PreparedModel
 from tests.support.command_line import InProcess, command, environment, run_cli
 from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, stop_half_done, succeeded
 from tests.support.tiny_models import TinyModels, put_into_store
@@ -251,7 +252,7 @@ def test_timing_that_fails_is_a_sentence_and_leaves_nothing(
     def fail(*_: Any, **__: Any) -> Any:
         raise EdgespecError("the drafter cannot be timed", hint="give a number")
 
-    monkeypatch.setattr(trimming, "open_model", fail)
+    monkeypatch.setattr(PreparedModel, "load", fail)
     result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-from", text)
     result.failed_well("the drafter cannot be timed")
     assert left_behind(tmp_path) == []
@@ -322,7 +323,7 @@ def test_json_is_alone_on_stdout(tiny: TinyModels, home: Home, tmp_path: Path, t
 EXPORTER = """
 import sys
 from edgespec.cli.app import run
-from edgespec.export import gguf_parts
+from edgespec.export.gguf import parts as gguf_parts
 gguf_parts.CHUNK_BYTES = 512
 number = 0
 while True:

@@ -227,7 +227,7 @@ EXPORTER = """
 import sys
 from pathlib import Path
 import numpy as np
-from edgespec.export import gguf_parts
+from edgespec.export.gguf import parts as gguf_parts
 from edgespec.export.gguf.files import export_trimmed
 gguf_parts.CHUNK_BYTES = 4096
 number = 0

@@ -24,7 +24,7 @@ TOKENS = np.random.default_rng(9).integers(3, VOCABULARY_SIZE, 90).tolist()
 
 FIND = """
 import json
-from edgespec.runtimes import onnx_providers
+from edgespec.runtimes.onnx import providers as onnx_providers
 named = [each.name for each in onnx_providers.list_devices() if each.name.startswith("OpenVINO")]
 print(json.dumps({"devices": named, "broken": dict(onnx_providers.broken_plugins())}))
 """
