@@ -158,6 +158,7 @@ def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple
 # --------------------------------------------------------------------------------------------- for people
 
 
+@pytest.mark.slow
 def test_text_at_a_pipe(tiny: TinyModels, pair: tuple[str, ...], suite: Path) -> None:
     arms = "planned,again,oracle,depth-1"
     result = run_cli("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "8", "--arms", arms,
@@ -463,6 +464,7 @@ def test_ctrl_c_leaves_with_a_line(here: InProcess, pair: tuple[str, ...], suite
     assert as_json.json["error"]["message"] == "interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are a matter of POSIX")
 def test_sigint_in_an_answer(tiny: TinyModels, suite: Path) -> None:
     options = (

@@ -108,6 +108,7 @@ def test_an_onnx_twin_decodes_and_is_timed(here: InProcess, target: tuple[str, .
     assert onnx["t1_ratio"] > 0
 
 
+@pytest.mark.slow
 def test_a_trimmed_drafter_only_gets_a_curve(
     here: InProcess, target: tuple[str, ...], trimmed: Path, fake: FakeRun
 ) -> None:

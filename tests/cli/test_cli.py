@@ -126,6 +126,7 @@ def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     assert re.search(r"^- target on cpu, 1 threads$", result.err, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(
         run_cli(
@@ -150,6 +151,7 @@ def test_chat_system_message(pair: tuple[str, ...], root: Path) -> None:
     assert lengths[1]["prompt_tokens"] > lengths[0]["prompt_tokens"] + 4
 
 
+@pytest.mark.slow
 def test_chat_goes_on_after_a_prompt_that_fails(pair: tuple[str, ...], root: Path) -> None:
     stdin = "hello\n" + "water " * 500 + "\nhello again\n"
     result = run_cli("chat", *pair, "--context", "256", "--max-tokens", "5", "--json", home=root, stdin=stdin)
@@ -356,6 +358,7 @@ def test_help_fits_a_narrow_terminal(name: tuple[str, ...], here: InProcess, mon
     assert not here.home.exists()
 
 
+@pytest.mark.slow
 def test_help_and_usage_errors_in_a_process_of_their_own(tmp_path: Path) -> None:
     assert succeeded(run_cli("chat", "--help", home=tmp_path / "home")).out.startswith("Usage: edgespec chat")
     run_cli("chat", "--nonsense", home=tmp_path / "home").failed_well("--nonsense", code=2)
@@ -399,6 +402,7 @@ def test_usage_errors(arguments: tuple[str, ...], words: str, here: InProcess) -
     assert found["error"]["message"] in result.err
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     arguments = ("generate", "hi", "--target", "missing.gguf")
     run_cli(*arguments, home=tmp_path / "home").failed_well("missing.gguf")

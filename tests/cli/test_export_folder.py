@@ -153,6 +153,7 @@ def export_from(hub: HubServer, place: Path, *options: str | Path) -> Result:
     return run_cli("export", "hf:org/repo", "-o", place / "out", *options, home=place / "home", env=variables)
 
 
+@pytest.mark.slow
 def test_a_repository_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
     found = succeeded(export_from(hub, tmp_path, *GGUF, "--json")).json
     assert found["manifest"]["source"]["name"] == "repo"
@@ -164,6 +165,7 @@ def test_nothing_is_fetched_for_what_cannot_be(hub: HubServer, tmp_path: Path) -
     assert hub.bodies() == []
 
 
+@pytest.mark.slow
 def test_a_repository_of_ggufs_goes_the_other_way(hub: HubServer, made: Path, tmp_path: Path) -> None:
     gguf = (made / "tiny-llama.gguf").read_bytes()
     hub.files = {"config.json": b"{}", "model.safetensors": b"x", "some.gguf": gguf}

@@ -162,6 +162,7 @@ def test_a_described_target_that_fits_nowhere(here: InProcess, tmp_path: Path) -
     assert failed.json["error"]["type"] == "MemoryLimitError"
 
 
+@pytest.mark.slow
 def test_this_machines_plan(tiny: TinyModels) -> None:
     pair = ("--target", tiny.target, "--draft", tiny.drafter)
     result = run_cli("plan", *pair, home=tiny.home.root)

@@ -125,6 +125,7 @@ def test_the_unchanged_source_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     law.check_all(load(SOURCE, monkeypatch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = MUTATIONS[name]

@@ -175,6 +175,7 @@ def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: H
         assert not engine.unmeasured
 
 
+@pytest.mark.slow
 def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
     for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter side by side")):

@@ -91,6 +91,7 @@ def test_every_pattern_of_rejections_at_every_chunk_size(
     assert bool(accepted) is any(pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", ["cancel", "close"])
 def test_left_at_every_token_it_goes_on_as_plain_decoding_does(
     engine: Engine, script: Script, plain: Callable[[Sampling, int], Done], leave: str

@@ -301,6 +301,7 @@ def test_the_interpreter_exits_while_an_answer_streams(tiny: TinyModels, how: st
     assert time.perf_counter() - started < 15
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_during_a_prefill(tiny: TinyModels) -> None:
     prompt = "the " * 1900
     result = run_python(STREAM_AND_EXIT, tiny.slow, "none", "thread", prompt, home=tiny.home.root)

@@ -172,6 +172,7 @@ def test_the_text_is_plain_decodings(load: Load, mode: str, sampling: Sampling) 
         assert drafts_again(session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str) -> None:
     patient = replace(QUICK, command=command("slow"), deadlines=replace(SHORT, load_s=3600.0))

@@ -164,6 +164,7 @@ WORKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", WORKERS)
 def test_whatever_the_worker_leaves_nothing_half_written_stays(place: Path, damage: str) -> None:
     export(place)

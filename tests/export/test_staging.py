@@ -247,6 +247,7 @@ def whole(folder: Path) -> bool:
     return {*manifest["files"], "manifest.json"} == set(names(folder))
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_nothing_half_written(models: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
 

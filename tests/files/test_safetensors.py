@@ -128,6 +128,7 @@ def test_a_malformed_file_is_refused_with_a_reason_and_a_hint(tmp_path: Path, co
     assert len(caught.value.message) < len(str(path)) + 300
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_byte_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject) -> None:

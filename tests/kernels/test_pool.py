@@ -74,6 +74,7 @@ def test_a_cancel_ends_all_threads_at_the_next_barrier_and_not_the_pool(ask: Ask
     assert ask("cancel", threads).split() == ["7"] * threads + ["39"] * threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 7])
 def test_an_idle_pool_uses_no_processor(ask: Ask, threads: int) -> None:
     # 0.2 ms of spinning for each thread; one that never parked would use 500.

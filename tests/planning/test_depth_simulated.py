@@ -137,6 +137,7 @@ def texts(draw: st.DrawFn) -> Text:
     )
 
 
+@pytest.mark.slow
 @given(curves(), texts(), st.floats(0.02, 0.6), st.integers(0, 3))
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_costly_drafter_never_makes_it_slower(curve: Curve, text: Text, relative_cost: float, seed: int) -> None:
@@ -144,6 +145,7 @@ def test_a_costly_drafter_never_makes_it_slower(curve: Curve, text: Text, relati
     check_never_slower([Source(text=text, cost=cost)], Machine(curve=curve), seed)
 
 
+@pytest.mark.slow
 @given(curves(), texts(), texts(), st.sampled_from([0.0, 0.03]), st.integers(0, 3))
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_free_and_costly_drafters_together_never_make_it_slower(

@@ -205,6 +205,7 @@ def test_who_is_later_than_the_patience_is_gone_on_without() -> None:
     assert simulate_pipelined(slow, 3, rounds=50) == simulate_pipelined(slow, 3, patience_s=math.inf, rounds=50)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_what_is_drawn() -> None:
     one = pair(GENTLE, 0.007, 0.8)
     for draw in (

@@ -321,6 +321,7 @@ class SequenceContract(OneModel):
             with pytest.raises(ContextFullError):
                 sequence.forward(ids(1, model), 0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("bad", [-1, "size", 2**31, 2**32, -(2**32), 2**63, 2**70], ids=str)
     @pytest.mark.parametrize("position", [0, 4])
     def test_ids_outside_the_vocabulary_raise_and_leave_the_length(
@@ -383,6 +384,7 @@ class SequenceContract(OneModel):
         sequence.rewind(0)
         assert np.array_equal(sequence.forward(ids(6, model), 1).logits(0), expected)
 
+    @pytest.mark.slow
     def test_closing_a_model_closes_its_sequences(self, runtime: Runtime) -> None:
         model = runtime.open_model()
         sequences = [model.open(64) for _ in range(3)]

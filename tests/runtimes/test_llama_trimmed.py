@@ -105,6 +105,7 @@ class TestContract(SequenceContract, ThreadContract):
 # ----------------------------------------------------------------------------------------------------- numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [TOKENS, KEPT_ROWS])
 @pytest.mark.parametrize("name", [f"{quant}{tied}" for quant in QUANTS for tied in ("", " tied")])
 def test_every_kept_score_is_that_of_the_untrimmed_model(

@@ -123,6 +123,7 @@ def test_rows_are_bit_equal_at_every_width(files: Files, kind: str) -> None:
         assert equal(rows_of(path, NativeSettings(), tokens, sizes, start), plain), width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_bit_equal_on_any_number_of_threads_at_any_mixture_of_widths(files: Files, kind: str) -> None:
     path = files(kind)
@@ -435,6 +436,7 @@ def test_what_it_runs_has_no_reason_against_it(files: Files) -> None:
         assert unsupported_reason(read_header(files(kind))) is None
 
 
+@pytest.mark.slow
 def test_a_damaged_header_is_refused_or_harmless(files: Files, tmp_path: Path) -> None:
     """Whatever the header says, nothing outside the file and the buffers is touched: else this process ends here."""
     source = files("llama Q4_0")

@@ -26,6 +26,7 @@ def softmax(row: LogitsArray) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_it_agrees_with_llama_cpp(files: Files, kind: str) -> None:
     path = files(kind)

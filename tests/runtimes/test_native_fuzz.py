@@ -21,6 +21,7 @@ CONTEXT, STEPS = 330, 1000  # across a border of attention's blocks of 256
 WINDOWS: dict[Any, int] = {"llama": 0, "gemma3": 50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_forks_rewinds_trees_and_paths_kept(tmp_path: Path, kind: Any) -> None:
     source = random.Random(17)

@@ -150,6 +150,7 @@ def test_no_header_and_no_weight_is_believed(tmp_path: Path, architecture: Any) 
     assert min(found.values()) > MUTATIONS // 10, found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_no_trimmed_folder_is_believed(tmp_path: Path) -> None:
     source = write_tiny_gguf(tmp_path / "source.gguf", vocabulary=VOCABULARY[:20], quant="Q4_0", width=128)

@@ -248,6 +248,7 @@ def test_hidden_states_are_what_stands_between_layers(tmp_path: Path, architectu
             assert np.array_equal(fork.hidden(2), found[-1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_few_scored_rows_of_many_are_the_rows_alone(tmp_path: Path, architecture: Any, threads: int) -> None:

@@ -162,6 +162,7 @@ def test_a_cache_that_says_something_else_ends_the_process() -> None:
         every_call_fails(model, sequence)
 
 
+@pytest.mark.slow
 def test_a_forward_that_ignores_a_cancel_is_given_up() -> None:
     patient = Deadlines(answer_s=WAIT_S, cancel_s=0.2, close_s=0.2)
     with start_model(TINY, command=command("unresponsive"), deadlines=patient) as model:
@@ -226,6 +227,7 @@ def test_a_lost_process_is_replaced_once() -> None:
             model.open(16)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_while_it_loads_is_given_up_and_replaced_once() -> None:
     hanging = WorkerSettings(
         command=command("slow"), deadlines=Deadlines(load_s=0.2, close_s=0.2), restart_after_s=0.0
@@ -256,6 +258,7 @@ def test_a_process_that_was_timed_is_not_waited_for_as_if_it_were_not() -> None:
                 use(sequence)
 
 
+@pytest.mark.slow
 def test_a_request_that_was_interrupted_does_not_disturb_the_next() -> None:
     with start_model(TINY, command=command("fake")) as model, model.open(16) as sequence:
         for attempt in range(50):
@@ -375,6 +378,7 @@ def test_a_child_ends_with_its_parent(ending: str) -> None:
         assert has_ended(child)
 
 
+@pytest.mark.slow
 def test_a_child_ends_when_its_parent_just_leaves() -> None:
     parent, child = run_parent("sequence.forward([1], 1)")
     with parent:

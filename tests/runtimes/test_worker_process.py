@@ -231,6 +231,7 @@ def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
             assert np.array_equal(one.forward([1, 2, 3], 1).logits(0), other.forward([1, 2, 3], 1).logits(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_our_own_kernels_run_in_a_worker_as_well(tiny_gguf: Path, threads: int) -> None:
     require_native()
@@ -252,6 +253,7 @@ def test_our_own_kernels_run_in_a_worker_as_well(tiny_gguf: Path, threads: int) 
         pass
 
 
+@pytest.mark.slow
 def test_cancels_at_any_moment_leave_no_trace(near_model: LlamaModel, model: WorkerModel) -> None:
     rng = random.Random(4)
     outcomes = {True: 0, False: 0}

@@ -80,6 +80,7 @@ def steps_during(long: Sequence, tokens: list[int], short: Sequence) -> int:
 class ThreadContract(OneModel):
     """For runtimes whose sequences have a worker thread each and whose forwards take time."""
 
+    @pytest.mark.slow
     def test_the_work_happens_on_another_thread(self, model: Model) -> None:
         with closing(model.open(CONTEXT)) as sequence:
             threads = {sequence.run(threading.get_ident) for _ in range(3)}
@@ -173,6 +174,7 @@ class ThreadContract(OneModel):
             sequence.run(job)
         sequence.close()
 
+    @pytest.mark.slow
     def test_closing_a_model_ends_the_forwards_in_flight(self, runtime: Runtime) -> None:
         model = runtime.open_model()
         tokens = ids(runtime.prefill_tokens, model)

@@ -124,6 +124,7 @@ def assert_same_weights(quantised: Path, float32: Path) -> None:
     assert not there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["q8_0", "q4_0"])
 def test_twins_of_tiny_models_are_close_to_their_reference(
     module: ModuleType, tiny: TinyModels, tmp_path: Path, quant: str

@@ -118,6 +118,7 @@ def test_the_device_is_put_back(module: ModuleType, monkeypatch: pytest.MonkeyPa
     assert os.environ["EDGESPEC_DRAFT_DEVICE"] == "before"
 
 
+@pytest.mark.slow
 def test_scores_come_from_a_process_of_their_own(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

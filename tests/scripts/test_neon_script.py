@@ -84,6 +84,7 @@ def test_two_processors_of_one_mind_pass(tools: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_ARM, reason="this machine is an ARM one, where the tests themselves compare")
 @pytest.mark.parametrize(
     ("program", "says", "ends", "complaint"),

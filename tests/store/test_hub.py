@@ -142,6 +142,7 @@ def test_what_does_not_exist_is_named(fetch: Fetch, wanted: HubFile, sentence: s
         fetch(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_overload_is_retried_and_then_succeeds(fetch: Fetch, hub: HubServer, status: int) -> None:
     hub.refuse_next = [(status, {})]
@@ -164,6 +165,7 @@ def test_overload_that_lasts_ends_within_seconds(
     assert len(hub.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_cut_connection_is_resumed_by_range(fetch: Fetch, hub: HubServer) -> None:
     hub.cut_after = [200_000, 100_000]
     assert fetch().path.read_bytes() == DATA
@@ -173,6 +175,7 @@ def test_a_cut_connection_is_resumed_by_range(fetch: Fetch, hub: HubServer) -> N
     assert all(asked is not None and int(asked[6:-1]) >= 150_000 for asked in ranges[1:])
 
 
+@pytest.mark.slow
 def test_breaks_without_progress_end_and_keep_what_came(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     hub.cut_after = [300_000, 0, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match=r"broke off|too early"):
@@ -324,6 +327,7 @@ def test_a_killed_child_resumes_and_the_environment_is_honoured(
     assert hub.bodies()[0].range is not None
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_even_when_it_goes_wrong(hub: HubServer, tmp_path: Path) -> None:
     hub.cut_after, hub.refuse_next = [100_000], [(500, {"X-HF-Warning": "topic; a warning for you"})]
     environment = os.environ | {

@@ -95,6 +95,7 @@ def test_a_server_that_is_no_hub(hub: HubServer, tmp_path: Path) -> None:
         listed(hub, tmp_path)
 
 
+@pytest.mark.slow
 def test_it_tells_and_can_be_cancelled(hub: HubServer, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     listed(hub, tmp_path, progress=events.append)

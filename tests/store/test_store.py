@@ -187,6 +187,7 @@ NONSENSE = ["", "{", "[]", "null", "[" * 100_000, '{"schema_version": 2}', '{"sc
 NONSENSE += ['{"schema_version": 1, "name": 3}', "\ufffd" * 600_000]
 
 
+@pytest.mark.slow
 def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     model = store.fetch(spec)
@@ -255,6 +256,7 @@ print(sorted(stages))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_fetch_once_and_both_get_it(home: Home, spec: ModelSpec) -> None:
     command = [sys.executable, "-c", CHILD, str(home.root), repr(spec)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -279,6 +281,7 @@ def test_waiting_is_told_bounded_and_can_be_cancelled(home: Home, spec: ModelSpe
         assert time.monotonic() - start < 2
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_leaves_no_model_and_no_lock(home: Home, spec: ModelSpec) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(home.root), repr(spec)], stdout=subprocess.DEVNULL)
     end = time.monotonic() + 20

@@ -97,6 +97,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORST)
 def test_the_whole_process_grows_little(name: str) -> None:
     child = subprocess.run(
