@@ -176,9 +176,7 @@ def test_what_is_not_split() -> None:
     for machine in (
         replace(laptop, target=replace(laptop.target, layers=None)),
         replace(laptop, target=replace(laptop.target, devices=("cpu",))),
-        replace(
-            laptop, devices=tuple(replace(device, runtime="onnx", splits_layers=False) for device in laptop.devices)
-        ),
+        replace(laptop, devices=tuple(replace(device, runtime="onnx") for device in laptop.devices)),
         with_memory(laptop, "CUDA0", 24_000_000_000),
         with_memory(laptop, "CUDA0", 300_000_000),
         machine_called("laptop-igpu"),

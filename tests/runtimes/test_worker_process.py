@@ -47,7 +47,7 @@ from tests.support.worker_loaders import command
 
 
 def llama_request(path: Path, settings: LlamaSettings | None = None) -> LoadRequest:
-    return LoadRequest(runtime="llama", path=path, settings=asdict(settings or LlamaSettings()))
+    return LoadRequest(runtime="llama", path=path, settings=asdict(settings or LlamaSettings()), sha256="sha256:1")
 
 
 def fake_model(loader: str = "fake", **options: Any) -> WorkerModel:
@@ -56,7 +56,7 @@ def fake_model(loader: str = "fake", **options: Any) -> WorkerModel:
 
 @pytest.fixture(scope="module")
 def near_model(tiny_gguf: Path) -> Iterator[LlamaModel]:
-    with load_model(tiny_gguf, LlamaSettings()) as model:
+    with load_model(tiny_gguf, LlamaSettings(), sha256="sha256:1") as model:
         yield model
 
 
@@ -224,8 +224,8 @@ def test_onnx_runs_in_a_worker_as_well(tiny_gguf: Path, tmp_path: Path) -> None:
 
     folder = tmp_path / "folder"
     export_onnx(tiny_gguf, folder, name="tiny", sha256=None, kept=None)
-    request = LoadRequest(runtime="onnx", path=folder, settings=asdict(OnnxSettings()))
-    with load_onnx(read_onnx_folder(folder), OnnxSettings()) as near, start_model(request) as far:
+    request = LoadRequest(runtime="onnx", path=folder, settings=asdict(OnnxSettings()), sha256="sha256:1")
+    with load_onnx(read_onnx_folder(folder), OnnxSettings(), sha256="sha256:1") as near, start_model(request) as far:
         assert far.facts == near.facts
         with near.open(64) as one, far.open(64) as other:
             assert np.array_equal(one.forward([1, 2, 3], 1).logits(0), other.forward([1, 2, 3], 1).logits(0))

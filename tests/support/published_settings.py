@@ -67,7 +67,6 @@ def device(
         operations_per_s=arithmetic_share * paper_operations_per_s,
         launch_s=LAUNCH_S,
         verify_curve=(),
-        splits_layers=True,
     )
 
 
