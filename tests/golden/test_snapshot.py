@@ -424,6 +424,7 @@ def defined(tree: ast.Module) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
     """What each name of a module is assigned or returns; and what is given as ``hint=``."""
     names: dict[str, list[ast.AST]] = {}
     hints: list[ast.AST] = []
+    loops: list[ast.For] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "hint":
             hints.append(node.value)
@@ -431,9 +432,16 @@ def defined(tree: ast.Module) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
                     names.setdefault(target.id, []).append(node.value)
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Tuple) and isinstance(node.iter, ast.Name):
+            loops.append(node)
         elif isinstance(node, ast.FunctionDef):
             returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value)
             names.setdefault(node.name, []).extend(returned)
+    for loop in loops:  # over a table, a column of which is hints
+        for place, column in enumerate(loop.target.elts if isinstance(loop.target, ast.Tuple) else []):
+            if isinstance(column, ast.Name) and "hint" in column.id and isinstance(loop.iter, ast.Name):
+                rows = (row for table in names.get(loop.iter.id, []) for row in ast.iter_child_nodes(table))
+                hints += [row.elts[place] for row in rows if isinstance(row, ast.Tuple)]
     return names, hints
 
 
