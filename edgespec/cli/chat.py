@@ -88,7 +88,7 @@ class _Chat:
                 try:
                     try:
                         prompt, quoted = next(prompts, (None, False))
-                        self._say_what_was_learned()
+                        self._say_what_was_measured()
                     except EdgespecError as error:  # a line that is no text: the next one may be
                         self._fail(error)
                         prompts = _read_prompts(interactive)
@@ -110,7 +110,7 @@ class _Chat:
         if self._failed and not interactive:
             raise typer.Exit(1)
 
-    def _say_what_was_learned(self) -> None:
+    def _say_what_was_measured(self) -> None:
         for line in self._idle.stop():
             note(line, dim=True)
 

@@ -28,9 +28,9 @@ class IdleCalibration:
         if self._given_up or not self._engine.unmeasured:
             return
         self._stop = threading.Event()
-        threading.Thread(target=self._learn, args=(self._stop,), name="edgespec-learn", daemon=True).start()
+        threading.Thread(target=self._measure, args=(self._stop,), name="edgespec-calibrate", daemon=True).start()
 
-    def _learn(self, stop: threading.Event) -> None:
+    def _measure(self, stop: threading.Event) -> None:
         with self._measuring:
             if stop.is_set():
                 return
@@ -44,7 +44,7 @@ class IdleCalibration:
                 self._lines = ("measured this machine meanwhile:", *(f"- {reason}" for reason in reasons))
 
     def stop(self) -> tuple[str, ...]:
-        """Leave off within one forward; lines that say what was learned since the last call, once it is complete."""
+        """Leave off within one forward; lines that say what was measured since the last call, once it is complete."""
         self._stop.set()
         with self._measuring:
             lines, self._lines = self._lines, ()
