@@ -160,14 +160,14 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
 
 
 def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
-    """Whether trees are compared too: a plan that drafts in turns, as deep as it chooses, may put them forward."""
-    may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _at_once(engine)
+    """Whether trees are compared too: a serial plan, as deep as it chooses, may put them forward."""
+    may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _is_pipelined(engine)
     deepest = max(depths, default=0)
     return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == _MODEL for each in engine.drafters)
 
 
-def _at_once(engine: Engine) -> bool:
-    """As the plan runs, or as the profile wants it: at once or in turns."""
+def _is_pipelined(engine: Engine) -> bool:
+    """As the plan runs, or as the profile wants it."""
     return "pipelined" in (engine.profile.mode, engine.plan.mode)
 
 
@@ -213,7 +213,7 @@ def check_equality(
         drafters=engine.drafters,
         policy=FullTrees(cap, _MODEL) if trees else FixedDepth(cap),
         depth_cap=cap,
-        budget=(lambda: make_budget(cap, costs)) if _at_once(engine) else None,
+        budget=(lambda: make_budget(cap, costs)) if _is_pipelined(engine) else None,
     )
     ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
     results = []

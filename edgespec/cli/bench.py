@@ -119,7 +119,7 @@ def bench(
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
-        calibration = calibration_report(engine, bandwidth).as_json()
+        calibration = calibration_report(engine.pair, bandwidth).as_json()
     if json:
         print_json(report)
         state.answered = True

@@ -54,7 +54,7 @@ def calibrate(
         except MemoryLimitError as error:  # the models fill it: what was measured of them is told all the same
             bandwidth = None
             note(f"without the bandwidth of the memory: {error.message}")
-        report = calibration_report(engine, bandwidth)
+        report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
         engine.leave_slow_exact_setting()
         plan = engine.plan

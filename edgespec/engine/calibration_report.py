@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.calibration.timing import ModelTimes
 from edgespec.engine.background_calibration import setting_words
+from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.settings import other_settings
 from edgespec.planning.cost.widths import width_classes
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +35,9 @@ class CalibrationReport:
         }
 
 
-def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
-    """What is stored now of the engine's target, drafter and machine."""
-    known = engine.measurements
+def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None) -> CalibrationReport:
+    """What is stored now of the pair's target, drafter and machine."""
+    known = pair.measurements
     target, drafter = known.target, known.drafter
     times, drafter_times, probe = known.target_times(), known.drafter_times(), known.widths()
     read_bytes_per_s = None if bandwidth is None else bandwidth.read_bytes_per_s
@@ -56,7 +54,7 @@ def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -
             share = utilisation(used, read_bytes_per_s)
             line += f", {100 * share:.0f} % of the {read_bytes_per_s / 1e9:.1f} GB/s the memory gives"
         lines.append(line)
-        extra["plain"] = _plain_settings(engine, times, lines)
+        extra["plain"] = _plain_settings(pair, times, lines)
     if drafter is not None and drafter_times is not None:
         curves += _curves(drafter, drafter_times)
         extra["drafting"] = {
@@ -80,7 +78,7 @@ def calibration_report(engine: Engine, bandwidth: BandwidthMeasurement | None) -
         widths = ", ".join(map(str, probe.widths))
         lines.append(f"exactness    widths {widths} are bit-equal at contexts of {low} to {high} tokens")
     return CalibrationReport(
-        machine=engine.machine.as_json(),
+        machine=pair.machine.as_json(),
         curves=tuple(curves),
         width_classes=tuple(width_classes(target.name, target.runtime, _settings(target), probe)),
         read_bytes_per_s=read_bytes_per_s,
@@ -104,13 +102,13 @@ def _curves(facts: ModelFacts, times: ModelTimes) -> list[dict[str, Any]]:
     ]
 
 
-def _plain_settings(engine: Engine, times: ModelTimes, lines: list[str]) -> list[dict[str, Any]]:
+def _plain_settings(pair: LoadedPair, times: ModelTimes, lines: list[str]) -> list[dict[str, Any]]:
     """Plain decoding in every setting that was timed, the plan's first."""
-    own = engine.target_model
+    own = pair.target
     rows = [(own.facts, times.forward_s[0][0])]
     for caches in other_settings(own):
         facts = own.facts_with(**caches)
-        seconds = engine.measurements.store.plain_s(facts)
+        seconds = pair.measurements.store.plain_s(facts)
         if seconds is not None:
             rows.append((facts, seconds))
     lines += [f"plain        {1.0 / seconds:6.1f} tokens/s with {setting_words(facts)}" for facts, seconds in rows]

@@ -41,7 +41,7 @@ def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
 def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decodings(apart: Engine) -> None:
     assert apart.plan.mode == "pipelined"
     assert isinstance(apart.policy, PipelinedDepth)
-    assert any(reason.startswith("at once the target takes 1.00 times") for reason in apart.plan.reasons)
+    assert any(reason.startswith("pipelined the target takes 1.00 times") for reason in apart.plan.reasons)
     overlapped = 0
     with apart.session() as session:
         for prompt in PROMPTS:

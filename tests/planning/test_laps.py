@@ -1,4 +1,4 @@
-"""One forward and the drafting beside it (Flight and lap of planning/cost/round_simulation.py), worked out by hand."""
+"""One forward and the drafting beside it (planning/cost/round_simulation.py: Flight, lap), worked out by hand."""
 
 from __future__ import annotations
 

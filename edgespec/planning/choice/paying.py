@@ -1,4 +1,4 @@
-"""Which drafters can pay on this machine, whether in turns with the target or at once, and what to expect of it."""
+"""Which drafters can pay on this machine, serial or pipelined with the target, and what to expect of it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Paying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ways:
-    """What drafting in turns and at once comes to, as speed-ups over plain decoding. ``at_once`` None: not known."""
+    """What serial and pipelined drafting come to, as speed-ups over plain decoding. ``pipelined`` None: not known."""
 
-    in_turns: float
-    at_once: float | None
+    serial: float
+    pipelined: float | None
 
 
 def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: ModeRequest = "auto") -> Paying:
     """Decide by measured times which of the ``wanted`` sources draft up to ``depth_cap`` tokens, and how. Pure.
 
-    Target and drafting model work at once if that is predicted to be faster than in turns by more than the noise,
+    Target and drafting model are pipelined if that is predicted to be faster than serial by more than the noise,
     what they were measured to cost each other included; or if ``mode`` says so.
     """
     if costs.curves is None:
@@ -66,9 +66,9 @@ def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: Mod
         way: _Way = "serial"
         if cost != FREE:
             way, said = _decide(ways, mode, costs.contention)
-        possible = sure.at_once if way == "pipelined" and sure.at_once is not None else sure.in_turns
+        possible = sure.pipelined if way == "pipelined" and sure.pipelined is not None else sure.serial
         if possible <= DRAFT_MARGIN:
-            why.append(f"no {source} drafter: {hopeless_words(sure.in_turns)}{_contended(costs, sure)}")
+            why.append(f"no {source} drafter: {hopeless_words(sure.serial)}{_contended(costs, sure)}")
             continue
         paying.append(source)
         if cost == FREE or way == "serial":
@@ -81,7 +81,7 @@ def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: Mod
             decided = way
             why.append(said)
             if rates is not None:
-                expected = max(expected, ways.at_once or 1.0 if way == "pipelined" else ways.in_turns)
+                expected = max(expected, ways.pipelined or 1.0 if way == "pipelined" else ways.serial)
     if not paying:
         why.append("plain: no drafter can be faster here")
     else:
@@ -110,11 +110,11 @@ def _ways(
     curve: Curve, cost: DraftCost, rates: Sequence[float], depth_cap: int, contention: Contention | None
 ) -> _Ways:
     rates = _by_position(rates, depth_cap)
-    in_turns = drafting_speedup(curve, cost, rates)
+    serial = drafting_speedup(curve, cost, rates)
     if contention is None:
-        return _Ways(in_turns=in_turns, at_once=None)
+        return _Ways(serial=serial, pipelined=None)
     pair = SimulatedPair(curve=curve, draft=cost, acceptance=rates, contention=contention)
-    return _Ways(in_turns=in_turns, at_once=curve.plain_s * expected_pipelined(pair, depth_cap).tokens_per_s)
+    return _Ways(serial=serial, pipelined=curve.plain_s * expected_pipelined(pair, depth_cap).tokens_per_s)
 
 
 def _by_position(rates: Sequence[float], depth_cap: int) -> tuple[float, ...]:
@@ -123,21 +123,21 @@ def _by_position(rates: Sequence[float], depth_cap: int) -> tuple[float, ...]:
 
 
 def _decide(ways: _Ways, mode: ModeRequest, contention: Contention | None) -> tuple[_Way, str]:
-    """In turns or at once, and the sentence that says why."""
+    """Serial or pipelined, and the sentence that says why."""
     if mode != "auto":
-        return mode, f"{'in turns' if mode == 'serial' else 'at once'}: asked for"
-    if ways.at_once is None or contention is None:
-        return "serial", "in turns: what target and drafter cost each other at once has not been measured"
-    at_once = f"at once {_factors(contention)}, which would come to {ways.at_once:.2f}x plain"
-    if ways.at_once > DRAFT_MARGIN * max(1.0, ways.in_turns):
-        return "pipelined", f"{at_once}; in turns {ways.in_turns:.2f}x"
-    return "serial", f"in turns ({ways.in_turns:.2f}x plain at the acceptance so far): {at_once}"
+        return mode, f"{mode}: asked for"
+    if ways.pipelined is None or contention is None:
+        return "serial", "serial: what target and drafter cost each other has not been measured"
+    pipelined = f"pipelined {_factors(contention)}, which would come to {ways.pipelined:.2f}x plain"
+    if ways.pipelined > DRAFT_MARGIN * max(1.0, ways.serial):
+        return "pipelined", f"{pipelined}; serial {ways.serial:.2f}x"
+    return "serial", f"serial ({ways.serial:.2f}x plain at the acceptance so far): {pipelined}"
 
 
 def _contended(costs: Costs, sure: _Ways) -> str:
-    if sure.at_once is None or costs.contention is None:
+    if sure.pipelined is None or costs.contention is None:
         return ""
-    return f", and {sure.at_once:.2f}x at once with the target, as {_factors(costs.contention)}"
+    return f", and {sure.pipelined:.2f}x pipelined with the target, as {_factors(costs.contention)}"
 
 
 def _factors(contention: Contention) -> str:
