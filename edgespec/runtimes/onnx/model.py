@@ -144,8 +144,7 @@ class OnnxSequence(RuntimeSequence):
         self._kept = None if ids is None else ids.astype(np.int64)
         self._first = 0  # where the last decode has the first of its scores
         stop = StopFlag(weights)
-        make = _CONTEXTS[weights.artefact.cache]
-        self._native = make(weights, context_length, model.settings.pad_to, stop)
+        self._native = _CONTEXTS[weights.artefact.cache](weights, context_length, model.settings.pad_to, stop)
         super().__init__(model, stop, context_length, thread="edgespec-onnx")
         self._free_at_end(self._native.free)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -22,6 +24,7 @@ from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS
 from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.onnx.providers import CPU, OnnxLibrary, Provider
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 from edgespec.runtimes.thread import WorkerThread
 
 # What ONNX Runtime has to say about a failure it also says in the exception; below this level it prints it as well.
@@ -229,6 +232,14 @@ class OnnxContext(ABC):
         row: LogitsArray = self._logits[index]
         return row
 
+    def _no_memory(self, context_length: int, needed_bytes: int, hint: str = "try a smaller --context") -> Exception:
+        return MemoryLimitError(
+            f"there is no memory for a context of {context_length} tokens",
+            needed_bytes=needed_bytes,
+            available_bytes=None,
+            hint=hint,
+        )
+
     def _loaded(self) -> OnnxWeights:
         if self._weights is None:
             raise ClosedError("this sequence is closed")
@@ -244,3 +255,29 @@ def forward_errors(stop: StopFlag) -> Iterator[None]:
         if stop.raised:
             raise CancelledError("the forward was cancelled") from None
         raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
+
+
+class PaddedContext(OnnxContext):
+    """A context whose forwards take any number of tokens, padded to ``pad_to`` of them and as many rows of scores."""
+
+    def __init__(self, weights: OnnxWeights, pad_to: int, stop: StopFlag) -> None:
+        super().__init__(weights, stop)
+        self._pad_to = pad_to
+        self._ids = np.empty(PREFILL_CHUNK_TOKENS, dtype=np.int64)
+        self._first_row = np.empty(1, dtype=np.int64)
+
+    def _feed(self, ids: IdArray, rows: int) -> tuple[int, int]:
+        """Put the tokens and the first row to score into their buffers; how many of both a forward then has."""
+        size = len(ids)
+        fed = max(size, self._pad_to)
+        # The output head is a product like any other: a row that counts has company. One at least must be computed.
+        scored = max(rows, self._pad_to) if rows else 1
+        self._ids[:size] = ids
+        self._ids[size:fed] = ids[-1]
+        self._first_row[0] = fed - scored
+        return fed, scored
+
+    def _run(self, weights: OnnxWeights, binding: Any, fed: int) -> None:
+        options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
+        with weights.turn:
+            weights.session.run_with_iobinding(binding, options)

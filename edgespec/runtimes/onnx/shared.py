@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, forward_errors
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, forward_errors
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
-class SharedContext(OnnxContext):
+class SharedContext(PaddedContext):
     """A cache that stays where it is, bound to a session that other contexts use as well."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
-        super().__init__(weights, stop)
-        self._pad_to = pad_to
+        super().__init__(weights, pad_to, stop)
         artefact = weights.artefact
         # The padding behind the last token needs a place as well.
         capacity = artefact.static_cache or context_length + pad_to - 1
@@ -34,16 +32,9 @@ class SharedContext(OnnxContext):
             self._caches = {name: np.zeros(self._cache_shape, dtype=np.float32) for name in names}
             self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
         except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
-            raise MemoryLimitError(
-                f"there is no memory for a context of {context_length} tokens",
-                needed_bytes=capacity * artefact.kv_bytes_per_token,
-                available_bytes=None,
-                hint="try a smaller --context",
-            ) from error
-        self._ids = np.zeros(PREFILL_CHUNK_TOKENS, dtype=np.int64)
+            raise self._no_memory(context_length, capacity * artefact.kv_bytes_per_token) from error
         self._last_position = np.zeros(1, dtype=np.int32)
         self._total_length = np.zeros((), dtype=np.int32)
-        self._first_row = np.zeros(1, dtype=np.int64)
         self._binding: Any = weights.session.io_binding()
         for name, array in self._caches.items():
             self._bind_output(f"present.{name}", array, self._cache_shape)
@@ -65,23 +56,16 @@ class SharedContext(OnnxContext):
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
         weights = self._loaded()
-        size = len(ids)
-        fed = max(size, self._pad_to)
-        # The output head is a product like any other: a row that counts has company. One at least must be computed.
-        scored = max(rows, self._pad_to) if rows else 1
-        self._ids[:size] = ids
-        self._ids[size:fed] = ids[-1]
+        fed, scored = self._feed(ids, rows)
         self._total_length[...] = position + fed
         self._last_position[0] = position + fed - 1
-        self._first_row[0] = fed - scored
         self._bind_input("input_ids", self._ids, [1, fed])
         self._bind_output("logits", self._logits, [1, scored, self._logits.shape[1]])
         if not weights.on_cpu:  # elsewhere inputs are copied to the device, and that when they are bound
             self._bind_lasting_inputs()
-        options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
-        with weights.turn, forward_errors(self._stop):
-            weights.session.run_with_iobinding(self._binding, options)
-        return (size - rows) - (fed - scored)
+        with forward_errors(self._stop):
+            self._run(weights, self._binding, fed)
+        return (len(ids) - rows) - (fed - scored)
 
     def free(self) -> None:
         self._binding = self._weights = None

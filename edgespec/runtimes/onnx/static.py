@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
@@ -63,12 +62,9 @@ class StaticContext(OnnxContext):
             self._step = _Forward(weights, weights.session, 1, self._cache, stop)
             self._piece = _Forward(weights, weights.wide, WIDE_TOKENS, self._cache, stop)
         except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
-            raise MemoryLimitError(
-                f"there is no memory for a context of {context_length} tokens",
-                needed_bytes=artefact.static_cache * artefact.kv_bytes_per_token,
-                available_bytes=None,
-                hint="export it with a smaller --static-cache",
-            ) from error
+            needed_bytes = artefact.static_cache * artefact.kv_bytes_per_token
+            hint = "export it with a smaller --static-cache"
+            raise self._no_memory(context_length, needed_bytes, hint) from error
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
         weights = self._loaded()

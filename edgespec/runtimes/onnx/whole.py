@@ -14,59 +14,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import CancelledError, ForwardError, MemoryLimitError
+from edgespec.errors import CancelledError, ForwardError
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.onnx.session import OnnxContext, OnnxWeights, StopFlag, out_of_memory, said
-from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
+from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, out_of_memory, said
+from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
-class WholeContext(OnnxContext):
+class WholeContext(PaddedContext):
     """A cache that every forward gives anew, over a session that other contexts use as well."""
 
     def __init__(self, weights: OnnxWeights, context_length: int, pad_to: int, stop: StopFlag) -> None:
-        super().__init__(weights, stop)
-        self._context_length = context_length
-        self._pad_to = pad_to
+        super().__init__(weights, pad_to, stop)
         artefact = weights.artefact
-        self._bytes_per_token = artefact.kv_bytes_per_token
+        self._context_length = context_length
+        # A forward has the cache twice: as it was, and one with the new rows.
+        self._needed_bytes = 2 * context_length * artefact.kv_bytes_per_token
         self._heads, self._width = artefact.head_count_kv, artefact.key_length
         names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
         try:
             self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
         except MemoryError as error:
-            raise self._no_memory() from error
+            raise self._no_memory(self._context_length, self._needed_bytes) from error
         # What the next forward is given as past: keys and values of the first ``_held`` positions.
         empty = np.zeros(self._shape(0), dtype=np.float32)
         self._past: dict[str, Any] = {name: weights.api.OrtValue.ortvalue_from_numpy(empty) for name in names}
         self._held = 0
-        self._ids = np.zeros(PREFILL_CHUNK_TOKENS, dtype=np.int64)
-        self._first_row = np.zeros(1, dtype=np.int64)
 
     def _shape(self, length: int) -> list[int]:
         return [1, self._heads, length, self._width]
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
         weights = self._loaded()
-        size = len(ids)
-        fed = max(size, self._pad_to)
-        # The output head is a product like any other: a row that counts has company. One at least must be computed.
-        scored = max(rows, self._pad_to) if rows else 1
-        self._ids[:size] = ids
-        self._ids[size:fed] = ids[-1]
-        self._first_row[0] = fed - scored
+        fed, scored = self._feed(ids, rows)
         try:
             if position < self._held:
                 self._cut(weights, position)
             binding = self._bound(weights, fed, scored)
-            options = self._stop.prefill_options if fed > MAX_SCORED_ROWS else self._stop.step_options
-            with weights.turn:
-                weights.session.run_with_iobinding(binding, options)
+            self._run(weights, binding, fed)
             present = binding.get_outputs()[1:]
         except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
             if self._stop.raised:
                 raise CancelledError("the forward was cancelled") from None
             if out_of_memory(error):
-                raise self._no_memory() from error
+                raise self._no_memory(self._context_length, self._needed_bytes) from error
             raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
         wanted = self._shape(position + fed)
         for name, value in zip(self._past, present, strict=True):
@@ -74,7 +64,7 @@ class WholeContext(OnnxContext):
                 raise ForwardError(f"the graph gave present.{name} the shape {value.shape()} instead of {wanted}")
         self._past = dict(zip(self._past, present, strict=True))
         self._held = position + fed
-        return (size - rows) - (fed - scored)
+        return (len(ids) - rows) - (fed - scored)
 
     def _bound(self, weights: OnnxWeights, fed: int, scored: int) -> Any:
         binding = weights.session.io_binding()
@@ -98,15 +88,6 @@ class WholeContext(OnnxContext):
             rows = np.ascontiguousarray(_view(value, self._shape(self._held))[:, :, :length])
             kept[name] = weights.api.OrtValue.ortvalue_from_numpy(rows)
         self._past, self._held = kept, length
-
-    def _no_memory(self) -> MemoryLimitError:
-        return MemoryLimitError(
-            f"there is no memory for a context of {self._context_length} tokens",
-            # A forward has the cache twice: as it was, and one with the new rows.
-            needed_bytes=2 * self._context_length * self._bytes_per_token,
-            available_bytes=None,
-            hint="try a smaller --context",
-        )
 
     def free(self) -> None:
         self._weights = None
