@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
+from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.export.gguf.parts import (
     Literal,
     Part,
@@ -29,6 +29,7 @@ from edgespec.export.gguf.parts import (
     check_kept,
     drafter_parts,
     embedding_table,
+    open_source,
     read_part,
     tokenizer_parts,
 )
@@ -103,7 +104,7 @@ def export_trimmed(
                 "bytes": embedding.byte_count,
                 "scale": embedding_scale(header),
             },
-            "tensors": _tensor_types(model),
+            "tensors": tensor_types(model),
             "files": written,
             **trim,
         }
@@ -140,7 +141,7 @@ def export_whole(
             written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, cancelled=cancelled)}}
         manifest = {
             **_provenance(header, "gguf", name, sha256, licence, quant),
-            "tensors": _tensor_types(model),
+            "tensors": tensor_types(model),
             "files": written,
             **trim,
         }
@@ -216,7 +217,7 @@ def _write_all(
     """Write every file with its content on disk when this returns; the manifest's record of each."""
     total, done = _total_bytes(files), 0
     written: dict[str, dict[str, int | str]] = {}
-    with _opened(header) as source:
+    with open_source(header) as source:
         for name, parts in files.items():
             digest, size = hashlib.sha256(), 0
             with (stage / name).open("xb") as file:
@@ -241,13 +242,6 @@ def _write_all(
     return written
 
 
-def _opened(header: GgufHeader) -> BinaryIO:
-    try:
-        return header.path.open("rb")
-    except OSError as error:
-        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
-
-
 # ---------------------------------------------------------------------------------------- the manifest
 
 
@@ -270,6 +264,6 @@ def _provenance(
     }
 
 
-def _tensor_types(header: GgufHeader) -> dict[str, int]:
+def tensor_types(header: GgufHeader) -> dict[str, int]:
     """How many tensors there are of each type."""
     return dict(sorted(Counter(tensor.type_name for tensor in header.tensors).items()))

@@ -75,6 +75,14 @@ Part: TypeAlias = Literal | Span | Rows
 # --------------------------------------------------------------------------------------------- reading
 
 
+def open_source(header: GgufHeader) -> BinaryIO:
+    """The file of ``header``, open. Raises ModelFileError."""
+    try:
+        return header.path.open("rb")
+    except OSError as error:
+        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
+
+
 def read_part(part: Part, source: BinaryIO, path: Path) -> Iterator[bytes]:
     """The bytes of ``part`` in pieces of a few MiB; ``source`` is the file ``path``, open.
 
@@ -100,8 +108,7 @@ def _read_rows(part: Rows, source: BinaryIO, path: Path) -> Iterator[bytes]:
         wanted = part.ids[at:behind]
         count = int(wanted[-1]) - first + 1
         data = _read(source, path, part.offset + first * part.row_bytes, count * part.row_bytes)
-        rows = np.frombuffer(data, dtype=np.uint8).reshape(count, part.row_bytes)
-        yield rows[wanted - first].tobytes()
+        yield np.frombuffer(data, dtype=np.uint8).reshape(count, part.row_bytes)[wanted - first].tobytes()
         at = behind
 
 
@@ -134,8 +141,10 @@ def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
     entries: list[Part] = [
         span for key, span in _raw_entries(header) if key != size_key and not key.startswith("tokenizer.")
     ]
-    entries.append(Literal(_string_entry("tokenizer.ggml.model", "no_vocab")))
-    entries.append(Literal(_uint32_entry(size_key, len(kept))))
+    # Key, type and value of each.
+    no_vocabulary = struct.pack("<I", _VALUE_NUMBERS["string"]) + _string("no_vocab")
+    entries.append(Literal(_string("tokenizer.ggml.model") + no_vocabulary))
+    entries.append(Literal(_string(size_key) + struct.pack("<II", _VALUE_NUMBERS["uint32"], len(kept))))
     records, data, offset = bytearray(), list[Part](), 0
     for tensor in header.tensors:
         part, shape = _trimmed(tensor, header, kept)
@@ -219,14 +228,6 @@ def _start(header: GgufHeader, tensors: int, keys: int) -> Literal:
 def _string(text: str) -> bytes:
     raw = text.encode("utf-8")
     return struct.pack("<Q", len(raw)) + raw
-
-
-def _string_entry(key: str, value: str) -> bytes:
-    return _string(key) + struct.pack("<I", _VALUE_NUMBERS["string"]) + _string(value)
-
-
-def _uint32_entry(key: str, value: int) -> bytes:
-    return _string(key) + struct.pack("<II", _VALUE_NUMBERS["uint32"], value)
 
 
 def _tensor_record(tensor: TensorInfo, shape: tuple[int, ...], offset: int) -> bytes:

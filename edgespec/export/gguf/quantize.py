@@ -42,13 +42,12 @@ def _quants() -> Mapping[str, Quant]:
     # models trained for them survive (TQ, MXFP4, NVFP4).
     mixed = "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs"
     # 8.5 bits: in the mixtures the head, and rows that do not divide into blocks of 256, are stored as up to Q8_0.
+    most_bits = {**dict.fromkeys(mixed.split(), 8.5), "f16": 16, "bf16": 16}
     found = {
-        name: Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=8.5) for name in mixed.split()
+        name: Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=bits)
+        for name, bits in most_bits.items()
     }
-    for name in ("f16", "bf16"):
-        found[name] = Quant(name=name, constant=f"LLAMA_FTYPE_MOSTLY_{name.upper()}", most_bits=16)
-    found["f32"] = Quant(name="f32", constant="LLAMA_FTYPE_ALL_F32", most_bits=32)
-    return MappingProxyType(found)
+    return MappingProxyType({**found, "f32": Quant(name="f32", constant="LLAMA_FTYPE_ALL_F32", most_bits=32)})
 
 
 QUANTS: Mapping[str, Quant] = _quants()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.export.gguf.files import KEEP, MODEL, SCHEMA_VERSION, check_destination
+from edgespec.export.gguf.files import KEEP, MODEL, SCHEMA_VERSION, check_destination, tensor_types
 from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
@@ -18,7 +18,6 @@ from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
-from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
@@ -115,7 +114,7 @@ def export_from_folder(
                 "gguf": metadata.version("gguf"),
                 **({} if chosen is None else {"llama.cpp": load().build}),
             },
-            "tensors": _tensor_types(header),
+            "tensors": tensor_types(header),
             "files": {MODEL: {"bytes": header.file_bytes, "sha256": digest}},
         }
         write_json(stage / MANIFEST_NAME, manifest)
@@ -136,11 +135,6 @@ def write_weightless(
 
 def _bytes_of(paths: set[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
-
-
-def _tensor_types(header: GgufHeader) -> dict[str, int]:
-    """How many tensors there are of each type."""
-    return dict(sorted(Counter(tensor.type_name for tensor in header.tensors).items()))
 
 
 def _metadata(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
-from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, read_part, tokenizer_parts
+from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, open_source, read_part, tokenizer_parts
 from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_tables
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
@@ -97,7 +97,7 @@ def export_onnx(
     needed_bytes = plan.data_bytes + len(graph) + sum(part.byte_count for part in tokenizer)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         files: _Files = {}
-        with _opened(header) as file:
+        with open_source(header) as file:
             reader = _Reader(header, file, cancelled)
             with _written(stage / DATA_NAME, files) as out:
                 told = _Told(out, plan.data_bytes, progress)
@@ -161,13 +161,6 @@ def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan]
 
 
 # ------------------------------------------------------------------------------------------- reading
-
-
-def _opened(header: GgufHeader) -> BinaryIO:
-    try:
-        return header.path.open("rb")
-    except OSError as error:
-        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
 
 
 class _Reader:
