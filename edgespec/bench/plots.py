@@ -227,8 +227,7 @@ def _draw_speedups(data: Speedups, axes: Any) -> None:
     axes.axhline(0.5, color=GREY, linewidth=0.6)
     low, high = min(ends) / 1.06, max(ends) * 1.06
     ticks = [tick for tick in _ratio_ticks(low, high) if low <= tick <= high]
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
+    axes.set(xscale="log", xlim=(low, high))
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.grid(axis="x")
@@ -236,10 +235,12 @@ def _draw_speedups(data: Speedups, axes: Any) -> None:
     axes.get_yticklabels()[0].set_fontweight("bold")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
     more = f"\n{data.hidden} more categories are not shown" if data.hidden else ""
-    axes.set_xlabel(f"decode speed as a multiple of plain decoding's, with 95 % interval (log scale){more}")
-    axes.set_title("Speed-up by category")
+    axes.set(
+        ylim=(len(rows) - 0.5, -0.5),
+        xlabel=f"decode speed as a multiple of plain decoding's, with 95 % interval (log scale){more}",
+        title="Speed-up by category",
+    )
     legend_below(axes, lines=2 if data.hidden else 1, columns=2)
 
 
@@ -278,12 +279,14 @@ def _draw_curves(data: Curves, axes: Any) -> None:
         if width - shown[-1] >= widest / 16:
             shown.append(width)
     axes.set_xticks(shown)
-    axes.set_xlim(min(0.8, 1 - widest / 60), widest * 1.02)
-    axes.set_ylim(0, top)
     axes.grid(axis="y")
-    axes.set_xlabel("width w: rows scored in one forward")
-    axes.set_ylabel("T(w) / T(1)")
-    axes.set_title("What a wider forward costs")
+    axes.set(
+        xlim=(min(0.8, 1 - widest / 60), widest * 1.02),
+        ylim=(0, top),
+        xlabel="width w: rows scored in one forward",
+        ylabel="T(w) / T(1)",
+        title="What a wider forward costs",
+    )
     legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
 
 
@@ -297,18 +300,19 @@ def _draw_traffic(data: Traffic, axes: Any) -> None:
     axes.set_yticks(range(len(data.arms)), [short(name, 20) for name in data.arms])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_ylim(len(data.arms) - 0.5, -0.5)
-    axes.set_xlim(0, 1.36 * max(data.measured, *data.arms.values()) / giga)
-    axes.set_xlabel(f"GB/s read: used (dark) of {data.measured / giga:.1f} measured (light)")
-    axes.set_title("Memory bandwidth used")
+    axes.set(
+        ylim=(len(data.arms) - 0.5, -0.5),
+        xlim=(0, 1.36 * max(data.measured, *data.arms.values()) / giga),
+        xlabel=f"GB/s read: used (dark) of {data.measured / giga:.1f} measured (light)",
+        title="Memory bandwidth used",
+    )
 
 
 def legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> None:
     """Put the legend under the axis. ``lines``: of text between the two."""
     from matplotlib.transforms import ScaledTranslation
 
-    below = ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
-    place = axes.transAxes + below
+    place = axes.transAxes + ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
     axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, ncols=columns, borderaxespad=0,
                 handlelength=2.6, title=title or None, title_fontsize=8.5, alignment="left")  # fmt: skip
 
@@ -326,9 +330,7 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
     widest = max(width for width, _ in points)
     low, high = min(seconds for _, seconds in points) / 1.25, max(seconds for _, seconds in points) * 1.25
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlim(0.9, 1.06 * widest)
-    axes.set_ylim(low, high)
+    axes.set(yscale="log", xlim=(0.9, 1.06 * widest), ylim=(low, high))
 
     def height(seconds: float) -> float:
         return math.log(seconds / low) / math.log(high / low)
@@ -345,9 +347,7 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
         if index == 0:
             colour, marker = INK, "."
         (first, plain_s), (last, seconds) = line.points[0], line.points[-1]
-        label = name
-        if first == 1:
-            label += f":  T(1) {_milliseconds(plain_s)} ms"
+        label = f"{name}:  T(1) {_milliseconds(plain_s)} ms" if first == 1 else name
         if line.ratio is not None:
             label += f" ({line.ratio:.2f}×)"
         axes.plot(
@@ -384,9 +384,11 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
     axes.set_yticks(ticks, [_milliseconds(tick) for tick in ticks])
     axes.set_yticks([], minor=True)
     axes.grid(axis="y")
-    axes.set_xlabel("width w: rows scored in one forward (log scale)")
-    axes.set_ylabel("T(w) in ms (log scale)")
-    axes.set_title("What a forward costs in each runtime")
+    axes.set(
+        xlabel="width w: rows scored in one forward (log scale)",
+        ylabel="T(w) in ms (log scale)",
+        title="What a forward costs in each runtime",
+    )
     legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
 
 

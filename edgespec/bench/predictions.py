@@ -115,8 +115,7 @@ def _predicted_s(
         drafted = _drafting_s(draft, record)
         if drafted is None:
             return None
-        forward_s = curves.at(record.context_length).seconds(record.width)
-        total += drafted + factors.get(record.width, 1.0) * forward_s
+        total += drafted + factors.get(record.width, 1.0) * curves.at(record.context_length).seconds(record.width)
     return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics as stdlib_statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from edgespec.bench import predictions
@@ -30,7 +31,7 @@ def arm_report(
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
     against = baseline(answers)
-    report: dict[str, Any] = {
+    return {
         "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
         "speedup": None if name == against else speedup_json(answers, name, against),
         "identical_fraction": _fraction([answer.identical for answer in own]),
@@ -38,7 +39,6 @@ def arm_report(
         **_work(engine, own, read_bytes_per_s, other),
         **_requests(answers, name),
     }
-    return report
 
 
 def baseline(answers: Sequence[Answer]) -> str:
@@ -105,7 +105,7 @@ def bench_report(
         for name in names
     }
     planned = arms.get(PLANNED)
-    report: dict[str, Any] = {
+    return {
         "machine": {**engine.machine.as_json(), "read_bytes_per_s": read_bytes_per_s},
         "suite": dict(suite),
         "arms": arms,
@@ -119,7 +119,6 @@ def bench_report(
         "plan": engine.plan.as_json(),
         "pairs": [_pair_json(answer) for answer in answers],
     }
-    return report
 
 
 def _pair_json(answer: Answer) -> dict[str, Any]:
@@ -231,12 +230,4 @@ def _regret(answers: Sequence[Answer]) -> dict[str, Any] | None:
     categories = {answer.prompt_id: answer.category for answer in answers}
     fixed = {name: by_category(paired(answers, name, PLAIN), categories) for name in names}
     planned = by_category(paired(answers, PLANNED, PLAIN), categories)
-    return {
-        category: {
-            "best": own.best,
-            "best_speedup": own.best_speedup,
-            "planned_speedup": own.planned_speedup,
-            "loss": own.loss,
-        }
-        for category, own in regret(fixed, planned).items()
-    }
+    return {category: asdict(own) for category, own in regret(fixed, planned).items()}

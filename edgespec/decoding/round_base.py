@@ -107,9 +107,8 @@ class Rounds(ABC):
     def _depth_room(self) -> int:
         """Draft tokens that fit beside the token that follows them; negative when not even that one fits."""
         room = self._target.context_length - len(self._history) - 1
-        if self._limits.max_tokens is None:
-            return room
-        return min(room, self._limits.max_tokens - self._emitted - 1)
+        most = self._limits.max_tokens
+        return room if most is None else min(room, most - self._emitted - 1)
 
     def _verify(
         self, draft: Sequence[int], probs: Sequence[Distribution | None], rows: Rows, *, bonus: bool = True

@@ -228,9 +228,8 @@ class ModelDraftState:
             others.append(draft.runner_up)
             alternatives.append(draft.alternatives)
             so_far.append(draft.token)
-            if len(tokens) == depth or draft.token in self._request.stop_ids:
-                break
-            if gate is not None and not gate.goes_on():
+            ended = len(tokens) == depth or draft.token in self._request.stop_ids
+            if ended or (gate is not None and not gate.goes_on()):
                 break
             rows = self._known_ids(sequence.forward([draft.token], 1))
             self._known.append(draft.token)

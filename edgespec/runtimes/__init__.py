@@ -1,1 +1,1 @@
-"""Who computes: one file per engine, one contract."""
+"""Who computes: one folder per engine, one contract."""

@@ -192,8 +192,7 @@ class PipelinedLoop(Rounds):
             proposal = self._drafter.propose(context, wanted, UntilDone(done)).cut(wanted)
             usable = valid_length(proposal, self._limits.vocabulary_size, needs_probs=self._chooser.uses_rejection)
             chain = self._until_stop([int(token) for token in proposal.tokens[:usable]])
-            invalid = len(proposal.tokens) - usable
-            return Drafted(proposal.cut(len(chain)), invalid, self._clock() - started)
+            return Drafted(proposal.cut(len(chain)), len(proposal.tokens) - usable, self._clock() - started)
 
         return Flight(tokens, self._submit(draft), done)
 

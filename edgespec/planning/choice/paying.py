@@ -9,7 +9,7 @@ from typing import Literal
 from edgespec.planning.choice.plan import Mode
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, drafting_speedup
+from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, by_position, drafting_speedup
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.depth.cost_model import Costs
@@ -109,17 +109,12 @@ def _contention(cost: DraftCost, costs: Costs, mode: ModeRequest) -> Contention 
 def _ways(
     curve: Curve, cost: DraftCost, rates: Sequence[float], depth_cap: int, contention: Contention | None
 ) -> _Ways:
-    rates = _by_position(rates, depth_cap)
+    rates = by_position(rates, depth_cap)
     serial = drafting_speedup(curve, cost, rates)
     if contention is None:
         return _Ways(serial=serial, pipelined=None)
     pair = SimulatedPair(curve=curve, draft=cost, acceptance=rates, contention=contention)
     return _Ways(serial=serial, pipelined=curve.plain_s * expected_pipelined(pair, depth_cap).tokens_per_s)
-
-
-def _by_position(rates: Sequence[float], depth_cap: int) -> tuple[float, ...]:
-    known = tuple(rates[:depth_cap])
-    return known + (known[-1],) * (depth_cap - len(known))
 
 
 def _decide(ways: _Ways, mode: ModeRequest, contention: Contention | None) -> tuple[_Way, str]:

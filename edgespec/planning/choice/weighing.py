@@ -10,7 +10,7 @@ from edgespec.interfaces.model import HOST
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, round_seconds
+from edgespec.planning.cost.curve import Curve, DraftCost, by_position, expected_tokens, round_seconds
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.round_simulation import SimulatedPair, SimulatedRounds, expected_pipelined
 
@@ -60,14 +60,15 @@ class Weighing:
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
             return self._reject("which widths are bit-equal to plain decoding has not been measured there")
-        if self.cap < 1:
-            return self._reject("no width beyond 1 is bit-equal to plain decoding there")
-        return None
+        return self._reject("no width beyond 1 is bit-equal to plain decoding there") if self.cap < 1 else None
 
     def serial(self, hand_over_s: float) -> Candidate | Rejected:
         cost = replace(self.drafter.cost, round_s=self.drafter.cost.round_s + hand_over_s)
         curve = self.target.curve
-        expected = max(_serial_rounds(curve, cost, self._acceptance()), key=lambda one: one.tokens_per_s)
+        expected = max(
+            _serial_rounds(curve, cost, by_position(self.drafter.acceptance, self._cap)),
+            key=lambda one: one.tokens_per_s,
+        )
         surest = max(_serial_rounds(curve, cost, (1.0,) * self._cap), key=lambda one: one.tokens_per_s)
         return self._judge("serial", expected, surest, ())
 
@@ -94,11 +95,6 @@ class Weighing:
     @property
     def _cap(self) -> int:
         return self.cap or 0
-
-    def _acceptance(self) -> tuple[float, ...]:
-        """One probability for each position up to the cap; the last known one goes on."""
-        known = self.drafter.acceptance[: self._cap]
-        return known + (known[-1],) * (self._cap - len(known))
 
     def _judge(self, mode: Mode, expected: _Round, surest: _Round, said: tuple[str, ...]) -> Candidate | Rejected:
         plain = 1 / self.fastest.curve.plain_s
@@ -139,8 +135,7 @@ class Weighing:
         )
 
     def _too_slow(self, expected: _Round, speedup: float, possible: float, slower: float) -> str:
-        least = 1 + self.margin
-        if possible < least:
+        if possible < 1 + self.margin:
             reason = f"even if every token were accepted {possible:.3f}x the fastest plain decoding"
         else:
             reason = (

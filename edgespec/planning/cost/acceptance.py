@@ -173,9 +173,10 @@ class Acceptance:
     def by_position(self, depth: int) -> tuple[float, ...]:
         """Probability of acceptance at each of the first ``depth`` positions, given those before it."""
         overall = self.overall
-        rates = []
-        for count, prior in zip(self._positions, self._prior.by_position, strict=True):
-            rates.append(count.rate(overall) if prior is None else count.rate(prior, TAUGHT_STRENGTH))
+        rates = [
+            count.rate(overall) if prior is None else count.rate(prior, TAUGHT_STRENGTH)
+            for count, prior in zip(self._positions, self._prior.by_position, strict=True)
+        ]
         return tuple(rates[min(position, POSITIONS - 1)] for position in range(depth))
 
     def given(self, confidence: float) -> float:

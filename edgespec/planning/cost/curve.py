@@ -45,14 +45,12 @@ class Curve:
             if place == 1:  # one measured width says nothing about a slope; a row costs as much as the first
                 return self.forward_s[0] * width
             place -= 1
-            slope = max(0.0, self._slope(place))
-            return self.forward_s[-1] + slope * (width - self.widths[-1])
+            return self.forward_s[-1] + max(0.0, self._slope(place)) * (width - self.widths[-1])
         return self.forward_s[place - 1] + self._slope(place) * (width - self.widths[place - 1])
 
     def _slope(self, place: int) -> float:
         """Seconds a further row costs between the measured widths ``place - 1`` and ``place``."""
-        rise = self.forward_s[place] - self.forward_s[place - 1]
-        return rise / (self.widths[place] - self.widths[place - 1])
+        return (self.forward_s[place] - self.forward_s[place - 1]) / (self.widths[place] - self.widths[place - 1])
 
     @property
     def plain_s(self) -> float:
@@ -102,6 +100,12 @@ class DepthChoice:
     tokens_per_round: float
     tokens_per_s: float
     speedup: float
+
+
+def by_position(acceptance: Sequence[float], depth: int) -> tuple[float, ...]:
+    """One probability for each of ``depth`` positions; the last known one goes on."""
+    known = tuple(acceptance[:depth])
+    return known + (known[-1],) * (depth - len(known))
 
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
