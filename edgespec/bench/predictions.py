@@ -123,7 +123,5 @@ def _drafting_s(draft: DraftCost | None, record: RoundRecord) -> float | None:
     """What the round's drafting costs beside catching up; None if it drafted with something that was not measured."""
     if not record.draft_forwards:
         return 0.0
-    if draft is None:
-        return None
     # Catching up takes the first forward with it.
-    return draft.seconds(record.draft_forwards - (record.sync_s > 0))
+    return None if draft is None else draft.seconds(record.draft_forwards - (record.sync_s > 0))

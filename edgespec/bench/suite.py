@@ -119,10 +119,9 @@ def suite_sha256(prompts: Sequence[Prompt]) -> str:
 def _builtin(name: str) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     """(the prompts, the ids of those whose source is not to be had)."""
     if name not in BUILTIN_SUITES:
-        known = ", ".join(BUILTIN_SUITES)
         raise InvalidRequestError(
             f'there is no suite "{name}"',
-            hint=f"Suites that come with edgespec: {known}. A file is given by its path.",
+            hint=f"Suites that come with edgespec: {', '.join(BUILTIN_SUITES)}. A file is given by its path.",
         )
     file = "ours.jsonl" if name == "quick" else f"{name}.jsonl"
     content = resources.files("edgespec.bench").joinpath("suites", file).read_bytes()
@@ -197,8 +196,8 @@ def _prompt(record: dict[str, object], where: str) -> Prompt:
     turns = record["turns"]
     if not isinstance(turns, list) or not turns:
         raise InvalidRequestError(f'{where}: "turns" must be a list with at least one text')
-    first = _text({"turns": turns[0]}, "turns", where)
-    return Prompt(id=_id(record, "question_id", where), category=category, prompt=first)
+    prompt = _text({"turns": turns[0]}, "turns", where)
+    return Prompt(id=_id(record, "question_id", where), category=category, prompt=prompt)
 
 
 def _id(record: dict[str, object], key: str, where: str) -> str:

@@ -234,9 +234,8 @@ def load_bandwidth(folder: Path, machine: Machine) -> BandwidthMeasurement | Non
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             return None
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["schema_version"] != BANDWIDTH_SCHEMA_VERSION or stored["machine"] != machine.fingerprint:
-            return None
-        if stored["power_source"] != machine.power_source:
+        wanted = (BANDWIDTH_SCHEMA_VERSION, machine.fingerprint, machine.power_source)
+        if (stored["schema_version"], stored["machine"], stored["power_source"]) != wanted:
             return None
         return BandwidthMeasurement.from_json(stored["bandwidth"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -251,11 +250,9 @@ def save_bandwidth(folder: Path, machine: Machine, measurement: BandwidthMeasure
         "power_source": machine.power_source,
         "bandwidth": measurement.as_json(),
     }
-    try:
+    with suppress(OSError, EdgespecError):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(_bandwidth_path(folder, machine), document)
-    except (OSError, EdgespecError):
-        return
 
 
 def _bandwidth_path(folder: Path, machine: Machine) -> Path:

@@ -252,8 +252,7 @@ def _time_widths(
                 continue
             sequence.rewind(min(start, sequence.length))
             before = clock()
-            rows = sequence.forward(longer[start : start + width], width)
-            rows.argmax()  # as verification does
+            sequence.forward(longer[start : start + width], width).argmax()  # as verification does
             if turn:
                 samples[width].append(clock() - before)
             yield done

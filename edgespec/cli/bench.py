@@ -98,8 +98,7 @@ def bench(
         opened = open_arms(engine, names, cap, own)
         other_class = (FASTEST, *own)
         times = _time_side_by_side(engine, models, state)
-        rest_s = REST_S if own else 0.0
-        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold, rest_s=rest_s)
+        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold, rest_s=REST_S if own else 0.0)
         every = ", ".join((*names, *own))
         note(f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
         answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress(other_class))

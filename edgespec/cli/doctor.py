@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,23 @@ def doctor(json: JsonOption = False) -> None:
     """What is here: machine, runtimes found or missing with the reason, devices, bandwidth, disk, caches."""
     machine, conditions, place, problems = describe_machine(), describe_conditions(), home(), list[str]()
     devices = list_devices(_broken())
-    llama, onnx = _llama(devices), _onnx(devices)
+    llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
+    # ONNX Runtime is only for those who export models to it: that it is missing is no problem.
+    onnx = _runtime("onnx", devices, onnx_providers.load, hint=onnx_providers.INSTALL_HINT)
+    onnx["broken_plugins"] = dict(onnx_providers.broken_plugins()) if onnx["available"] else {}
     if not llama["available"]:
         problems.append(f"no runtime works: {llama['reason']}")
     disk = _disk(place, problems)
+    measured = load_bandwidth(place.measurements, machine)  # here, at the present power source
     report: dict[str, Any] = {
         "edgespec": __version__,
         "python": sys.version.split()[0],
         "machine": machine.as_json(),
-        "conditions": conditions.as_json(),
+        "conditions": asdict(conditions),
         "runtimes": {"llama": llama, "onnx": onnx, "native": _native()},
         "disk": disk,
         "models": [stored.name for stored in Store(place).list()],
-        "bandwidth": _bandwidth(place, machine),
+        "bandwidth": {"read_bytes_per_s": None} if measured is None else measured.as_json(),
         "problems": problems,
     }
     if json:
@@ -78,33 +84,17 @@ def _broken() -> dict[str, str]:
     return reasons
 
 
-def _runtime(name: str, devices: DeviceReport, *, hint: str | None) -> dict[str, Any]:
+def _runtime(name: str, devices: DeviceReport, load_library: Callable[[], Any], *, hint: str) -> dict[str, Any]:
     reason = devices.missing.get(name)
+    library = load_library() if reason is None else None
     return {
         "available": reason is None,
-        "version": None,
-        "build": None,
+        "version": None if library is None else library.version,
+        "build": None if library is None else library.build,
         "devices": [device.as_json() for device in devices.of(name)],
         "reason": reason,
         "hint": None if reason is None else hint,
     }
-
-
-def _llama(devices: DeviceReport) -> dict[str, Any]:
-    found = _runtime("llama", devices, hint=INSTALL_HINT)
-    if not found["available"]:
-        return found
-    library = load()
-    return {**found, "version": library.version, "build": library.build}
-
-
-def _onnx(devices: DeviceReport) -> dict[str, Any]:
-    """ONNX Runtime is only for those who export models to it: that it is missing is no problem."""
-    found = _runtime("onnx", devices, hint=onnx_providers.INSTALL_HINT)
-    if not found["available"]:
-        return {**found, "broken_plugins": {}}
-    library, broken = onnx_providers.load(), onnx_providers.broken_plugins()
-    return {**found, "version": library.version, "build": library.build, "broken_plugins": dict(broken)}
 
 
 def _native() -> dict[str, Any]:
@@ -128,12 +118,6 @@ def _native() -> dict[str, Any]:
         "reason": None,
         "hint": None,
     }
-
-
-def _bandwidth(place: Home, machine: Machine) -> dict[str, Any]:
-    """What was measured here at the present power source."""
-    measured = load_bandwidth(place.measurements, machine)
-    return {"read_bytes_per_s": None} if measured is None else measured.as_json()
 
 
 def _disk(place: Home, problems: list[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,6 @@ class PerplexityCost:
         """By which share the perplexity has risen; negative if it fell."""
         return self.after / self.before - 1
 
-    def as_json(self) -> dict[str, float | int]:
-        return {"before": self.before, "after": self.after, "tokens": self.tokens}
-
     def __str__(self) -> str:
         return f"{self.before:.2f} before, {self.after:.2f} after ({self.rise:+.1%}), on {self.tokens} tokens"
 
@@ -67,7 +64,7 @@ class Cost:
     reason: str | None = None
 
     def as_json(self) -> dict[str, float | int] | None:
-        return None if self.measured is None else self.measured.as_json()
+        return None if self.measured is None else asdict(self.measured)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What to tell people: (label, text)."""
@@ -84,8 +81,8 @@ def rounded_types(source: GgufHeader, folder: Path, manifest: Mapping[str, Any])
         return tuple(sorted({part.split()[0] for part in parts if " rounded " in part}))
     types = {tensor.name: tensor.type_name for tensor in source.tensors}
     changes = {(types.get(each.name), each.type_name) for each in read_header(folder / name).tensors}
-    lossy = {old for old, new in changes if old and old != new and new != "F32"}  # F32 holds what any type says
-    return tuple(sorted(lossy))
+    # F32 holds what any type says.
+    return tuple(sorted({old for old, new in changes if old and old != new and new != "F32"}))
 
 
 def cost_of_rounding(

@@ -77,10 +77,8 @@ def with_siblings(chain: Proposal, gate: SiblingGate, most: int, stop_ids: froze
 def seen_alternatives(outcome: Outcome) -> list[tuple[list[float], list[bool]]]:
     """For each place of the chain that was compared, the odds of its alternatives and which was the target's."""
     seen = []
-    for place, token in enumerate(outcome.committed[: outcome.evaluated]):
-        known: Sequence[tuple[int, float]] = ()
-        if place < len(outcome.proposal.alternatives):
-            known = outcome.proposal.alternatives[place]
+    compared = outcome.committed[: outcome.evaluated]
+    for token, known in zip(compared, outcome.proposal.alternatives, strict=False):
         if known:
             seen.append(([odds for _, odds in known], [other == token for other, _ in known]))
     return seen

@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,17 +81,7 @@ class Machine:
 
     def as_json(self) -> dict[str, Any]:
         """The machine as reports have it: every field, and ``fingerprint``."""
-        return {
-            "system": self.system,
-            "processor": self.processor,
-            "isa": list(self.isa),
-            "physical_cores": self.physical_cores,
-            "logical_cores": self.logical_cores,
-            "total_memory_bytes": self.total_memory_bytes,
-            "available_memory_bytes": self.available_memory_bytes,
-            "power_source": self.power_source,
-            "fingerprint": self.fingerprint,
-        }
+        return {**asdict(self), "isa": list(self.isa), "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +94,6 @@ class Conditions:
 
     temperature_c: float | None = None
     load_average: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Both fields as they are."""
-        return {"temperature_c": self.temperature_c, "load_average": self.load_average}
 
 
 def usable_processors() -> int:

@@ -87,5 +87,5 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest in ``folder``. Raises DiskSpaceError, OSError."""
-    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-    write_json(folder / MANIFEST_NAME, document | {key: getattr(manifest, key) for key in _FIELDS})
+    fields = {key: getattr(manifest, key) for key in _FIELDS}
+    write_json(folder / MANIFEST_NAME, {"schema_version": SCHEMA_VERSION, **fields})

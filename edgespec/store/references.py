@@ -123,9 +123,8 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         )
     if text.startswith("hf:"):
         return _parse_hub(text)
-    if text in known:
-        return CatalogueName(text)
-    if _PLAIN_NAME.fullmatch(text) and not text.lower().endswith(".gguf") and not Path(text).exists():
+    plain = _PLAIN_NAME.fullmatch(text) and not text.lower().endswith(".gguf")
+    if text in known or (plain and not Path(text).exists()):
         return CatalogueName(text)
     try:
         return LocalPath(Path(text).expanduser())
@@ -157,10 +156,9 @@ def _is_safe(path: str) -> bool:
 
 def spec_of_hub_reference(reference: HubReference) -> ModelSpec:
     """What to fetch for a hub reference; its name in the store is the reference's own text."""
-    file_name = (reference.filename or "model.gguf").rsplit("/", 1)[-1]
     return ModelSpec(
         name=reference.text,
-        file_name=file_name,
+        file_name=(reference.filename or "model.gguf").rsplit("/", 1)[-1],
         description=f"from the hub repository {reference.repo}",
         sources=(HubFile(reference.repo, reference.filename, reference.revision),),
     )

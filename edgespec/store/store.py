@@ -181,8 +181,7 @@ class Store:
     ) -> None:
         def report(done: int, total: int) -> None:
             if progress is not None:
-                event = ProgressEvent(stage="verifying", source=str(path), done_bytes=done, total_bytes=total)
-                progress(event)
+                progress(ProgressEvent(stage="verifying", source=str(path), done_bytes=done, total_bytes=total))
 
         try:
             actual = sha256_file(path, report, cancelled)

