@@ -112,8 +112,7 @@ def list_profiles(user_dir: Path) -> tuple[ProfileSummary, ...]:
     for name in _user_names(user_dir):
         origin, description, problem = str(_user_path(user_dir, name)), "", None
         try:
-            chain = _profile_layers(name, user_dir, user_dir, None)
-            description = str(_last_value(chain, "description"))
+            description = str(_last_value(_profile_layers(name, user_dir, user_dir, None), "description"))
         except ProfileError as error:
             problem = error.message
         summaries[name] = ProfileSummary(name=name, description=description, origin=origin, problem=problem)

@@ -186,8 +186,7 @@ class RuntimeSequence(ABC):
         try:
             for size in chunk_sizes(count, rows):
                 self._check_cancelled()
-                last = done + size == count
-                self._decode(ids[done : done + size], start + done, rows if last else 0)
+                self._decode(ids[done : done + size], start + done, rows if done + size == count else 0)
                 done += size
                 self._length = start + done
         except BaseException:

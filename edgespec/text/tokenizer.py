@@ -87,8 +87,7 @@ class LlamaVocabulary:
     def __init__(self, path: Path, header: GgufHeader | None = None) -> None:
         if header is None:
             read_header(path)
-        library = load()
-        self._api: Any = library.api
+        self._api: Any = load().api
         params = self._api.llama_model_default_params()
         params.vocab_only = True
         pointer = self._api.llama_model_load_from_file(os.fsencode(path), params)

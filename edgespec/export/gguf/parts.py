@@ -203,8 +203,7 @@ def check_kept(kept: npt.NDArray[np.integer], vocabulary_size: int) -> Ids:
 def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, tuple[int, ...]]:
     if tensor.name not in _TRIMMED:
         return Span(tensor.offset, tensor.byte_count), tensor.shape
-    row_bytes = tensor.byte_count // header.vocabulary_size
-    return Rows(tensor.offset, row_bytes, kept), (*tensor.shape[:-1], len(kept))
+    return Rows(tensor.offset, tensor.byte_count // header.vocabulary_size, kept), (*tensor.shape[:-1], len(kept))
 
 
 def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:

@@ -61,8 +61,8 @@ def find_quant(name: str) -> Quant:
     key = name.lower()
     quant = QUANTS.get(_ALIASES.get(key, key))
     if quant is None:
-        known = ", ".join(["keep", *QUANTS, *_ALIASES])
-        raise InvalidRequestError(f"unknown quantisation {name!r}", hint=f"one of {known}")
+        hint = f"one of {', '.join(['keep', *QUANTS, *_ALIASES])}"
+        raise InvalidRequestError(f"unknown quantisation {name!r}", hint=hint)
     return quant
 
 

@@ -145,12 +145,12 @@ class ModelConfig:
         if scaling is not None and scaling.kind != "llama3":  # that one is a tensor, see rope_factors
             values["rope.scaling.type"] = scaling.kind
             values["rope.scaling.factor"] = scaling.factor
-            if scaling.original_context_length is not None:
-                values["rope.scaling.original_context_length"] = scaling.original_context_length
-            if scaling.beta_fast is not None:
-                values["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
-            if scaling.beta_slow is not None:
-                values["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
+            stated = {
+                "rope.scaling.original_context_length": scaling.original_context_length,
+                "rope.scaling.yarn_beta_fast": scaling.beta_fast,
+                "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+            }
+            values |= {name: value for name, value in stated.items() if value is not None}
         return {f"{self.architecture}.{name}": value for name, value in values.items()}
 
 
@@ -303,9 +303,7 @@ def _gemma3_window(fields: Fields, width: int, layers: int, heads: int, head_len
     expected = width // heads if layers == _GEMMA3_27B_LAYERS else head_length
     if scalar != expected:
         raise _refused(fields, f"its queries are scaled by {scalar:g} instead of {expected}")
-    if "sliding_window" in fields.names():
-        return fields.integer("sliding_window", 1, _MOST_POSITIONS)
-    return _GEMMA3_WINDOW
+    return fields.integer("sliding_window", 1, _MOST_POSITIONS, _GEMMA3_WINDOW)
 
 
 # --------------------------------------------------------------------------------------------- rotary positions

@@ -103,10 +103,9 @@ def describe_model(header: GgufHeader) -> ModelShape:
     """
     architecture = ARCHITECTURES.get(header.architecture)
     if architecture is None:
-        known = ", ".join(ARCHITECTURES)
         raise InvalidRequestError(
             f"the architecture {header.architecture} cannot be exported to ONNX yet",
-            hint=f"supported: {known}; `--to gguf` takes every architecture",
+            hint=f"supported: {', '.join(ARCHITECTURES)}; `--to gguf` takes every architecture",
         )
     heads, kv_heads = _single(header, header.head_count), _single(header, header.head_count_kv)
     length = header.key_length
@@ -121,7 +120,6 @@ def describe_model(header: GgufHeader) -> ModelShape:
     feed_forward = header.metadata.get(f"{header.architecture}.feed_forward_length")
     if not isinstance(feed_forward, int) or isinstance(feed_forward, bool):
         raise ModelFileError(header.path, f"it does not state {header.architecture}.feed_forward_length as a number")
-    epsilon = _number(header, "attention.layer_norm_rms_epsilon", None)
     return ModelShape(
         architecture=architecture,
         embedding_length=header.embedding_length,
@@ -131,7 +129,7 @@ def describe_model(header: GgufHeader) -> ModelShape:
         head_length=length,
         context_length=header.context_length,
         vocabulary_size=header.vocabulary_size,
-        epsilon=epsilon,
+        epsilon=_number(header, "attention.layer_norm_rms_epsilon", None),
         score_scale=_score_scale(header, heads, length),
         blocks=_blocks(header),
     )
@@ -192,8 +190,8 @@ def _blocks(header: GgufHeader) -> tuple[Block, ...]:
     if window <= 0:
         return (whole,) * header.block_count
     # Layers that see a window only rotate by a base of their own, and without any scaling.
-    local = Rope(base=_positive(header, "rope.freq_base_swa", _DEFAULT_ROPE_BASE))
-    windowed = Block(rope=local, window=int(window))
+    base = _positive(header, "rope.freq_base_swa", _DEFAULT_ROPE_BASE)
+    windowed = Block(rope=Rope(base=base), window=int(window))
     return tuple(windowed if narrow else whole for narrow in _narrow_layers(header))
 
 

@@ -65,8 +65,7 @@ class GraphBuilder:
         self._compute()
         inputs, outputs = self._interface()
         if self._plan.kept_ids is not None:
-            kept = self._external(self._plan.kept_ids)
-            self._add("Identity", [kept], KEPT_IDS)
+            self._add("Identity", [self._external(self._plan.kept_ids)], KEPT_IDS)
             outputs.append(helper.make_tensor_value_info(KEPT_IDS, TensorProto.INT64, (self._plan.head.rows,)))
         name = self._shape.architecture.name
         graph = helper.make_graph(self._nodes, name, inputs, outputs, initializer=list(self._constants.values()))
@@ -267,8 +266,7 @@ class GraphBuilder:
             tensor = onnx.TensorProto(name=name, data_type=_ELEMENTS[stored.element])
             tensor.dims.extend(stored.shape if shape is None else shape)
             tensor.data_location = TensorProto.EXTERNAL
-            place = {"location": DATA_NAME, "offset": stored.offset, "length": stored.byte_count}
-            for key, value in place.items():
+            for key, value in {"location": DATA_NAME, "offset": stored.offset, "length": stored.byte_count}.items():
                 tensor.external_data.add(key=key, value=str(value))
             self._constants[name] = tensor
         return name

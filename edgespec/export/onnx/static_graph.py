@@ -51,8 +51,7 @@ class _StaticBuilder(GraphBuilder):
             helper.make_tensor_value_info("scored_row", TensorProto.INT64, (1,)),
         ]
         for kind in _mask_kinds(shape.blocks):
-            columns = (self._capacity, "tokens")
-            for part, count in zip(("past", "new"), columns, strict=True):
+            for part, count in zip(("past", "new"), (self._capacity, "tokens"), strict=True):
                 length = (1, 1, "tokens", count)
                 inputs.append(helper.make_tensor_value_info(f"{part}_{kind}", TensorProto.FLOAT, length))
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, (1, 1, rows))]

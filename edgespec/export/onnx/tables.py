@@ -209,8 +209,7 @@ class _Planner:
             self._add(self._plain(f"{name}.bias", "biases", tuple(biases), (sum(rows),)))
 
     def _vector(self, name: str, length: int) -> None:
-        tensor = self._take(f"{name}.weight", (length,))
-        self._add(self._plain(name, "norms", (tensor,), (length,)))
+        self._add(self._plain(name, "norms", (self._take(f"{name}.weight", (length,)),), (length,)))
 
     def _rope_factors(self) -> None:
         if any(block.rope.factored for block in self._shape.blocks):
@@ -301,9 +300,11 @@ class _Planner:
             cosines = place(Stored(name=f"rope.{number}.cosines", element="float32", shape=size))
             sines = place(Stored(name=f"rope.{number}.sines", element="float32", shape=size))
             ropes[rope] = RopeTable(rope=rope, cosines=cosines, sines=sines)
-        kept = None
-        if self._kept is not None:
-            kept = place(Stored(name="kept_ids.values", element="int64", shape=(len(self._kept),)))
+        kept = self._kept
+        kept_ids = None if kept is None else Stored(name="kept_ids.values", element="int64", shape=(len(kept),))
         return TablePlan(
-            tables=MappingProxyType(tables), ropes=MappingProxyType(ropes), kept_ids=kept, data_bytes=end
+            tables=MappingProxyType(tables),
+            ropes=MappingProxyType(ropes),
+            kept_ids=None if kept_ids is None else place(kept_ids),
+            data_bytes=end,
         )

@@ -221,12 +221,10 @@ class _Rewriter:
             node.input[0] = rows
             return str(node.input[1])
         for each in self._nodes:
-            for place, name in enumerate(each.output):
-                if name == "logits":
-                    each.output[place] = "all_logits"
-            for place, name in enumerate(each.input):
-                if name == "logits":
-                    each.input[place] = "all_logits"
+            for names in (each.output, each.input):
+                for place, name in enumerate(names):
+                    if name == "logits":
+                        names[place] = "all_logits"
         self._add("Slice", ["all_logits", "first_row", end, axis], "logits")
         return None
 

@@ -99,16 +99,15 @@ def start_group(
     environment = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     if scratch is not None:
         environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), os.fspath(scratch))
-    more: dict[str, Any] = {"start_new_session": True}
-    if os.name == "nt":
-        more = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    on_windows = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    own_group: dict[str, Any] = on_windows if os.name == "nt" else {"start_new_session": True}
     return subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=stderr if merged else subprocess.PIPE,
         stderr=stderr,
         env={**os.environ, **environment},
-        **more,
+        **own_group,
     )
 
 

@@ -75,8 +75,7 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
 
     say(stage="reading the model")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
-    known = TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx")
-    if config.model_type not in known:
+    if config.model_type not in TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx"):
         raise Refused("unknown", f"Optimum converts no models of the type {config.model_type!a}")
     with _without_compiler(torch):
         model, told = AutoModelForCausalLM.from_pretrained(

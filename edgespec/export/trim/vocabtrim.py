@@ -113,8 +113,7 @@ def lost_allowed(right_of_lost: float | None) -> float:
 
     ``right_of_lost`` is the share (0 to 1) of such tokens that the whole head says; None, not known, counts as all.
     """
-    right = 1.0 if right_of_lost is None else max(right_of_lost, LEAST_RIGHT_OF_LOST)
-    return ACCEPTANCE_LOSS_ALLOWED / right
+    return ACCEPTANCE_LOSS_ALLOWED / (1.0 if right_of_lost is None else max(right_of_lost, LEAST_RIGHT_OF_LOST))
 
 
 def choose_size(

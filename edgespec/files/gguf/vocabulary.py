@@ -58,8 +58,7 @@ def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
         )
     types = dict(enumerate(_values(longer, "tokenizer.ggml.token_type")))
     for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
-        kind = types.get(token)
-        if kind != _UNUSED and not _PADDING_TEXT.fullmatch(text):
+        if types.get(token) != _UNUSED and not _PADDING_TEXT.fullmatch(text):
             return VocabularyDifference(
                 f"token {token} is {_show(text)!r} in the {who}, is not padding, and is missing in the {shorter}",
                 token_id=token,

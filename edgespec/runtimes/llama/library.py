@@ -122,8 +122,7 @@ def _load() -> LlamaLibrary:
 def _build_identity(api: Any, version: str) -> str:
     """Version plus a digest of the native code: two builds of one version may round differently."""
     digest = hashlib.sha256(bytes(api.llama_print_system_info()))
-    folder = Path(str(api._lib._name)).parent
-    for library in sorted(folder.glob("*")):
+    for library in sorted(Path(str(api._lib._name)).parent.glob("*")):
         if library.is_file() and not library.is_symlink() and ("llama" in library.name or "ggml" in library.name):
             digest.update(library.read_bytes())
     return f"{version}+{digest.hexdigest()[:12]}"

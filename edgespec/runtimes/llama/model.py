@@ -53,8 +53,7 @@ def load_model(
     settings = usable_settings(settings, header)
     trimmed = None if artefact is None else TrimmedVocabulary(artefact)
     library = load()
-    device = device_of(library, settings)
-    pointer = _load_weights(library.api, path, settings, device)
+    pointer = _load_weights(library.api, path, settings, device_of(library, settings))
     weights = _Weights(library.api, pointer)
     return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
 

@@ -38,8 +38,7 @@ class EmbeddingRows:
         self._scale = np.float32(table.scale)
         try:
             self._rows: Any = np.memmap(table.path, dtype=np.uint8, mode="r", shape=(table.rows, table.row_bytes))
-            kind = gguf.GGMLQuantizationType[table.type_name]
-            self._dequantize = functools.partial(gguf.dequantize, qtype=kind)
+            self._dequantize = functools.partial(gguf.dequantize, qtype=gguf.GGMLQuantizationType[table.type_name])
             self._dequantize(self._rows[:1])
             # Over what it reads and not over this object, which would refer to itself and outlive its last use.
             self._read_one = functools.lru_cache(_REMEMBERED_ROWS)(

@@ -183,9 +183,8 @@ def _load() -> NativeLibrary:
     for name in LIBRARY_NAMES:
         if (KERNELS / name).is_file():
             return load_from(KERNELS / name)
-    note = KERNELS / NOTE_NAME
     try:
-        reason = note.read_text(encoding="utf-8").strip()
+        reason = (KERNELS / NOTE_NAME).read_text(encoding="utf-8").strip()
     except OSError:
         reason = "its library was not built"
     raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=INSTALL_HINT)

@@ -77,9 +77,11 @@ def load_native(
     """
     header = read_header(path) if header is None else header
     facts = describe_native(header, settings, name=name or path.stem, sha256=sha256)
-    place = None
-    if settings.sidecar and sidecar is not None and sha256 is not None:
-        place = SidecarPlace(path=sidecar, sha256=sha256)
+    place = (
+        SidecarPlace(path=sidecar, sha256=sha256)
+        if settings.sidecar and sidecar is not None and sha256 is not None
+        else None
+    )
     layout = _read_layout(header, artefact, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)

@@ -279,9 +279,10 @@ def _load(
     interrupted: Callable[[], bool],
     files: WeightFiles,
 ) -> NativeWeights:
-    sidecar = None
-    if place is not None:
-        sidecar = Sidecar(
+    sidecar = (
+        None
+        if place is None
+        else Sidecar(
             path=place.path,
             key=_sidecar_key(library, layout, place.sha256),
             tile_bytes=tile_bytes(library, layout),
@@ -289,6 +290,7 @@ def _load(
             threads=threads,
             cancelled=interrupted,
         )
+    )
     try:
         kept = None if sidecar is None else _map_kept(library, layout, files, sidecar)
         if kept is not None:

@@ -126,10 +126,9 @@ class WorkerLink:
         finally:
             self._waiting.pop(number, None)
         if "error" in answer.header:
-            described = answer.header["error"]
-            error = rebuild_error(described)
+            error = rebuild_error(answer.header["error"])
             if error is None:
-                self.lose(f"it failed with an error of its own: {_described(described)}")
+                self.lose(f"it failed with an error of its own: {_described(answer.header['error'])}")
                 raise self.lost_error()
             try:
                 raise error

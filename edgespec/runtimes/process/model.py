@@ -202,8 +202,7 @@ class WorkerSequence(RuntimeSequence):
 
     def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T]) -> T:
         """Ask for scores of the last forward: for WorkerRows, on whatever thread they are read."""
-        whole = {**header, "sequence": self._key}
-        _, answer = self._link.request(whole, timeout_s=self._times.answer_s)
+        _, answer = self._link.request({**header, "sequence": self._key}, timeout_s=self._times.answer_s)
         with self._link.reading():
             return read(answer)
 

@@ -135,7 +135,7 @@ class _Server:
             try:
                 served.sequence.submit(functools.partial(self._answer, number, job))
             except ClosedError as error:
-                self._send({"id": number, "error": describe_error(error)})
+                self._write(encode_frame({"id": number, "error": describe_error(error)}))
 
     def _answer(self, number: int, job: Callable[[], _Answer]) -> None:
         try:
@@ -147,9 +147,6 @@ class _Server:
             frame = encode_frame({"id": number, "error": describe_error(error)})
         self._write(frame)
 
-    def _send(self, header: dict[str, Any]) -> None:
-        self._write(encode_frame(header))
-
     def _write(self, frame: bytes) -> None:
         view = memoryview(frame)
         try:
@@ -160,8 +157,7 @@ class _Server:
             os._exit(0)  # nobody reads any more
 
     def _load(self, frame: Frame) -> _Answer:
-        request = LoadRequest.from_json(frame.header.get("load"))
-        self._model = (self._loader or _load)(request)
+        self._model = (self._loader or _load)(LoadRequest.from_json(frame.header.get("load")))
         return {"facts": facts_to_json(self._model.facts)}, b""
 
     def _open(self, frame: Frame) -> _Answer:

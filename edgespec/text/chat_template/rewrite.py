@@ -118,9 +118,7 @@ class _Rewriter:
     def _field(self, value: Any, depth: int) -> Any:
         if isinstance(value, nodes.Node):
             return self._expression(value, depth + 1)
-        if isinstance(value, list):
-            return [self._field(item, depth) for item in value]
-        return value
+        return [self._field(item, depth) for item in value] if isinstance(value, list) else value
 
     def _expression(self, node: nodes.Node, depth: int) -> nodes.Node:
         self._count(node, depth, _EXPRESSIONS)
@@ -130,14 +128,10 @@ class _Rewriter:
         if isinstance(node, nodes.Concat):
             return _counted(CONCAT, nodes.List(node.nodes, lineno=line), [], line)
         if isinstance(node, nodes.Compare):
-            operands: list[nodes.Expr] = []
-            for operand in node.ops:
-                operands += [nodes.Const(operand.op), operand.expr]
+            operands = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
             return _counted(COMPARE, node.expr, operands, line)
         if isinstance(node, nodes.Dict):
-            flat: list[nodes.Expr] = []
-            for pair in node.items:
-                flat += [pair.key, pair.value]
+            flat = [part for pair in node.items for part in (pair.key, pair.value)]
             return _counted(MAPPING, nodes.List(flat, lineno=line), [], line)
         if isinstance(node, nodes.List) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
             return _counted(DISPLAY, node, [], line)

@@ -266,8 +266,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             value._fail_with_undefined_error()
         if type(value) not in (str, list, tuple):
             raise TemplateError(f"it slices {kind(value)}")
-        ends = [None if isinstance(end, Undefined) else end for end in (start, stop, step)]
-        cut = slice(*ends)
+        cut = slice(*[None if isinstance(end, Undefined) else end for end in (start, stop, step)])
         count = len(range(*cut.indices(len(value))))
         width = POINTER_BYTES if type(value) is not str else 1 if value.isascii() else 4
         self.budget.make(width * count)
