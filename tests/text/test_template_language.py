@@ -39,6 +39,10 @@ def show(expression: str, **extra: Any) -> str:
         ("'a-b-c'.replace('-', '+') ~ 'a-b-c'.replace('-', '+', 1)", "a+b+ca+b-c"),
         ("'banana'.count('an') ~ 'banana'.find('nan') ~ 'banana'.rfind('an')", "223"),
         ("', '.join(['a', 'b'])", "a, b"),
+        (
+            "'<{}|{}>'.format('日', messages[1:2][0].role) ~ '{}{}{}'.format(1, none, [2.5], 'unused')",
+            "<日|assistant>1None[2.5]",
+        ),
         ("'unhappy'.removeprefix('un').removesuffix('py')", "hap"),
         ("messages[0].items() | list", "[('role', 'user'), ('content', 'Hi!')]"),
         ("messages[0].keys() | list ~ messages[0].values() | list", "['role', 'content']['user', 'Hi!']"),

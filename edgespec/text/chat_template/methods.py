@@ -1,7 +1,7 @@
 """The methods of text and mappings that a chat template may call, each counted before it runs.
 
-An allow-list: what is not here does not exist for a template. ``format``, ``ljust``, ``zfill``, ``expandtabs`` and
-the like are left out on purpose, since a few characters of them make gigabytes and no known chat template uses them.
+An allow-list: what is not here does not exist for a template. ``ljust``, ``zfill``, ``expandtabs`` and the like are
+left out on purpose, since a few characters of them make gigabytes and no known chat template uses them.
 """
 
 from __future__ import annotations
@@ -182,6 +182,23 @@ def _join(budget: Budget, text: str, parts: Any) -> str:
     return text.join(parts)
 
 
+def _format(budget: Budget, text: str, *values: Any) -> str:
+    """``text.format(*values)`` with bare ``{}`` alone: any other field can make gigabytes or reach attributes."""
+    budget.scan(len(text))
+    if text.count("{}") * 2 != text.count("{") + text.count("}"):
+        raise TemplateError("it formats text with fields other than {}")
+    for value in values:
+        if type(value) is not str:
+            budget.make(budget.measure(value))
+    parts = [str(value) for value in values]
+    length = len(text) + sum(len(part) for part in parts)
+    budget.make(length if all(part.isascii() for part in (text, *parts)) else length * 4)
+    try:
+        return text.format(*parts)
+    except IndexError:
+        raise TemplateError("it formats text with fewer values than fields") from None
+
+
 def _get(budget: Budget, mapping: dict[Any, Any], key: Any, default: Any = None) -> Any:
     check_key(key)
     return mapping.get(key, default)
@@ -224,6 +241,7 @@ METHODS: dict[type, dict[str, Method]] = {
         "splitlines": _splitlines,
         "replace": replaced,
         "join": _join,
+        "format": _format,
     },
     dict: {"get": _get, "items": _items, "keys": _keys, "values": _values},
 }
