@@ -53,6 +53,7 @@ def show(expression: str, **extra: Any) -> str:
         ("messages | selectattr('nothing') | list", "[]"),
         ("[1, 2, 3, 4] | select('odd') | list", "[1, 3]"),
         ("[1, 0, 2] | reject | list", "[0]"),
+        ("none | selectattr('a') | list ~ none | reject | list ~ false | map('upper') | list", "[][][]"),
         ("['a', 'b'] | map('upper') | list", "['A', 'B']"),
         ("(messages | last).role ~ messages | length ~ messages | count", "assistant22"),
         ("[3, 1, 2] | sort | join ~ (['b', 'A'] | sort | join) ~ ([1, 2] | reverse | list)", "123Ab[2, 1]"),

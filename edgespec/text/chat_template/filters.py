@@ -231,8 +231,7 @@ class Filters:
         return value
 
     def map_(self, value: Any, name: Any = None, *args: Any, attribute: Any = None, default: Any = None) -> list[Any]:
-        parts = self._sandbox.sequence(value)
-        self._budget.make_slots(len(parts))
+        parts = self._parts_of(value)
         if attribute is not None:
             found = (self._attribute(part, attribute) for part in parts)
             return [default if default is not None and isinstance(one, Undefined) else one for one in found]
@@ -243,6 +242,12 @@ class Filters:
         result = [self._counted(run, part, args) for part in parts]
         self._budget.leave()
         return result
+
+    def _parts_of(self, value: Any) -> Any:
+        """``value`` as a sequence, its result paid for; jinja maps and selects from none, 0 and false as from []."""
+        parts = self._sandbox.sequence(value) if value else []
+        self._budget.make_slots(len(parts))
+        return parts
 
     def _counted(self, run: Callable[..., Any], value: Any, args: tuple[Any, ...]) -> Any:
         self._budget.step()
@@ -261,8 +266,7 @@ class Filters:
         return self._selected(value, attribute, test, keep=False)
 
     def _selected(self, value: Any, attribute: Any, test: tuple[Any, ...], *, keep: bool) -> list[Any]:
-        parts = self._sandbox.sequence(value)
-        self._budget.make_slots(len(parts))
+        parts = self._parts_of(value)
         run: Callable[..., Any] = bool
         if test:
             if type(test[0]) is not str or test[0] not in self._sandbox.tests:
