@@ -57,6 +57,7 @@ def show(expression: str, **extra: Any) -> str:
         ("['a', 'b'] | map('upper') | list", "['A', 'B']"),
         ("(messages | last).role ~ messages | length ~ messages | count", "assistant22"),
         ("[3, 1, 2] | sort | join ~ (['b', 'A'] | sort | join) ~ ([1, 2] | reverse | list)", "123Ab[2, 1]"),
+        ("[3, 1, 2] | min ~ (['b', 'A', 'a'] | min) ~ [] | min", "1A"),
         ("messages | sort(attribute='role') | map(attribute='role') | join(' ')", "assistant user"),
         ("{'b': 1, 'A': 2} | dictsort", "[('A', 2), ('b', 1)]"),
         ("{'b': 1, 'a': 2} | dictsort(by='value', reverse=true)", "[('a', 2), ('b', 1)]"),

@@ -56,7 +56,18 @@ class Filters:
             name: getattr(self, f"{name}_")
             for name in (
                 *("abs", "default", "dictsort", "first", "float", "indent", "int", "items", "join", "last", "length"),
-                *("list", "map", "reject", "rejectattr", "replace", "reverse", "round", "select", "selectattr"),
+                *(
+                    "list",
+                    "map",
+                    "min",
+                    "reject",
+                    "rejectattr",
+                    "replace",
+                    "reverse",
+                    "round",
+                    "select",
+                    "selectattr",
+                ),
                 *("sort", "string", "tojson", "trim"),
             )
         }
@@ -207,6 +218,9 @@ class Filters:
             return item if attribute is None else self._attribute(item, attribute)
 
         return self._sorted(self.list_(value), key, case_sensitive, reverse)
+
+    def min_(self, value: Any, case_sensitive: bool = False, attribute: str | int | None = None) -> Any:
+        return self.first_(self.sort_(value, False, case_sensitive, attribute))
 
     def _sorted(self, values: list[Any], key: Callable[[Any], Any], case_sensitive: bool, reverse: bool) -> list[Any]:
         keys = [key(value) for value in values]
