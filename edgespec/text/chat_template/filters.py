@@ -2,7 +2,7 @@
 
 Imports jinja2, so it is itself imported only when a template is compiled. An allow-list written anew rather than
 jinja's own filters: those return lazy generators, format text and walk values where nothing is counted. Filters that
-no known chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
+hardly any chat template uses (``urlize``, ``wordwrap``, ``center``, ``groupby``, ``unique``, ...) are absent.
 """
 
 from __future__ import annotations

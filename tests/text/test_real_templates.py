@@ -1,0 +1,267 @@
+"""The chat templates of real models give what plain jinja gives, in every conversation that can be had with them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import pytest
+
+from edgespec.errors import TemplateError
+from edgespec.files.home import home
+from edgespec.text.chat_template import sandbox
+from edgespec.text.chat_template.budget import TemplateLimits
+from edgespec.text.chat_template.template import ChatTemplate
+from tests.support.real_templates import IndexUnreachableError, real_templates, reference
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+FEWEST_TEMPLATES = 50
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+# A busy machine makes no difference between two texts.
+LIMITS = TemplateLimits(deadline_s=60)
+
+Message = dict[str, Any]
+
+
+class Noon(datetime):
+    """A clock that stands still, so that both sides print the same date."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Noon:
+        return cls(2025, 3, 9, 12, 34, 56, tzinfo=tz)
+
+
+def said(*turns: tuple[str, str | None]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": 'The weather of a <city> & "its" days',
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Such as Zürich"},
+                "unit": {"type": "string", "enum": ["c", "f"], "default": "c"},
+                "days": {"type": "array", "items": {"type": "integer"}},
+                "place": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
+                "note": {"type": ["string", "null"]},
+            },
+            "required": ["city"],
+        },
+        "return": {"type": "string"},
+    },
+}
+NOW: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+EITHER = copy.deepcopy(WEATHER)
+EITHER["function"]["parameters"]["properties"]["when"] = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
+
+
+def called(*arguments: Any, content: str | None = "", **more: Any) -> Message:
+    """The assistant calls ``get_weather`` once with each of ``arguments``."""
+    calls = [
+        {"id": f"call0000{at}", "type": "function", "function": {"name": "get_weather", "arguments": one}}
+        for at, one in enumerate(arguments)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": calls, **more}
+
+
+def answered(at: int, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": f"call0000{at}", "name": "get_weather", "content": content}
+
+
+ASKED = said(("system", "Be brief."), ("user", "Weather?"))
+CALLED = [*ASKED, called({"city": "Zürich", "days": [1, 2], "unit": None}), answered(0, '{"t": 21}')]
+GONE_ON = [*CALLED, *said(("assistant", "21 degrees."), ("user", "Thanks."))]
+
+CONVERSATIONS: dict[str, tuple[list[Message], dict[str, Any]]] = {
+    "user": (said(("user", "Hi!")), {}),
+    "system and user": (said(("system", "Be brief."), ("user", " Hi! \n")), {}),
+    "several turns": (
+        said(("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", " d\n"), ("user", "e")),
+        {},
+    ),
+    "many turns": (said(*((("user", "assistant")[at % 2], f"turn {at}") for at in range(201))), {}),
+    "unicode": (
+        said(
+            ("system", 'Привет "quote" \\ \' \x07'),
+            ("user", "日本語 🙂 e\u0301 \u2028x</s><|im_end|> {{ 1 }} {% x %}"),
+            ("assistant", "ß ŉ <b>&amp;</b>"),
+            ("user", "İ"),
+        ),
+        {},
+    ),
+    "long text": (
+        said(
+            ("user", "word " * 20_000),
+            ("assistant", "日本 " * 20_000),
+            ("user", "\n".join(str(number) for number in range(5000))),
+        ),
+        {},
+    ),
+    "empty system": (said(("system", ""), ("user", "x")), {}),
+    "empty user": (said(("user", "")), {}),
+    "no messages": ([], {}),
+    "assistant last": (said(("user", "a"), ("assistant", "b")), {}),
+    "assistant first": (said(("assistant", "b"), ("user", "a")), {}),
+    "user twice": (said(("user", "a"), ("user", "b")), {}),
+    "system late": (said(("user", "a"), ("system", "b"), ("user", "c")), {}),
+    "developer": (said(("developer", "Be brief."), ("user", "a")), {}),
+    "unknown role": (said(("oracle", "a")), {}),
+    "no content": ([{"role": "user"}], {}),
+    "null content": (said(("user", "a"), ("assistant", None), ("user", "b")), {}),
+    "text in parts": ([{"role": "user", "content": [{"type": "text", "text": one} for one in ("a", " b")]}], {}),
+    "picture": ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}], {}),
+    "thoughts in the text": (
+        said(("user", "a"), ("assistant", "<think>\nwhy\n</think>\n\nb"), ("user", "c")),
+        {},
+    ),
+    "thoughts": (
+        [*said(("user", "a")), {"role": "assistant", "content": "b", "reasoning_content": "r"}, *said(("user", "c"))],
+        {},
+    ),
+    "thoughts before a call": (
+        [*ASKED, called({"city": "x"}, reasoning_content="hm", thinking="hm"), answered(0, "1")],
+        {"tools": [WEATHER]},
+    ),
+    "documents": (said(("user", "x")), {"documents": [{"title": "T", "text": "body"}]}),
+    "tools": (ASKED, {"tools": [WEATHER]}),
+    "two tools": (said(("user", "Weather?")), {"tools": [WEATHER, NOW]}),
+    "tools of either type": (ASKED, {"tools": [EITHER]}),
+    "tools none": (ASKED, {"tools": None, "documents": None}),
+    "call": (CALLED, {"tools": [WEATHER]}),
+    "call and answer": (GONE_ON, {"tools": [WEATHER]}),
+    "call without tools": (GONE_ON, {}),
+    "call with arguments as text": ([*ASKED, called('{"city": "x"}'), answered(0, "1")], {"tools": [WEATHER]}),
+    "two calls": (
+        [*ASKED, called({"city": "x"}, {"city": "y"}, content=None), answered(0, "1"), answered(1, "2")],
+        {"tools": [WEATHER]},
+    ),
+    "thinking on": (said(("system", "s"), ("user", "a")), {"enable_thinking": True, "thinking": True}),
+    "thinking off": (said(("system", "s"), ("user", "a")), {"enable_thinking": False, "thinking": False}),
+    # Firefunction cannot do without them.
+    "functions": (said(("user", "Hi!")), {"functions": "[]", "datetime": "noon"}),
+    "effort low": (said(("user", "a")), {"reasoning_effort": "low"}),
+    "effort medium": (said(("user", "a")), {"reasoning_effort": "medium"}),
+    "effort high": (said(("user", "a")), {"reasoning_effort": "high"}),
+}
+
+# What differs, by template and conversation, and why it may. What no longer differs must leave.
+WITH_TOOLS = (
+    "thoughts before a call", "tools", "two tools", "tools of either type", "call", "call and answer",
+    "call with arguments as text", "two calls",
+)  # fmt: skip
+DIFFERENCES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "meetkai-functionary-medium-v3.1": (
+        WITH_TOOLS,
+        "another text",
+        "it marks words as safe, and jinja then escapes the tool that it adds to them as HTML (&lt;). Here, as in "
+        "llama.cpp, nothing is escaped: no model was taught tools in HTML",
+    ),
+    "meetkai-functionary-medium-v3.2": (
+        ("tools of either type",),
+        "refused",
+        "the filter unique is not on the allow-list; this template alone uses it, for oneOf in a tool's parameters",
+    ),
+    "llama-cpp-deepseek-r1": (
+        WITH_TOOLS,
+        "rendered",
+        "jinja's map gives a generator, which its tojson cannot print. Here, as in llama.cpp, for which the template "
+        "was written, map gives a list",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One template on both sides."""
+
+    ours: ChatTemplate | TemplateError
+    plain: jinja2.Template | jinja2.TemplateError
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    place = home()
+    try:
+        templates = real_templates(place.create(place.root / "test-data"))
+    except IndexUnreachableError as error:
+        pytest.skip(f"the templates cannot be fetched: {error}")
+    return {name: pair(source) for name, source in templates.items()}
+
+
+def pair(source: str) -> Pair:
+    ours: ChatTemplate | TemplateError
+    plain: jinja2.Template | jinja2.TemplateError
+    try:
+        ours = ChatTemplate(source, limits=LIMITS, **TOKENS)
+    except TemplateError as error:
+        ours = error
+    try:
+        plain = reference(Noon.now()).from_string(source)
+    except jinja2.TemplateError as error:
+        plain = error
+    return Pair(ours, plain)
+
+
+def difference(both: Pair, messages: list[Message], add_generation_prompt: bool, extra: dict[str, Any]) -> str | None:
+    """What a template of ours does otherwise than plain jinja, or None."""
+    ours: str | TemplateError
+    plain: str | Exception
+    try:
+        if isinstance(both.ours, TemplateError):
+            raise both.ours
+        ours = both.ours.render(messages, add_generation_prompt=add_generation_prompt, extra=extra)
+    except TemplateError as error:
+        ours = error
+    try:
+        if isinstance(both.plain, jinja2.TemplateError):
+            raise both.plain
+        variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, **TOKENS, **extra}
+        plain = both.plain.render(copy.deepcopy(variables))
+    except Exception as error:  # besides jinja's own, whatever Python raises inside a template
+        plain = error
+    if isinstance(plain, str):
+        if isinstance(ours, str):
+            return None if ours == plain else "another text"
+        return "refused"
+    if isinstance(ours, str):
+        return "rendered"
+    # Only raise_exception raises the base class; its words are the template's own.
+    return None if type(plain) is not jinja2.TemplateError or ours.message == str(plain) else "another message"
+
+
+def test_there_are_enough_templates(pairs: dict[str, Pair]) -> None:
+    assert len(pairs) >= FEWEST_TEMPLATES
+    assert not set(DIFFERENCES) - set(pairs)
+
+
+def test_a_user_can_speak_in_every_template(pairs: dict[str, Pair]) -> None:
+    messages, extra = CONVERSATIONS["functions"]
+    for name, both in pairs.items():
+        assert isinstance(both.ours, ChatTemplate), name
+        assert "Hi!" in both.ours.render(messages, extra=extra), name
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False], ids=["prompt", "no prompt"])
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_a_template_gives_what_plain_jinja_gives(
+    pairs: dict[str, Pair], conversation: str, add_generation_prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    messages, extra = CONVERSATIONS[conversation]
+    found = {
+        name: what
+        for name, both in pairs.items()
+        if (what := difference(both, messages, add_generation_prompt, extra)) is not None
+    }
+    assert found == {name: what for name, (where, what, _) in DIFFERENCES.items() if conversation in where}
