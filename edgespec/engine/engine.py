@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,9 @@ class Engine:
     def __init__(self, pair: LoadedPair) -> None:
         self.pair = pair
         self._calibration: BackgroundCalibration | None = None
-        pair.on_new_power = self._give_up_calibration
+        # Weakly: an engine that is forgotten must not live on through its own pair.
+        give_up = weakref.WeakMethod(self._give_up_calibration)
+        pair.on_new_power = lambda: alive() if (alive := give_up()) is not None else None
 
     @classmethod
     def load(

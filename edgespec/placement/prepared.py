@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, Model, ModelFacts
@@ -107,7 +108,7 @@ class Preparation:
         self.profile = profile
         self.threads = threads
         self.context_length = context_length
-        self._prepared: dict[tuple[str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
+        self._prepared: dict[tuple[Path, str, str, str, int | None, bool], Sequence[PreparedModel]] = {}
 
     def target(self, file: LocatedModel) -> PreparedModel:
         """The target in the fastest setting it is known to run in. Raises what ``choose_runtime`` raises."""
@@ -122,7 +123,7 @@ class Preparation:
         self, file: LocatedModel, runtime: Runtime, device: str, layers: int | None = None
     ) -> Sequence[PreparedModel]:
         """The target on a device, in the settings worth probing for widths with equal bits, the fastest first."""
-        key = (file.identity, runtime.name, device, layers, False)
+        key = (file.path, file.name, runtime.name, device, layers, False)
         if key not in self._prepared:
             preferred = self._settings(file, runtime, device, layers)
             variants = runtime.stable_settings(preferred)
@@ -144,7 +145,7 @@ class Preparation:
 
     def drafter_at(self, file: LocatedModel, runtime: Runtime, device: str) -> PreparedModel:
         """The drafter on a device."""
-        key = (file.identity, runtime.name, device, None, True)
+        key = (file.path, file.name, runtime.name, device, None, True)
         if key not in self._prepared:
             settings = self._settings(file, runtime, device, None)
             self._prepared[key] = [prepare_drafter(self.profile, file, settings, self.context_length)]
