@@ -84,11 +84,11 @@ class ModelPool:
     def use_threads(self, threads: int) -> None:
         """Close the drafters; they are loaded again, on so many threads, when they are wanted."""
         own = self._prepare
-        self._unload()
         if threads != own.threads:
             self._prepare = Preparation(own.profile, threads, own.context_length)
             if self.drafter is not None:
                 self.drafter = self._prepare.drafter(self.drafter.file)
+        self._unload()
 
     def _unload(self) -> None:
         with self._lock:

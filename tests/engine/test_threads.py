@@ -252,6 +252,32 @@ def test_a_closed_or_forgotten_session_is_freed(engine: Engine) -> None:
     assert [reference() for reference in references] == [None, None]
 
 
+@pytest.mark.parametrize("use", ["not at all", "closed session", "open session"])
+def test_a_forgotten_engine_is_freed_at_once(tiny: TinyModels, use: str) -> None:
+    """Its weights must not wait for the garbage collector, whose turn may come minutes later."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine = tiny.load(depth=3)
+        session = engine.session()
+        if use != "not at all":
+            answer(session.generate("hello", max_tokens=3))
+        if use == "open session":
+            pair = weakref.ref(engine.pair)
+            del engine
+            assert pair() is not None, "the session needs it"
+            assert answer(session.generate("hello", max_tokens=3)).token_ids
+        else:
+            session.close()
+            pair, forgotten = weakref.ref(engine.pair), weakref.ref(engine)
+            del engine
+            assert forgotten() is None
+        del session
+        assert pair() is None
+    finally:
+        gc.enable()
+
+
 def test_template_errors_cost_nothing(tiny: TinyModels) -> None:
     picky = (
         "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}{{ messages[0]['content'] }}"

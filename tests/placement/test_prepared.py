@@ -120,7 +120,7 @@ def test_an_onnx_folder_runs_in_onnx_runtime(folder: LocatedModel, monkeypatch: 
         return describe_onnx(artefact, replace(settings, provider="cpu"), **more)
 
     monkeypatch.setattr(onnx_runtime, "describe_onnx", describe)  # the provider need not be here
-    for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("DirectML", "DirectML")):
+    for device, provider in (("auto", "cpu"), ("cpu", "cpu"), ("CPU", "cpu"), ("DirectML", "DirectML")):
         own, other = target(folder, 3, device=device), drafter(folder, 3, draft_device=device)
         assert own.settings == other.settings == OnnxSettings(threads=3, provider=provider)
 

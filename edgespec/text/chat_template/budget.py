@@ -1,7 +1,7 @@
 """What a chat template may consume: steps, bytes and time, counted before they are spent.
 
 Jinja's sandbox keeps a template away from Python's internals; it bounds neither CPU nor memory. Everything that a
-template does in ``template_sandbox.py`` and ``template_filters.py`` is announced here first.
+template does in ``sandbox.py`` and ``filters.py`` is announced here first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chat templates: messages in, prompt text out. A template comes with a model file, so it is hostile until run.
 
-It runs in jinja's immutable sandbox behind an allow-list (``template_sandbox.py``) and on a budget of steps, bytes
-and time (``template_budget.py``). Importing this module does not import jinja2; compiling a template does.
+It runs in jinja's immutable sandbox behind an allow-list (``sandbox.py``) and on a budget of steps, bytes
+and time (``budget.py``). Importing this module does not import jinja2; compiling a template does.
 """
 
 from __future__ import annotations
