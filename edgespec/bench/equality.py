@@ -219,7 +219,7 @@ def check_equality(
     results = []
     with engine.session(speculation=every) as session:
         for prompt in prompts:
-            result = _check_prompt(engine, session, prompt, ways, samplings, max_tokens)
+            result = _check_prompt(engine, session, prompt, ways, samplings, prompt.longest(max_tokens))
             results.append(result)
             if on_result is not None:
                 on_result(result)

@@ -139,11 +139,11 @@ def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
 def _answer(
     arm: Arm, prompt: Prompt, settings: RunSettings, *, raw: bool, cold: bool
 ) -> tuple[Done, tuple[RoundRecord, ...]]:
-    session = arm.session
+    session, longest = arm.session, prompt.longest(settings.max_tokens)
     session.clear(keep_cache=not cold)
     rounds: list[RoundRecord] = []
     done: Done | None = None
-    with session.generate(prompt.prompt, max_tokens=settings.max_tokens, sampling=Sampling(), raw=raw) as generation:
+    with session.generate(prompt.prompt, max_tokens=longest, sampling=Sampling(), raw=raw) as generation:
         for event in generation:
             if isinstance(event, Round):
                 rounds.append(event.record)

@@ -1,10 +1,10 @@
 """Suites: named sets of prompts, ours or the user's, read with every size bounded.
 
 A file is JSON Lines, each line ``{"id", "category", "prompt"}`` or Spec-Bench's ``{"question_id", "category",
-"turns"}``, of which the first turn is the prompt. Further keys are ignored, except in the suites that come with
-edgespec: there ``"source": "module:function"`` appends that function of Python's standard library to the prompt,
-``"mentions"`` lists what has to occur in it for the request to make sense, and ``"quick": true`` puts the prompt into
-the suite "quick" as well.
+"turns"}``, of which the first turn is the prompt. ``"max_tokens"`` may say how long the answer gets at most. Further
+keys are ignored, except in the suites that come with edgespec: there ``"source": "module:function"`` appends that
+function of Python's standard library to the prompt, ``"mentions"`` lists what has to occur in it for the request to
+make sense, and ``"quick": true`` puts the prompt into the suite "quick" as well.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import BinaryIO, cast
 
 from edgespec.errors import InvalidRequestError
 
-# Eight categories of what people ask; three prompts of each; some 600 tokens to read each; what `verify` compares on.
-BUILTIN_SUITES = ("ours", "quick", "long-prompts", "verify")
+# Eight categories of what people ask; three prompts of each; some 600 tokens to read each; answers of 1 to 64 tokens;
+# what `verify` compares on.
+BUILTIN_SUITES = ("ours", "quick", "long-prompts", "short", "verify")
 
 # Far above any suite there is (Spec-Bench: 480 prompts, 1 MB; HumanEval: 164 and 0.2 MB), far below what would hurt.
 # The last also keeps a gzip file of a few kilobytes from unpacking to gigabytes.
@@ -39,11 +40,19 @@ HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole functi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request to a model. ``id`` is unique in its suite; results are paired and grouped by ``category``."""
+    """One request to a model. ``id`` is unique in its suite; results are paired and grouped by ``category``.
+
+    The answer gets ``max_tokens`` at most; None leaves that to who asks.
+    """
 
     id: str
     category: str
     prompt: str
+    max_tokens: int | None = None
+
+    def longest(self, max_tokens: int) -> int:
+        """Tokens of its answer, where at most ``max_tokens`` are wanted of any."""
+        return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens)
 
 
 def load_suite(path: Path) -> tuple[Prompt, ...]:
@@ -105,10 +114,11 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
 
 
 def suite_sha256(prompts: Sequence[Prompt]) -> str:
-    """A hash of ids, categories and prompts in order: the same suite however its file was written."""
+    """A hash of all that the prompts hold, in order: the same suite however its file was written."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        line = json.dumps([prompt.id, prompt.category, prompt.prompt], ensure_ascii=True, separators=(",", ":"))
+        own = [prompt.id, prompt.category, prompt.prompt, *([] if prompt.max_tokens is None else [prompt.max_tokens])]
+        line = json.dumps(own, ensure_ascii=True, separators=(",", ":"))
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
@@ -190,14 +200,17 @@ def _parse(content: bytes, name: str) -> tuple[Prompt, ...]:
 
 
 def _prompt(record: dict[str, object], where: str) -> Prompt:
-    category = _label(record, "category", where)
-    if "turns" not in record:
-        return Prompt(id=_id(record, "id", where), category=category, prompt=_text(record, "prompt", where))
-    turns = record["turns"]
-    if not isinstance(turns, list) or not turns:
-        raise InvalidRequestError(f'{where}: "turns" must be a list with at least one text')
-    prompt = _text({"turns": turns[0]}, "turns", where)
-    return Prompt(id=_id(record, "question_id", where), category=category, prompt=prompt)
+    if "turns" in record:
+        turns = record["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise InvalidRequestError(f'{where}: "turns" must be a list with at least one text')
+        name, prompt = _id(record, "question_id", where), _text({"turns": turns[0]}, "turns", where)
+    else:
+        name, prompt = _id(record, "id", where), _text(record, "prompt", where)
+    max_tokens = record.get("max_tokens")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise InvalidRequestError(f'{where}: "max_tokens" must be a whole number of at least 1')
+    return Prompt(id=name, category=_label(record, "category", where), prompt=prompt, max_tokens=max_tokens)
 
 
 def _id(record: dict[str, object], key: str, where: str) -> str:

@@ -135,6 +135,13 @@ def test_answers_that_fill_the_context(tiny: TinyModels) -> None:
             assert (answer.tokens_per_s is None) == (answer.tokens == 1)
 
 
+def test_a_prompt_may_ask_for_a_shorter_answer(engine: Engine) -> None:
+    prompts = [Prompt(id=str(most), category="qa", prompt="what is water", max_tokens=most) for most in (1, 5, 8, 99)]
+    answers = run_arms(engine, ("plain", "planned"), prompts, settings(max_tokens=8, cold=True))
+    assert {(a.prompt_id, a.tokens) for a in answers} == {("1", 1), ("5", 5), ("8", 8), ("99", 8)}
+    assert all(a.request_s is not None and a.request_s > 0 for a in answers), "of one token too"
+
+
 def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch) -> None:
     real = module._answer
 

@@ -55,6 +55,17 @@ def test_a_byte_order_mark_and_line_separators_inside_a_text_are_no_trouble(tmp_
     assert load_suite(path)[0].prompt == "x\u2028y"
 
 
+def test_a_line_may_say_how_long_the_answer_gets(tmp_path: Path) -> None:
+    lines = (
+        '{"id": "a", "category": "qa", "prompt": "x", "max_tokens": 1}\n'
+        '{"question_id": 2, "category": "qa", "turns": ["x"], "max_tokens": 64}\n'
+        '{"id": "c", "category": "qa", "prompt": "x", "max_tokens": null}\n'
+    )
+    one, many, any_number = load_suite(write(tmp_path, lines))
+    assert (one.max_tokens, many.max_tokens, any_number.max_tokens) == (1, 64, None)
+    assert [each.longest(16) for each in (one, many, any_number)] == [1, 16, 16]
+
+
 def test_a_prompt_cannot_be_changed(tmp_path: Path) -> None:
     prompt = load_suite(write(tmp_path, OURS))[0]
     with pytest.raises(FrozenInstanceError):
@@ -81,6 +92,9 @@ def test_a_prompt_cannot_be_changed(tmp_path: Path) -> None:
         ('{"question_id": 1, "category": "qa", "turns": []}', '"turns" must be a list'),
         ('{"question_id": 1, "category": "qa", "turns": [1]}', '"turns" must be a text'),
         ('{"category": "qa", "turns": ["x"]}', '"question_id" is missing'),
+        ('{"id": "b", "category": "qa", "prompt": "x", "max_tokens": 0}', '"max_tokens" must be a whole number'),
+        ('{"id": "b", "category": "qa", "prompt": "x", "max_tokens": true}', '"max_tokens" must be a whole number'),
+        ('{"id": "b", "category": "qa", "prompt": "x", "max_tokens": 2.5}', '"max_tokens" must be a whole number'),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, says: str) -> None:
@@ -128,7 +142,8 @@ def test_the_hash_is_of_the_prompts_not_of_the_file(tmp_path: Path) -> None:
 
 def test_the_hash_depends_on_every_field_and_on_the_order() -> None:
     one, two = Prompt(id="a", category="b", prompt="c"), Prompt(id="ab", category="", prompt="c")
-    variants = [(one, two), (two, one), (one,), (Prompt(id="a", category="b", prompt="d"),), (two,)]
+    longer = Prompt(id="a", category="b", prompt="c", max_tokens=8)
+    variants = [(one, two), (two, one), (one,), (Prompt(id="a", category="b", prompt="d"),), (two,), (longer,)]
     assert len({suite_sha256(v) for v in variants}) == len(variants)
 
 
@@ -158,6 +173,7 @@ SUITES = Path(suite.__file__).parent / "suites"
 FROZEN = {
     "ours": "3df61e00f4b31e86076e8d254bca83dedd5f3db73fa03923b500e70d5e72dcab",
     "long-prompts": "8244db2aa5976e120dae0dce358f04b265f925aea2b17f277c87553bc571ba44",
+    "short": "bf732a2d9ef69e7c1ebe9701d6de0e21533645c8791ec67b6d2295b0dfb47686",
     "verify": "5a0d259f8f7d98a7b97215d21bd0439adc88f6e58bd48c4094d0d316a3cf3696",
     "calibration": "4844a48a438a897298dce9f15a278c8e637203195a60ba1d824713321ebd77c5",
 }
@@ -186,6 +202,34 @@ def test_ours_has_four_own_prompts_in_every_category_and_copies_code() -> None:
     assert min(own.values()) >= 4
     assert Counter(prompt.category for prompt in prompts if quotes_source(prompt)) == {"code-edit": 4}
     assert all(200 <= len(prompt.prompt) <= 3000 for prompt in prompts)  # some 50 to 750 tokens
+
+
+def test_short_has_prompts_of_every_length_and_an_own_length_for_each_answer() -> None:
+    prompts = builtin_suite("short")
+    counted = Counter(prompt.category for prompt in prompts)
+    assert set(counted) == {
+        "retrieval", "extraction", "classification", "routing", "tool-call", "summary", "question"
+    }  # fmt: skip
+    assert len(prompts) >= 36
+    assert min(counted.values()) >= 5
+    lengths = [len(prompt.prompt) for prompt in prompts]
+    # Some 4 characters are a token: 30, 300, 1000 and 3000 tokens; of the log's figures each is a token.
+    for low, high, least in ((40, 400, 12), (900, 1500, 6), (2900, 4300, 6), (6500, 12_000, 3)):
+        assert sum(low <= length <= high for length in lengths) >= least, (low, high)
+    asked = [prompt.max_tokens for prompt in prompts]
+    assert min(asked) == 1  # type: ignore[type-var]
+    assert max(asked) == 64  # type: ignore[type-var]
+    assert len(set(asked)) >= 8
+
+
+def test_the_texts_of_short_are_its_own_and_say_nothing_twice() -> None:
+    short = builtin_suite("short")
+    others = [prompt for name in ("ours", "long-prompts", "verify") for prompt in builtin_suite(name)]
+    seen = {run for prompt in others for run in runs_of_words(prompt.prompt)}
+    assert not [prompt.id for prompt in short if seen & runs_of_words(prompt.prompt)]
+    for prompt in short:
+        lines = [line for line in prompt.prompt.split("\n") if len(line) > 20]
+        assert len(lines) == len(set(lines)), prompt.id
 
 
 def test_ours_and_verify_share_nothing() -> None:
