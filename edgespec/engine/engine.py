@@ -232,13 +232,16 @@ class Engine:
         """
         return self.pair.pool.keep(self.pair.target.with_settings(**settings))
 
-    def load_comparable(self, files: Sequence[LocatedModel]) -> tuple[LoadedModel, ...]:
-        """Other models beside the target, each in the fastest setting it is known to run in; closed with the engine.
+    def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
+        """Other models beside the target, each as it is known to decode fastest; closed with the engine.
+
+        ``for_prompts``: after them those that can decode, each in the setting that reads prompts fastest, where that
+        is another one.
 
         Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
         each (a session's, and one to be timed in), and what loading raises.
         """
-        return self.pair.pool.load_comparable(files, self.plan.context_length)
+        return self.pair.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
 
     def fastest_plain(self) -> tuple[Mapping[str, Any], float] | None:
         """The setting (for ``in_setting``) known to decode plainly faster than the target's own, and how many times.

@@ -119,13 +119,20 @@ class ModelPool:
         require_memory(place.name, drafter.memory, self.left_bytes)
         return drafter.open(self._worker)
 
-    def load_comparable(self, files: Sequence[LocatedModel], context_length: int) -> tuple[LoadedModel, ...]:
-        """Other models, each in the fastest setting it is known to run in; closed with the pool.
+    def load_comparable(
+        self, files: Sequence[LocatedModel], context_length: int, *, for_prompts: bool = False
+    ) -> tuple[LoadedModel, ...]:
+        """Other models, each in the setting that is known to decode fastest; closed with the pool.
+
+        ``for_prompts``: after them those that can decode, each in the setting that reads prompts fastest, where that
+        is another one.
 
         Raises MemoryLimitError, before anything is loaded, if they do not all fit beside the drafter with two caches
         each (a session's, and one to be timed in), and what loading raises.
         """
         models = [self._prepare.target(file) for file in files]
+        if for_prompts:
+            models += [other for model in models if (other := self._prepare.for_prompts(model)) is not None]
         with self._lock:
             if self._closed:
                 raise ClosedError("this engine is closed")

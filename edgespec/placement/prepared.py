@@ -130,6 +130,13 @@ class Preparation:
             self._prepared[key] = [prepare_model(file, each, self.context_length) for each in variants]
         return self._prepared[key]
 
+    def for_prompts(self, model: PreparedModel) -> PreparedModel | None:
+        """The same model in the setting that reads prompts fastest; None if that is its own, or if it only drafts."""
+        settings = runtime_of(model.settings).prompt_settings(model.settings)
+        if settings == model.settings or model.file.drafts_only:
+            return None
+        return prepare_model(model.file, settings, self.context_length)
+
     def drafter(self, file: LocatedModel) -> PreparedModel:
         """The drafter in its fastest setting: how it rounds decides nothing but its own proposals.
 

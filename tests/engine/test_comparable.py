@@ -104,6 +104,19 @@ def test_what_is_loaded_decodes_and_is_closed_with_the_engine(
         engine.load_comparable(find(tiny.target))
 
 
+def test_a_file_comes_again_in_the_setting_that_reads_prompts_fastest(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], tmp_path: Path
+) -> None:
+    located = find(f"llama:{tiny.target}", f"llama:{write_trimmed_folder(tiny.target, tmp_path / 'small', KEPT)}")
+    with load(tiny) as engine:
+        assert len(engine.load_comparable(located)) == 2
+        first, trimmed, other = engine.load_comparable(located, for_prompts=True)
+        assert (first.facts.name, trimmed.facts.name, other.facts.name) == ("target", "small", "target")
+        assert first.facts.settings | {"repack": False} == other.facts.settings != first.facts.settings
+        if "native" in processor_runtimes():
+            assert len(engine.load_comparable(find(f"native:{tiny.target}"), for_prompts=True)) == 1
+
+
 def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
     """Bytes that a model takes with two caches, and that the engine's own target takes with one."""
     settings, context = engine.target_model.settings, engine.plan.context_length

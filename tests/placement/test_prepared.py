@@ -146,6 +146,15 @@ def test_settings_worth_probing() -> None:
     assert stable_settings(NativeSettings(threads=3)) == (NativeSettings(threads=3),)
 
 
+def test_settings_in_which_prompts_are_read_fastest() -> None:
+    llama, as_filed = LlamaSettings(threads=3), LlamaSettings(threads=3, repack=False)
+    on_gpu = LlamaSettings(threads=3, device="Vulkan0")
+    for preferred, expected in ((llama, as_filed), (as_filed, as_filed), (on_gpu, on_gpu)):
+        assert runtime_of(preferred).prompt_settings(preferred) == expected
+    for other in (NativeSettings(threads=3), OnnxSettings(threads=3)):
+        assert runtime_of(other).prompt_settings(other) == other
+
+
 def test_settings_that_plain_decoding_may_be_faster_in() -> None:
     def loaded(settings: Settings) -> Any:
         return SimpleNamespace(settings=settings)

@@ -97,6 +97,10 @@ class LlamaRuntime(Runtime):
     def comparable_settings(self, settings: LlamaSettings) -> LlamaSettings:
         return replace(settings, kv_type="f16")
 
+    def prompt_settings(self, settings: LlamaSettings) -> LlamaSettings:
+        """Measured on x86: weights as in the file read a prompt 1.5 times as fast as repacked ones."""
+        return replace(settings, repack=False) if settings.device == HOST else settings
+
     def moved(self, settings: LlamaSettings, other: LlamaSettings) -> LlamaSettings:
         return replace(settings, device=other.device, gpu_layers=other.gpu_layers, kv_type=other.kv_type)
 
