@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.bench.arms import PLAIN, Arm
 from edgespec.bench.statistics import abba, shuffled
@@ -51,12 +51,14 @@ class Answer:
 class RunSettings:
     """``passes`` ABBA passes of ``max_tokens`` each; ``cold``: the prompt is read for every answer.
 
+    Every answer is sampled alike, so that one prompt's answers share their noise; ``seed`` is that of the order.
     ``rest_s``: seconds before each answer, so that the threads of the one before it sleep if they are not its own.
     """
 
     passes: int = 2
     max_tokens: int = 96
     cold: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     rest_s: float = 0.0
 
@@ -74,7 +76,7 @@ def run_passes(
     on_answer: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> list[Answer]:
-    """Decode everything greedily.
+    """Every arm's answers to every prompt.
 
     Raises PromptTooLongError before anything is decoded, CancelledError once ``stop`` is set, else what generating
     raises.
@@ -143,7 +145,7 @@ def _answer(
     session.clear(keep_cache=not cold)
     rounds: list[RoundRecord] = []
     done: Done | None = None
-    with session.generate(prompt.prompt, max_tokens=longest, sampling=Sampling(), raw=raw) as generation:
+    with session.generate(prompt.prompt, max_tokens=longest, sampling=settings.sampling, raw=raw) as generation:
         for event in generation:
             if isinstance(event, Round):
                 rounds.append(event.record)

@@ -50,7 +50,12 @@ def bench(
         typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always one. See README.md."),
     ] = None,
     passes: Annotated[int, typer.Option("--passes", min=1, help="ABBA passes: each arm runs twice in one.")] = 2,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of each answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 96,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each category.")] = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
@@ -78,10 +83,13 @@ def bench(
     from edgespec.bench.run import RunSettings, run_passes
     from edgespec.bench.runtimes import REST_S, runtimes_json
     from edgespec.calibration.measurement_store import load_bandwidth
+    from edgespec.decoding.sampling import Sampling
     from edgespec.engine.calibration_report import calibration_report
 
     state = state_of(context)
     names = parse_arms(arms)
+    drawn: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
+    sampling = Sampling(**drawn)
     name, prompts = _prompts(suite, limit, category or [])
     if plot is not None:
         _check_plot(plot)
@@ -98,7 +106,9 @@ def bench(
         opened = open_arms(engine, names, cap, own)
         other_class = (FASTEST, *own)
         times = _time_side_by_side(engine, models, state)
-        settings = RunSettings(passes=passes, max_tokens=max_tokens, cold=cold, rest_s=REST_S if own else 0.0)
+        settings = RunSettings(
+            passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
+        )
         every = ", ".join((*names, *own))
         note(f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
         answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress(other_class))
@@ -118,6 +128,7 @@ def bench(
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
+        report |= {"sampling": drawn}
         calibration = calibration_report(engine.pair, bandwidth).as_json()
     if json:
         print_json(report)

@@ -16,6 +16,7 @@ from edgespec.bench.run import Answer, RunSettings, run_passes
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
+from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
 from tests.engine.answers import plain_text
@@ -135,6 +136,27 @@ def test_answers_that_fill_the_context(tiny: TinyModels) -> None:
             assert (answer.tokens_per_s is None) == (answer.tokens == 1)
 
 
+SAMPLINGS = (Sampling(temperature=0.7, top_p=0.95, seed=3), Sampling(temperature=1.0, top_k=40, min_p=0.05, seed=4))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_sampled_answers_share_the_seed_and_so_their_text(engine: Engine, sampling: Sampling) -> None:
+    names = ("plain", "again", "planned", "oracle", "model-depth-2", "worst")
+    answers = run_arms(engine, names, PROMPTS, settings(max_tokens=40, sampling=sampling))
+    assert [(a.arm, a.prompt_id) for a in answers if not a.identical] == []
+    found = by_arm(answers)
+    assert all(a.stats.accepted == a.stats.proposed > 0 for a in found["oracle"])
+    assert any(a.stats.proposed > 0 for a in found["model-depth-2"])
+
+
+def test_answers_are_sampled_as_asked(engine: Engine, opened: list[Arm]) -> None:
+    told = []
+    for how in ({}, {"sampling": SAMPLINGS[0]}, {"sampling": Sampling(temperature=2.0, seed=9)}):
+        done, _ = module._answer(opened[0], PROMPTS[0], settings(max_tokens=30, **how), raw=False, cold=False)
+        told.append(done.token_ids)
+    assert len(set(told)) == 3
+
+
 def test_a_prompt_may_ask_for_a_shorter_answer(engine: Engine) -> None:
     prompts = [Prompt(id=str(most), category="qa", prompt="what is water", max_tokens=most) for most in (1, 5, 8, 99)]
     answers = run_arms(engine, ("plain", "planned"), prompts, settings(max_tokens=8, cold=True))
@@ -160,8 +182,8 @@ def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monke
 # -------------------------------------------------------------------------------------- turns and pairs
 
 
-def test_without_settings_there_are_two_warm_passes() -> None:
-    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, seed=0, rest_s=0.0)
+def test_without_settings_there_are_two_warm_greedy_passes() -> None:
+    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, sampling=Sampling(), seed=0, rest_s=0.0)
 
 
 def test_a_rest_before_each_answer_that_counts(

@@ -20,6 +20,7 @@ import edgespec.calibration.measurement_store as store_module
 from edgespec.bench.run import RunSettings
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, suite_sha256
 from edgespec.cli import bench as module
+from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError
 from tests.support.bench_answers import FakeRun, made
 from tests.support.command_line import InProcess, Result, command, environment, run_cli
@@ -155,6 +156,14 @@ def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple
     assert "plain against itself" not in text.out
 
 
+def test_sampled_answers_are_plain_decoding_s(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
+    drawn = ("--temperature", "0.7", "--top-p", "0.95", "--top-k", "40", "--min-p", "0.01", "--seed", "5")
+    options = ("--suite", suite, "--passes", "1", "--max-tokens", "24", "--arms", "planned,oracle", *drawn)
+    found = here("bench", *pair, *options, "--json").json
+    check_report(found, ("plain", "planned", "oracle"))
+    assert found["sampling"] == {"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "seed": 5}
+
+
 # --------------------------------------------------------------------------------------------- for people
 
 
@@ -224,6 +233,7 @@ def test_help_names_every_option(here: InProcess) -> None:
     result = here("bench", "--help")
     assert result.code == 0
     own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --json"
+    own += " --temperature --top-p --top-k --min-p --seed"
     for name in (*own.split(), "--target", "--draft", "--profile", "--context", "--depth", "--exactness", "ABBA"):
         assert name in result.out, name
     words = " ".join(result.out.split())
@@ -245,12 +255,14 @@ def test_without_options_it_is_the_quick_suite_twice(here: InProcess, pair: tupl
 
 
 def test_options_reach_the_run(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
-    options = ("--suite", "long-prompts", "--arms", "worst", "--passes", "3", "--max-tokens", "2", "--cold")
-    assert here("bench", *pair, *options).code == 0
+    options = ("--suite", "long-prompts", "--arms", "worst", "--passes", "5", "--max-tokens", "2", "--cold")
+    drawn = ("--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--min-p", "0.1", "--seed", "11")
+    assert here("bench", *pair, *options, *drawn).code == 0
     ((arms, prompts, settings, _),) = fake.calls
     assert arms == ("plain", "worst")
     assert prompts == builtin_suite("long-prompts")
-    assert settings == RunSettings(passes=3, max_tokens=2, cold=True)
+    sampling = Sampling(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=11)
+    assert settings == RunSettings(passes=5, max_tokens=2, cold=True, sampling=sampling)
 
 
 def test_a_noisy_run_is_run_once_more(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
@@ -338,6 +350,9 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--passes", "0"), "--passes"),
         (("--passes", "two"), "--passes"),
         (("--max-tokens", "1"), "--max-tokens"),
+        (("--temperature", "-1"), "temperature cannot be -1.0"),
+        (("--top-p", "0"), "top_p cannot be 0.0"),
+        (("--seed", "-1"), "seed cannot be -1"),
         (("--plot", "figure.txt"), "figure.txt"),
         (("--plot", "figure"), "cannot be written as figure"),
         (("--plot", "nowhere/figure.png"), "there is no folder nowhere"),
