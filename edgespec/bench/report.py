@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import statistics as stdlib_statistics
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from edgespec.bench import predictions
-from edgespec.bench.arms import AGAIN, FASTEST, PLAIN, PLANNED
+from edgespec.bench.arms import FASTEST, PLAIN, PLANNED
+from edgespec.bench.ratios import Compare, by_pass, decoding, first_token, plain_against_itself, requests
+from edgespec.bench.repeats import disturbed
 from edgespec.bench.run import Answer
-from edgespec.bench.statistics import Speedup, by_category, geomean, mbsu, noise, regret, speedup
+from edgespec.bench.statistics import SAME_WITHIN, by_category, geomean, mbsu, regret, speedup
 from edgespec.engine.engine import Engine
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.policy import RoundRecord
+
+# Decoding alone; whole requests, and their times to the first token, which are known where prompts were read.
+_COMPARED: dict[str, Compare] = {"speedup": decoding, "request_speedup": requests, "ttft_ratio": first_token}
 
 
 def arm_report(
@@ -31,13 +36,13 @@ def arm_report(
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
     against = baseline(answers)
+    compared = dict.fromkeys(_COMPARED) if name == against else compared_json(answers, name, against)
     return {
         "decode_tokens_per_s_geomean": geomean(timed) if timed else None,
-        "speedup": None if name == against else speedup_json(answers, name, against),
+        **compared,
         "identical_fraction": _fraction([answer.identical for answer in own]),
         "same_class": name != FASTEST and other is None,
         **_work(engine, own, read_bytes_per_s, other),
-        **_requests(answers, name),
     }
 
 
@@ -46,42 +51,38 @@ def baseline(answers: Sequence[Answer]) -> str:
     return FASTEST if any(answer.arm == FASTEST for answer in answers) else PLAIN
 
 
-def speedup_json(answers: Sequence[Answer], name: str, against: str) -> dict[str, Any] | None:
-    """Paired speed-up of one arm over another, overall and by category; None without pairs."""
-    pairs = paired(answers, name, against)
-    if not pairs:
-        return None
+def compared_json(answers: Sequence[Answer], name: str, against: str) -> dict[str, Any]:
+    """One arm over another in all that they are compared by, overall and by category; None where nothing was."""
     categories = {answer.prompt_id: answer.category for answer in answers}
-    return {
-        **speedup(pairs).as_json(),
-        "by_category": {category: own.as_json() for category, own in by_category(pairs, categories).items()},
-    }
-
-
-def paired(answers: Sequence[Answer], name: str, against: str) -> dict[str, list[tuple[float, float]]]:
-    """Tokens a second of both arms by prompt, the n-th answer of one with the n-th of the other."""
-    speeds = {(a.arm, a.prompt_id, a.turn): a.tokens_per_s for a in answers}
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for (arm, prompt_id, turn), own in speeds.items():
-        other = speeds.get((against, prompt_id, turn))
-        if arm == name and own is not None and other is not None:
-            pairs.setdefault(prompt_id, []).append((own, other))
-    return pairs
+    found: dict[str, Any] = {}
+    for key, compare in _COMPARED.items():
+        ratios = by_pass(answers, name, against, compare)
+        found[key] = None
+        if ratios:
+            own = {category: each.as_json() for category, each in by_category(ratios, categories).items()}
+            found[key] = {**speedup(ratios).as_json(), "by_category": own}
+    return found
 
 
 def noise_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The A/A arm: plain decoding against itself. ``noisy`` is None without that arm."""
-    pairs = paired(answers, AGAIN, PLAIN)
-    if not pairs:
+    """The A/A arm: plain decoding against itself, and on which prompts it was not itself.
+
+    ``noisy`` is None without that arm.
+    """
+    ratios = plain_against_itself(answers)
+    if not ratios:
         return {"aa_ci95": None, "noisy": None}
-    both: Speedup = speedup(pairs)
-    return {"aa_ci95": list(both.ci95), "aa_geomean": both.geomean, "noisy": noise(both)}
-
-
-def is_noisy(answers: Sequence[Answer]) -> bool:
-    """Whether plain decoding could not be told to be as fast as itself; False without an A/A arm."""
-    pairs = paired(answers, AGAIN, PLAIN)
-    return bool(pairs) and noise(speedup(pairs))
+    both = speedup(ratios)
+    return {
+        "aa_ci95": list(both.ci95),
+        "aa_geomean": both.geomean,
+        "noisy": abs(both.geomean - 1) > SAME_WITHIN,
+        "disturbed": disturbed(answers),
+        "by_prompt": [
+            {"id": prompt, "ratio": statistics.median(passes), "passes": len(passes)}
+            for prompt, passes in ratios.items()
+        ],
+    }
 
 
 def bench_report(
@@ -90,10 +91,13 @@ def bench_report(
     answers: Sequence[Answer],
     *,
     read_bytes_per_s: float | None,
-    repeated: bool = False,
     compared: Mapping[str, ModelFacts] | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's ``bench`` object. ``compared``: the arms that decode with another model than the engine's target."""
+    """CLI.md's ``bench`` object.
+
+    ``compared``: the arms that decode with another model than the engine's target; ``against`` says how many times as
+    fast the plan was as each of them.
+    """
     compared = compared or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
     costs = engine.measurements.costs()
@@ -114,7 +118,8 @@ def bench_report(
         # Another setting's plain text is nothing that was promised, nor is another file's.
         "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST, *compared)]),
         "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
-        "noise": {**noise_json(answers), "repeated": repeated},
+        "against": {} if planned is None else {name: compared_json(answers, PLANNED, name) for name in compared},
+        "noise": noise_json(answers),
         "regret": _regret(answers),
         "plan": engine.plan.as_json(),
         "pairs": [_pair_json(answer) for answer in answers],
@@ -203,31 +208,13 @@ def _busy_s(record: RoundRecord) -> float:
     return record.verify_s + min(record.draft_s, record.target_idle_s)
 
 
-def _requests(answers: Sequence[Answer], name: str) -> dict[str, Any]:
-    """Time to first token and whole requests against the fastest plain decoding; None where prompts were cached."""
-    against = baseline(answers)
-    by_key = {(a.arm, a.prompt_id, a.turn): a for a in answers}
-    ttft, request = [], []
-    for answer in answers:
-        plain = by_key.get((against, answer.prompt_id, answer.turn))
-        if answer.arm != name or plain is None:
-            continue
-        if answer.ttft_s is not None and plain.ttft_s:
-            ttft.append(answer.ttft_s / plain.ttft_s)
-        if answer.request_s and plain.request_s:
-            request.append(plain.request_s / answer.request_s)
-    return {
-        "ttft_vs_plain_p50": stdlib_statistics.median(ttft) if ttft else None,
-        "request_speedup_p50": stdlib_statistics.median(request) if request else None,
-    }
-
-
 def _regret(answers: Sequence[Answer]) -> dict[str, Any] | None:
     """What the planned arm gives away to the best fixed depth of each category; None without such arms."""
     names = [n for n in dict.fromkeys(a.arm for a in answers) if n == PLAIN or n.startswith("depth-")]
-    if len(names) < 2 or not paired(answers, PLANNED, PLAIN):
+    found = by_pass(answers, PLANNED, PLAIN, decoding)
+    if len(names) < 2 or not found:
         return None
     categories = {answer.prompt_id: answer.category for answer in answers}
-    fixed = {name: by_category(paired(answers, name, PLAIN), categories) for name in names}
-    planned = by_category(paired(answers, PLANNED, PLAIN), categories)
+    fixed = {name: by_category(by_pass(answers, name, PLAIN, decoding), categories) for name in names}
+    planned = by_category(found, categories)
     return {category: asdict(own) for category, own in regret(fixed, planned).items()}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.bench.arms import PLAIN, Arm
-from edgespec.bench.statistics import abba, shuffled
+from edgespec.bench.statistics import LEAST_PASSES, abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
@@ -55,7 +55,7 @@ class RunSettings:
     ``rest_s``: seconds before each answer, so that the threads of the one before it sleep if they are not its own.
     """
 
-    passes: int = 2
+    passes: int = LEAST_PASSES
     max_tokens: int = 96
     cold: bool = False
     sampling: Sampling = field(default_factory=Sampling)

@@ -1,7 +1,8 @@
 """Paired statistics: the order of measurements, speed-ups with their intervals, and what is derived from them.
 
 Every ratio compares two measurements of one prompt made right after one another, so that heat, drift and the prompt
-itself cancel. Prompts, not measurements, are the sample: the interval says what other prompts would have given.
+itself cancel. The prompts are those that are named, not a sample of others: an interval says what another run over
+the same prompts would have given.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Pairs = Mapping[str, Sequence[tuple[float, float]]]
-"""Prompt id -> (the arm's, the baseline's) tokens per second, one pair for each time the two ran side by side."""
+Ratios = Mapping[str, Sequence[float]]
+"""Prompt id -> how many times as fast the arm was as the baseline, once for each ABBA pass."""
 
 # The bounds of a 95 % interval, in per cent.
 CI95 = (2.5, 97.5)
 # Efron and Tibshirani 1993 ask for at least 1,000 for percentiles; with 2,000 the standard error of either end is
 # under 2 % of the interval's width, for a normal distribution.
 RESAMPLES = 2000
-# A run in which a thing compared with itself is off by more is not fit to tell gains of a few per cent.
-NOISE_LIMIT = 0.03
-# Resampled values held at a time: 32 MB, however many prompts there are.
-_BLOCK_VALUES = 1 << 22
+# What a run has to reach to tell gains of a few per cent: a thing compared with itself comes to 1 within 1 %, and an
+# interval ends within 2 % of its estimate.
+SAME_WITHIN, NARROW_WITHIN = 0.01, 0.02
+# The fewest passes of which a median leaves out a disturbed one; of fewer an interval says nothing either.
+LEAST_PASSES = 3
 
 T = TypeVar("T")
 
@@ -60,60 +62,74 @@ def abba(arms: Sequence[str], passes: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """How many times as fast as the baseline. The geometric mean and the median are taken over prompts.
+    """How many times as fast as the baseline: the geometric mean over prompts.
 
-    Each interval is a percentile bootstrap over prompts (Efron 1979). Of a single prompt both are points: they then
-    say nothing about other prompts. Of few prompts (fewer than about ten) they are too narrow.
+    The interval is a percentile bootstrap (Efron 1979) over the passes within each prompt, widened to its estimate
+    where it lies beside that: where the same pass of all prompts was slow, say. ``passes`` are those of the prompt
+    that has the fewest; below ``LEAST_PASSES`` the interval says nothing.
     """
 
     geomean: float
-    median: float
     ci95: tuple[float, float]
-    median_ci95: tuple[float, float]
     prompts: int
+    passes: int
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether it is known which of the two is faster."""
+        low, high = self.ci95
+        return self.passes >= LEAST_PASSES and not low <= 1 <= high
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the interval is narrow enough for a run to count."""
+        low, high = self.ci95
+        ends = self.geomean * (1 - NARROW_WITHIN), self.geomean * (1 + NARROW_WITHIN)
+        return self.passes >= LEAST_PASSES and ends[0] <= low and high <= ends[1]
 
     def as_json(self) -> dict[str, Any]:
         """The shape of a speed-up in CLI.md's ``bench`` object."""
         return {
             "geomean": self.geomean,
             "ci95": list(self.ci95),
-            "median": self.median,
-            "median_ci95": list(self.median_ci95),
+            "told_apart": self.told_apart,
+            "narrow": self.narrow,
             "prompts": self.prompts,
+            "passes": self.passes,
         }
 
 
-def speedup(pairs: Pairs, *, resamples: int = RESAMPLES, seed: int = 0) -> Speedup:
+def speedup(ratios: Ratios, *, resamples: int = RESAMPLES, seed: int = 0) -> Speedup:
     """The arm's speed-up over the baseline.
 
-    A prompt's value is the median of its pairs' log-ratios, which one disturbed run does not move. The result depends
-    on ``seed`` but not on the order of the prompts. Raises ValueError for no prompts, a prompt without pairs, a value
-    that is not finite and above 0, or no resamples.
+    A prompt's value is the median of its passes, which one disturbed pass of three does not move. The result depends
+    on ``seed`` but not on the order of the prompts. Raises ValueError for no prompts, a prompt without passes, a
+    ratio that is not finite and above 0, or no resamples.
     """
-    if not pairs:
+    if not ratios:
         raise ValueError("a speed-up needs at least one prompt")
     if resamples < 1:
         raise ValueError(f"at least one resample is needed, got {resamples}")
-    logs = np.array([_log_ratio(prompt, pairs[prompt]) for prompt in sorted(pairs)])
-    means, medians = _resampled(logs, resamples, seed)
+    logs = [_logs(prompt, ratios[prompt]) for prompt in sorted(ratios)]
+    mean = sum(float(np.median(own)) for own in logs) / len(logs)
+    low, high = np.percentile(_resampled(logs, resamples, seed), CI95)
     return Speedup(
-        geomean=math.exp(logs.mean()),
-        median=math.exp(np.median(logs)),
-        ci95=_interval(means),
-        median_ci95=_interval(medians),
+        geomean=math.exp(mean),
+        ci95=(math.exp(min(low, mean)), math.exp(max(high, mean))),
         prompts=len(logs),
+        passes=min(map(len, logs)),
     )
 
 
 def by_category(
-    pairs: Pairs, categories: Mapping[str, str], *, resamples: int = RESAMPLES, seed: int = 0
+    ratios: Ratios, categories: Mapping[str, str], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Speedup]:
     """The speed-up within each category, in the order in which the prompts first name it.
 
     ``categories``: prompt id -> category. Raises what ``speedup`` raises, and ValueError for a prompt without one.
     """
-    groups: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
-    for prompt, values in pairs.items():
+    groups: dict[str, dict[str, Sequence[float]]] = {}
+    for prompt, values in ratios.items():
         if prompt not in categories:
             raise ValueError(f'the prompt "{prompt}" has no category')
         groups.setdefault(categories[prompt], {})[prompt] = values
@@ -126,16 +142,6 @@ def geomean(values: Iterable[float]) -> float:
     if not logs:
         raise ValueError("a geometric mean needs at least one value")
     return math.exp(math.fsum(logs) / len(logs))
-
-
-def noise(aa: Speedup, limit: float = NOISE_LIMIT) -> bool:
-    """Whether a run is too noisy to be believed, by its A/A arm: the baseline measured as if it were another arm.
-
-    True if the 95 % interval of that speed-up, which ought to be 1, reaches outside 1 +- ``limit``: be it wide, or
-    narrow around something else. With a single prompt only the second can be seen.
-    """
-    low, high = aa.ci95
-    return not (1 - limit <= low and high <= 1 + limit)
 
 
 # ------------------------------------------------------------------------------------------------ derived figures
@@ -201,27 +207,18 @@ def _positive(value: float, name: str) -> float:
     return value
 
 
-def _log_ratio(prompt: str, pairs: Sequence[tuple[float, float]]) -> float:
-    if not pairs:
-        raise ValueError(f'the prompt "{prompt}" has no pairs')
-    name = f'a speed of the prompt "{prompt}"'
-    # A difference of logarithms: exactly the negative when arm and baseline change places.
-    return float(np.median([math.log(_positive(arm, name)) - math.log(_positive(base, name)) for arm, base in pairs]))
+def _logs(prompt: str, ratios: Sequence[float]) -> NDArray[np.float64]:
+    if not ratios:
+        raise ValueError(f'the prompt "{prompt}" has no passes')
+    name = f'a ratio of the prompt "{prompt}"'
+    return np.array([math.log(_positive(ratio, name)) for ratio in ratios])
 
 
-def _resampled(logs: NDArray[np.float64], resamples: int, seed: int) -> tuple[NDArray[np.float64], ...]:
-    """(means, medians) of ``resamples`` samples of the prompts, each as large as the original, with replacement."""
+def _resampled(logs: Sequence[NDArray[np.float64]], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Means over the prompts, each of which is the median of as many of its passes, drawn with replacement."""
     generator = np.random.default_rng(seed)
-    means, medians = np.empty(resamples), np.empty(resamples)
-    rows = max(1, _BLOCK_VALUES // len(logs))
-    for start in range(0, resamples, rows):
-        block = slice(start, min(start + rows, resamples))
-        sample = logs[generator.integers(len(logs), size=(block.stop - block.start, len(logs)))]
-        means[block] = sample.mean(axis=1)
-        medians[block] = np.median(sample, axis=1)
-    return means, medians
-
-
-def _interval(logs: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.percentile(logs, CI95)
-    return math.exp(low), math.exp(high)
+    total = np.zeros(resamples)
+    for own in logs:
+        total += np.median(own[generator.integers(len(own), size=(resamples, len(own)))], axis=1)
+    means: NDArray[np.float64] = total / len(logs)
+    return means

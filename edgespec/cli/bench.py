@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.bench.statistics import LEAST_PASSES
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite, missing_prompts, suite_sha256
 from edgespec.cli.options import (
     ContextOption,
@@ -49,7 +51,9 @@ def bench(
         str | None,
         typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always one. See README.md."),
     ] = None,
-    passes: Annotated[int, typer.Option("--passes", min=1, help="ABBA passes: each arm runs twice in one.")] = 2,
+    passes: Annotated[
+        int, typer.Option("--passes", min=1, help="ABBA passes: each arm runs twice in one.")
+    ] = LEAST_PASSES,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 96,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
@@ -79,8 +83,9 @@ def bench(
 ) -> None:
     """Plain against planned decoding on this machine: paired, interleaved, with token equality."""
     from edgespec.bench.arms import FASTEST, open_arms, parse_arms, with_fastest
-    from edgespec.bench.report import bench_report, is_noisy
-    from edgespec.bench.run import RunSettings, run_passes
+    from edgespec.bench.repeats import run_until_quiet
+    from edgespec.bench.report import bench_report
+    from edgespec.bench.run import RunSettings
     from edgespec.bench.runtimes import REST_S, runtimes_json
     from edgespec.calibration.measurement_store import load_bandwidth
     from edgespec.decoding.sampling import Sampling
@@ -101,30 +106,24 @@ def bench(
     with open_engine(chosen, state, calibrate=True) as engine:
         cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)
-        models = _load_comparable(engine, others)
+        models = _load_comparable(engine, others, for_prompts=cold)
         own = {each.name: each.model for each in models if each.name == each.arm}
         opened = open_arms(engine, names, cap, own)
-        other_class = (FASTEST, *own)
         times = _time_side_by_side(engine, models, state)
         settings = RunSettings(
             passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
         )
         every = ", ".join((*names, *own))
         note(f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
-        answers = run_passes(engine, opened, prompts, settings, on_answer=_Progress(other_class))
-        repeated = is_noisy(answers)
-        if repeated:
-            note("plain decoding differed from itself by more than 3 %: noisy, so everything is run once more")
-            answers += run_passes(
-                engine, opened, prompts, settings, first_turn=2 * passes, on_answer=_Progress(other_class)
-            )
+        answers = run_until_quiet(
+            engine, opened, prompts, settings, on_answer=_Progress((FASTEST, *own)), on_repeat=_tell_repeat
+        )
         bandwidth = load_bandwidth(home().measurements, engine.machine)
         report = bench_report(
             engine,
             {"name": name, "sha256": suite_sha256(prompts), "prompts": len(prompts)},
             answers,
             read_bytes_per_s=None if bandwidth is None else bandwidth.read_bytes_per_s,
-            repeated=repeated,
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
@@ -196,19 +195,27 @@ def _find_comparable(profile: Profile, others: list[str], state: State) -> tuple
         return find_comparable(profile.target, others, locator)
 
 
-def _load_comparable(engine: Engine, located: tuple[LocatedModel, ...]) -> tuple[NamedModel, ...]:
+def _load_comparable(
+    engine: Engine, located: tuple[LocatedModel, ...], *, for_prompts: bool
+) -> tuple[NamedModel, ...]:
     """The target and the others under their names; none without others.
 
-    A trimmed drafter cannot say everything, so nothing is asked of it but its times.
+    A trimmed drafter cannot say everything, so nothing is asked of it but its times. ``for_prompts`` is that of
+    ``Engine.load_comparable``.
     """
     from edgespec.bench.arms import PLAIN
     from edgespec.bench.runtimes import NamedModel, arm_names
 
     if not located:
         return ()
-    models = (engine.target_model, *engine.load_comparable(located))
-    names = arm_names((each.facts.runtime, each.facts.name) for each in models)
-    arms = (PLAIN, *(None if each.drafts_only else name for each, name in zip(located, names[1:], strict=True)))
+    models = (engine.target_model, *engine.load_comparable(located, for_prompts=for_prompts))
+    given = 1 + len(located)
+    names = arm_names(
+        (each.facts.runtime, each.facts.name + (", for prompts" if number >= given else ""))
+        for number, each in enumerate(models)
+    )
+    decoding = (None if each.drafts_only else name for each, name in zip(located, names[1:given], strict=True))
+    arms = (PLAIN, *decoding, *names[given:])
     return tuple(
         NamedModel(name=name, arm=arm, model=model) for name, arm, model in zip(names, arms, models, strict=True)
     )
@@ -235,7 +242,7 @@ def _check_plot(path: Path) -> None:
 
 
 class _Progress:
-    """A line now and then: after every tenth of the answers, and for one that differs where none may.
+    """A line now and then: after every tenth of a run's answers, and for one that differs where none may.
 
     Arms of ``other_class`` promise no other arm's text.
     """
@@ -245,11 +252,23 @@ class _Progress:
         self._other_class = other_class
 
     def __call__(self, answer: Answer, done: int, total: int) -> None:
+        if done == 1:
+            self._next = 0.1
         if done / total >= self._next or done == total:
             self._next = done / total + 0.1
             note(f"{done} of {total} answers", dim=True)
         if not answer.identical and answer.arm not in self._other_class:
             note(f"{answer.prompt_id} differs from plain decoding in arm {answer.arm}")
+
+
+def _tell_repeat(prompts: Sequence[Prompt], repeat: int) -> None:
+    from edgespec.bench.repeats import DISTURBED, REPEATS
+
+    what = f"plain decoding differed from itself by more than {100 * DISTURBED:.0f} %"
+    note(f"{what} on {', '.join(prompt.id for prompt in prompts)}: run again ({repeat} of at most {REPEATS} times)")
+
+
+# ------------------------------------------------------------------------------------------------ the report
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -261,33 +280,18 @@ def _print(report: dict[str, Any]) -> None:
     for name, arm in arms.items():
         speed, gain = arm["decode_tokens_per_s_geomean"], arm["speedup"]
         row = f"{name:{width}}  {_number(speed, '5.1f')}   "
-        row += f"{1.0 if gain is None else gain['geomean']:7.3f}   "
-        low, high = (None, None) if gain is None else gain["ci95"]
-        row += f"{_number(low, '5.3f')}-{_number(high, '5.3f')}    " if gain is not None else f"{'':11}    "
+        row += f"{1.0 if gain is None else gain['geomean']:7.3f}   {_interval(gain) or '':11}    "
         row += f"{_percent(arm['identical_fraction']):>9}  {_number(arm['tokens_per_round'], '9.2f')}  "
         row += _number(arm["predicted_vs_measured"], "18.2f")
         print(row.rstrip())
-    planned = arms.get("planned")
-    if planned is not None and planned["speedup"] is not None:
+    if "planned" in arms:
         against = "plain" if report["baseline"] == "plain" else "plain in its fastest setting"
-        print(f"\nplanned against {against}, by category")
-        for category, gain in planned["speedup"]["by_category"].items():
-            line = f"  {category:14} {gain['geomean']:6.3f}"
-            own = (report["regret"] or {}).get(category)
-            if own is not None:
-                line += f"   best fixed {own['best']} {own['best_speedup']:.3f}, regret {100 * own['loss']:.1f} %"
-            print(line)
-    for name, arm in arms.items():
-        if arm["ttft_vs_plain_p50"] is not None and name != "plain":
-            print(
-                f"{name}: time to first token {arm['ttft_vs_plain_p50']:.3f}x plain's, "
-                f"whole requests {arm['request_speedup_p50']:.3f}x as fast (medians)"
-            )
-    noise = report["noise"]
-    if noise["aa_ci95"] is not None:
-        low, high = noise["aa_ci95"]
-        verdict = "noisy: do not trust small differences" if noise["noisy"] else "quiet enough"
-        print(f"\nplain against itself: {low:.3f}-{high:.3f} ({verdict})")
+        _print_comparison(against, arms["planned"], report["regret"] or {})
+        for name, found in report["against"].items():
+            _print_comparison(name, found, {})
+    if report["passes"] < LEAST_PASSES:
+        print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance decides")
+    _print_noise(report)
     for line in runtime_lines(report["runtimes"]):
         print(line)
     asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
@@ -295,6 +299,50 @@ def _print(report: dict[str, Any]) -> None:
         print("memory: " + "; ".join(asked))
     for reason in report["plan"]["reasons"]:
         print(f"- {reason}")
+
+
+def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any]) -> None:
+    """The plan against another arm, by category: decoding alone, and whole requests where prompts were read."""
+    for key, what in (("speedup", ""), ("request_speedup", "whole requests, ")):
+        if found[key] is None:
+            continue
+        print(f"\n{what}planned against {against}, by category")
+        for category, gain in {"": found[key], **found[key]["by_category"]}.items():
+            line = f"  {category or 'all':14} {_gain(gain)}"
+            own = regret.get(category) if key == "speedup" else None
+            if own is not None:
+                line += f"   best fixed {own['best']} {own['best_speedup']:.3f}, regret {100 * own['loss']:.1f} %"
+            print(line)
+    if found["ttft_ratio"] is not None:
+        print(f"time to the first token, over {against}'s: {_gain(found['ttft_ratio'])}")
+
+
+def _gain(gain: dict[str, Any]) -> str:
+    """A ratio with its interval, or that the two were not told apart."""
+    interval = _interval(gain)
+    if interval is None:
+        return f"{gain['geomean']:.3f}"
+    words = f"{gain['geomean']:.3f}" if gain["told_apart"] else "not told apart"
+    return f"{words} ({interval}{'' if gain['narrow'] else ', wider than 2 %'})"
+
+
+def _interval(gain: dict[str, Any] | None) -> str | None:
+    if gain is None or gain["passes"] < LEAST_PASSES:
+        return None
+    low, high = gain["ci95"]
+    return f"{low:.3f}-{high:.3f}"
+
+
+def _print_noise(report: dict[str, Any]) -> None:
+    noise = report["noise"]
+    if noise["aa_ci95"] is None:
+        return
+    low, high = noise["aa_ci95"]
+    verdict = "off by more than 1 %: do not trust small differences" if noise["noisy"] else "quiet enough"
+    print(f"\nplain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
+    again = [each["id"] for each in noise["by_prompt"] if each["passes"] > report["passes"]]
+    if again:
+        print(f"run again: {', '.join(again)}; still disturbed: {', '.join(noise['disturbed']) or 'none'}")
 
 
 def _memory(name: str, arm: dict[str, Any]) -> str:

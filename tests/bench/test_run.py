@@ -182,8 +182,8 @@ def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monke
 # -------------------------------------------------------------------------------------- turns and pairs
 
 
-def test_without_settings_there_are_two_warm_greedy_passes() -> None:
-    assert RunSettings() == RunSettings(passes=2, max_tokens=96, cold=False, sampling=Sampling(), seed=0, rest_s=0.0)
+def test_without_settings_there_are_three_warm_greedy_passes() -> None:
+    assert RunSettings() == RunSettings(passes=3, max_tokens=96, cold=False, sampling=Sampling(), seed=0, rest_s=0.0)
 
 
 def test_a_rest_before_each_answer_that_counts(

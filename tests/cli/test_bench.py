@@ -124,6 +124,7 @@ def test_json_is_one_object_of_the_promised_shape(here: InProcess, pair: tuple[s
     assert result.code == 0, result.err
     found = result.json
     check_report(found, ("plain", "again", "planned"))
+    assert found["sampling"] == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0}
     check_speedup(found["speedup"])
     low, high = found["noise"]["aa_ci95"]
     assert 0 < low <= high
@@ -135,8 +136,9 @@ def test_json_is_one_object_of_the_promised_shape(here: InProcess, pair: tuple[s
     assert found["suite"] == {"name": "mine.jsonl", "sha256": suite_sha256(prompts), "prompts": 3}
     assert (found["max_tokens"], found["passes"], found["cold"]) == (16, 1, False)
     assert {pair["tokens"] for pair in found["pairs"]} == {16}
-    runs = 2 if found["noise"]["repeated"] else 1
-    assert len(found["pairs"]) == 3 * 3 * 2 * runs
+    passes = [each["passes"] for each in found["noise"]["by_prompt"]]
+    assert all(1 <= each <= 4 for each in passes)
+    assert len(found["pairs"]) == 3 * 2 * sum(passes)
     assert all(pair["ttft_s"] is None for pair in found["pairs"])
     assert list(found["speedup"]["by_category"]) in (["chat", "qa"], ["qa", "chat"])
     assert found["plan"]["target"]["model"] == "target"
@@ -149,10 +151,12 @@ def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple
     assert found["cold"] is True
     assert all(pair["ttft_s"] > 0 for pair in found["pairs"])
     assert found["noise"]["aa_ci95"] is None, "nothing says how noisy it was"
-    assert found["arms"]["planned"]["request_speedup_p50"] > 0
+    check_speedup(found["arms"]["planned"]["request_speedup"])
+    check_speedup(found["arms"]["planned"]["ttft_ratio"])
     text = here("bench", *pair, *options)
-    assert "planned: time to first token" in text.out
-    assert "plain: time to first token" not in text.out
+    assert "whole requests, planned against plain, by category" in text.out
+    assert "time to the first token, over plain's: " in text.out
+    assert "fewer than 3 passes: no interval" in text.out
     assert "plain against itself" not in text.out
 
 
@@ -162,6 +166,15 @@ def test_sampled_answers_are_plain_decoding_s(here: InProcess, pair: tuple[str, 
     found = here("bench", *pair, *options, "--json").json
     check_report(found, ("plain", "planned", "oracle"))
     assert found["sampling"] == {"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "seed": 5}
+
+
+def test_verdicts_for_people() -> None:
+    gain = {"geomean": 1.204, "ci95": [1.19, 1.221], "told_apart": True, "narrow": True, "passes": 3}
+    assert module._gain(gain) == "1.204 (1.190-1.221)"
+    assert module._gain({**gain, "ci95": [1.1, 1.3], "narrow": False}) == "1.204 (1.100-1.300, wider than 2 %)"
+    same = {"geomean": 1.002, "ci95": [0.99, 1.01], "told_apart": False, "narrow": True, "passes": 6}
+    assert module._gain(same) == "not told apart (0.990-1.010)"
+    assert module._gain({**gain, "passes": 2}) == "1.204"
 
 
 # --------------------------------------------------------------------------------------------- for people
@@ -243,13 +256,15 @@ def test_help_names_every_option(here: InProcess) -> None:
 # ---------------------------------------------------------------------------------------------- the defaults
 
 
-def test_without_options_it_is_the_quick_suite_twice(here: InProcess, pair: tuple[str, ...], fake: FakeRun) -> None:
+def test_without_options_it_is_the_quick_suite_in_three_passes(
+    here: InProcess, pair: tuple[str, ...], fake: FakeRun
+) -> None:
     result = here("bench", *pair, "--json")
     assert result.code == 0, result.err
     ((arms, prompts, settings, first_turn),) = fake.calls
     assert arms == ("plain", "again", "planned")
     assert prompts == builtin_suite("quick")
-    assert settings == RunSettings(passes=2, max_tokens=96, cold=False)
+    assert settings == RunSettings(passes=3, max_tokens=96, cold=False, sampling=Sampling())
     assert first_turn == 0
     assert result.json["suite"] == {"name": "quick", "sha256": suite_sha256(prompts), "prompts": len(prompts)}
 
@@ -265,28 +280,38 @@ def test_options_reach_the_run(here: InProcess, pair: tuple[str, ...], fake: Fak
     assert settings == RunSettings(passes=5, max_tokens=2, cold=True, sampling=sampling)
 
 
-def test_a_noisy_run_is_run_once_more(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
-    fake.make = lambda _, arm, turn: {"decode_s": 0.2 if arm == "again" and turn == 0 else 0.1}
+def test_only_disturbed_prompts_are_run_again(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
+    fake.make = lambda prompt, arm, turn: {
+        "decode_s": 0.2 if (prompt.id, arm, turn) == ("water", "again", 0) else 0.1
+    }
     result = here("bench", *pair, "--suite", suite, "--passes", "3", "--json")
-    assert [first_turn for *_, first_turn in fake.calls] == [0, 6]
-    assert fake.calls[0][:3] == fake.calls[1][:3]
-    assert result.json["noise"]["repeated"] is True
-    assert len(result.json["pairs"]) == 2 * 3 * 3
-    assert "noisy, so everything is run once more" in result.err
-    assert result.err.count("9 of 9 answers") == 2, "progress begins again"
-    assert result.err.count("answers\n") == 2 * 9
+    assert [([prompt.id for prompt in prompts], first) for _, prompts, _, first in fake.calls] == [
+        (["greeting", "water", "81"], 0), (["water"], 6), (["water"], 12)
+    ]  # fmt: skip
+    assert fake.calls[0][0] == fake.calls[1][0]
+    assert fake.calls[0][2] == fake.calls[1][2]
+    assert len(result.json["pairs"]) == 3 * 3 + 2 * 3, "everything is kept"
+    said = "plain decoding differed from itself by more than 2 % on water: run again (1 of at most 3 times)"
+    assert said in result.err.splitlines()
+    assert result.err.count("9 of 9 answers") == 1
+    assert result.err.count("3 of 3 answers") == 2, "progress begins again"
+    assert result.json["noise"]["disturbed"] == []
     fake.calls.clear()
     fake.make = lambda *_: {}
     quiet = here("bench", *pair, "--suite", suite)
     assert len(fake.calls) == 1
-    assert "plain against itself: 1.000-1.000 (quiet enough)" in quiet.out
+    assert "plain against itself: 1.000 (1.000-1.000), quiet enough" in quiet.out
+    assert "run again" not in quiet.out
 
 
-def test_still_noisy_is_said(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
-    fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
-    result = here("bench", *pair, "--suite", suite)
-    assert len(fake.calls) == 2, "once more, not for ever"
-    assert "plain against itself: 0.500-0.500 (noisy" in result.out
+def test_what_stays_disturbed_is_said(here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun) -> None:
+    fake.make = lambda prompt, arm, _: {"decode_s": 0.2 if (prompt.id, arm) == ("81", "again") else 0.1}
+    result = here("bench", *pair, "--suite", suite, "--passes", "1")
+    assert len(fake.calls) == 4, "three times again, not for ever"
+    assert "plain against itself: 0.794 (0.794-0.794), off by more than 1 %" in result.out
+    assert "run again: 81; still disturbed: 81" in result.out
 
 
 # -------------------------------------------------------------------------------------------- which prompts

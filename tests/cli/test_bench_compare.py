@@ -199,6 +199,31 @@ def test_a_runtime_may_be_asked_for(
     assert result.json["plan"]["target"]["runtime"] == OWN, "the target's own is not touched"
 
 
+def test_whole_requests_are_held_against_llama_cpp_as_it_reads_prompts_fastest_too(
+    here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, invented: None
+) -> None:
+    fake.make = lambda _prompt, arm, _turn: {
+        "identical": ":" not in arm, "ttft_s": 0.4 if arm.startswith("llama") else 0.1, "decode_s": 0.1
+    }  # fmt: skip
+    options = (*SMALL, "--compare", f"llama:{tiny.target}")
+    result = here("bench", *target, *options, "--cold", "--json")
+    assert result.code == 0, result.err
+    name = "llama:target" if OWN != "llama" else "llama:target (2)"
+    names = [name, "llama:target, for prompts"]
+    assert [each["name"] for each in result.json["runtimes"]][1:] == names
+    assert [each["settings"]["repack"] for each in result.json["runtimes"][1:]] == [True, False]
+    assert list(result.json["arms"]) == ["plain", "again", "planned", *names]
+    against = result.json["against"]
+    assert list(against) == names
+    assert against[name]["request_speedup"]["by_category"]["qa"]["geomean"] == pytest.approx(2.5)
+    assert against[name]["ttft_ratio"]["geomean"] == pytest.approx(0.25)
+    text = here("bench", *target, *options, "--cold").out
+    for each in names:
+        assert f"whole requests, planned against {each}, by category" in text
+    warm = here("bench", *target, *options, "--json").json
+    assert list(warm["arms"]) == ["plain", "again", "planned", name], "decoding alone needs one setting"
+
+
 @pytest.mark.slow
 def test_two_runtimes_of_one_file_are_decoded_and_timed(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...]

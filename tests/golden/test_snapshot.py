@@ -145,7 +145,7 @@ def test_help(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Objects whose keys are data (names of arms, of sources, of a runtime's settings), not promises.
 MAPS = re.compile(
-    r"\.(arms|by_category|rounds_by_source|broken_plugins|trim\.forward_s|files|tensors|tools|quantisation|settings"
+    r"\.(arms|against|by_category|rounds_by_source|broken_plugins|trim\.forward_s|files|tensors|tools|quantisation|settings"
     r"|memory_bytes|left_out)$"
 )
 

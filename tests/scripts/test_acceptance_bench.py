@@ -46,8 +46,8 @@ def arm(speed: float = 1.5, **changes: Any) -> dict[str, Any]:
         "speedup": gain(speed),
         "predicted_vs_measured": 1.0,
         "mean_depth": 2.0,
-        "request_speedup_p50": 1.0,
-        "ttft_vs_plain_p50": 1.0,
+        "request_speedup": gain(1.0),
+        "ttft_ratio": gain(1.0),
     }
     return {**usual, **changes}
 
@@ -263,9 +263,9 @@ def test_a_drafter_that_is_never_right_costs_little(short: float, long: float, h
 @pytest.mark.parametrize(
     ("changes", "holds"),
     [
-        ({"request_speedup_p50": 0.97, "ttft_vs_plain_p50": 1.03}, True),
-        ({"request_speedup_p50": 0.96}, False),
-        ({"ttft_vs_plain_p50": 1.04}, False),
+        ({"request_speedup": gain(0.97), "ttft_ratio": gain(1.03)}, True),
+        ({"request_speedup": gain(0.96)}, False),
+        ({"ttft_ratio": gain(1.04)}, False),
     ],
 )
 def test_whole_requests_of_every_length(place: int, changes: dict[str, Any], holds: bool, ask: Ask) -> None:
@@ -299,7 +299,7 @@ def test_regret_in_every_category(loss: float, holds: bool, ask: Ask) -> None:
         ("bench-oracle-near", with_arm("oracle", predicted_vs_measured=None)),
         ("bench-copy-heavy", with_arm("depth-2", predicted_vs_measured=None)),
         ("bench-worst", with_arm("worst", speedup=None)),
-        ("bench-requests", with_arm("planned", ttft_vs_plain_p50=None)),
+        ("bench-requests", with_arm("planned", ttft_ratio=None)),
         ("bench-regret", report(regret=None)),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ class FakeRun:
         settings: RunSettings,
         *,
         first_turn: int = 0,
-        on_answer: Callable[[Answer, int, int], None],
+        on_answer: Callable[[Answer, int, int], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> list[Answer]:
         names = tuple(arm.name for arm in arms)
         self.calls.append((names, tuple(prompts), settings, first_turn))
@@ -42,7 +44,8 @@ class FakeRun:
         for prompt in prompts:
             for name in names:
                 answers.append(made(prompt, name, first_turn, self.make(prompt, name, first_turn)))
-                on_answer(answers[-1], len(answers), total)
+                if on_answer is not None:
+                    on_answer(answers[-1], len(answers), total)
         return answers
 
 

@@ -1,0 +1,62 @@
+"""Running a suite until it is quiet: prompts on which the machine was disturbed are run again, the others are not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+
+from edgespec.bench import run
+from edgespec.bench.arms import Arm
+from edgespec.bench.ratios import plain_against_itself
+from edgespec.bench.statistics import NARROW_WITHIN
+from edgespec.bench.suite import Prompt
+from edgespec.engine.engine import Engine
+
+# How far plain decoding may be from itself on one prompt. A category of four prompts that were each measured with
+# this standard deviation has an interval of 1.96 / sqrt(4) times it: as narrow as it has to be, and no narrower.
+DISTURBED = NARROW_WITHIN
+# A prompt that is still disturbed after so many is left as it is, and named.
+REPEATS = 3
+
+OnRepeat = Callable[[Sequence[Prompt], int], None]
+
+
+def disturbed(answers: Sequence[run.Answer]) -> list[str]:
+    """The prompts on which plain decoding was not as fast as itself; none without an arm that says so.
+
+    A prompt is judged by the median of all its passes. Both signs count, so that which prompts are run again favours
+    no arm.
+    """
+    found = plain_against_itself(answers)
+    return [prompt for prompt, ratios in found.items() if abs(math.log(statistics.median(ratios))) > DISTURBED]
+
+
+def run_until_quiet(
+    engine: Engine,
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    settings: run.RunSettings,
+    *,
+    on_answer: run.Progress | None = None,
+    on_repeat: OnRepeat | None = None,
+    stop: threading.Event | None = None,
+) -> list[run.Answer]:
+    """The answers of ``run_passes``, and as many passes again of every disturbed prompt, up to three times.
+
+    All answers are kept. Raises what ``run_passes`` raises.
+    """
+    answers: list[run.Answer] = []
+    chosen = list(prompts)
+    for repeat in range(1 + REPEATS):
+        if repeat:
+            again = set(disturbed(answers))
+            chosen = [prompt for prompt in chosen if prompt.id in again]
+            if not chosen:
+                break
+            if on_repeat is not None:
+                on_repeat(chosen, repeat)
+        first = 2 * settings.passes * repeat
+        answers += run.run_passes(engine, arms, chosen, settings, first_turn=first, on_answer=on_answer, stop=stop)
+    return answers

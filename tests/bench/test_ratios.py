@@ -1,0 +1,68 @@
+"""Ratios of answers, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.bench.ratios import by_pass, decoding, first_token, plain_against_itself, requests
+from tests.support.bench_answers import answered
+
+
+def test_decoding_is_compared_by_tokens_a_second() -> None:
+    assert decoding(answered("planned", decode_s=0.05), answered(decode_s=0.1)) == pytest.approx(2)
+    assert decoding(answered("planned", tokens=21, decode_s=0.1), answered(decode_s=0.1)) == pytest.approx(2)
+    assert decoding(answered(tokens=1), answered()) is None
+    assert decoding(answered(), answered(tokens=1)) is None
+
+
+def test_a_request_is_compared_as_a_whole() -> None:
+    own, plain = answered("planned", ttft_s=1.5, decode_s=0.5), answered(ttft_s=1.0, decode_s=3.0)
+    assert requests(own, plain) == pytest.approx(2)
+    assert requests(answered(tokens=1, ttft_s=2.0, decode_s=0.0), answered(tokens=1, ttft_s=1.0, decode_s=0.0)) == 0.5
+    assert requests(own, answered()) is None, "its prompt was not read"
+    assert requests(answered(), plain) is None
+
+
+def test_a_request_that_was_answered_at_another_length_is_compared_at_the_arms_own() -> None:
+    # Eleven tokens after one second, in two: each further one takes 0.2 s.
+    plain = answered(tokens=11, ttft_s=1.0, decode_s=2.0)
+    assert requests(answered("llama:x", tokens=6, ttft_s=1.0, decode_s=1.0), plain) == pytest.approx(2.0 / 2.0)
+    assert requests(answered("llama:x", tokens=21, ttft_s=1.0, decode_s=1.5), plain) == pytest.approx(5.0 / 2.5)
+    assert requests(answered("llama:x", tokens=1, ttft_s=0.5, decode_s=0.0), plain) == pytest.approx(2.0)
+    one = answered(tokens=1, ttft_s=1.0, decode_s=0.0)
+    assert requests(answered("llama:x", tokens=6, ttft_s=1.0, decode_s=1.0), one) is None, "its speed is not known"
+
+
+def test_the_first_token_is_compared_by_its_time() -> None:
+    assert first_token(answered("planned", ttft_s=1.1), answered(ttft_s=1.0)) == pytest.approx(1.1)
+    assert first_token(answered("planned", ttft_s=1.1), answered()) is None
+    assert first_token(answered("planned"), answered(ttft_s=1.0)) is None
+
+
+def test_a_pass_is_the_mean_of_there_and_back() -> None:
+    answers = [
+        # While the machine slows down: 2 and 0.5 of one thing are 1 over the pass.
+        answered(turn=0, decode_s=0.1),
+        answered("planned", turn=0, decode_s=0.05),
+        answered("planned", turn=1, decode_s=0.2),
+        answered(turn=1, decode_s=0.1),
+        answered(turn=2, decode_s=0.1),
+        answered("planned", turn=2, decode_s=0.025),
+        answered("planned", turn=3, decode_s=0.1),
+        answered(turn=3, decode_s=0.1),
+        answered("planned", prompt="without a partner", turn=3),
+        answered(prompt="one token", tokens=1),
+        answered("planned", prompt="one token", tokens=1),
+    ]
+    assert by_pass(answers, "planned", "plain", decoding) == {"p": [pytest.approx(1.0), pytest.approx(2.0)]}
+    assert by_pass(answers, "plain", "planned", decoding) == {"p": [pytest.approx(1.0), pytest.approx(0.5)]}
+    assert by_pass(answers, "planned", "nobody", decoding) == {}
+    assert by_pass(answers, "planned", "plain", requests) == {}
+
+
+def test_plain_against_itself_is_of_what_the_run_measures() -> None:
+    warm = [answered(decode_s=0.1), answered("again", decode_s=0.05)]
+    assert plain_against_itself(warm) == {"p": [pytest.approx(2.0)]}
+    cold = [answered(decode_s=0.1, ttft_s=0.9), answered("again", decode_s=0.05, ttft_s=0.95)]
+    assert plain_against_itself(cold) == {"p": [pytest.approx(1.0)]}
+    assert plain_against_itself(warm[:1]) == {}

@@ -1,0 +1,115 @@
+"""Which prompts are run again, how often, and what is kept."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from edgespec.bench import run as run_module
+from edgespec.bench.repeats import DISTURBED, REPEATS, disturbed, run_until_quiet
+from edgespec.bench.run import Answer, RunSettings
+from edgespec.bench.suite import Prompt
+from tests.support.bench_answers import FakeRun, Make, answered
+
+ENGINE: Any = object()
+PROMPTS = [Prompt(id=name, category="chat", prompt=name) for name in ("a", "b", "c")]
+
+
+class NamedArm:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+ARMS: Any = [NamedArm("plain"), NamedArm("again"), NamedArm("planned")]
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, make: Make, passes: int = 3) -> tuple[FakeRun, list[Answer], list[Any]]:
+    fake, told = FakeRun(make), []
+    monkeypatch.setattr(run_module, "run_passes", fake)
+    answers = run_until_quiet(
+        ENGINE, ARMS, PROMPTS, RunSettings(passes=passes), on_repeat=lambda *event: told.append(event)
+    )
+    return fake, answers, told
+
+
+def ids(fake: FakeRun) -> list[tuple[list[str], int]]:
+    return [([prompt.id for prompt in prompts], first_turn) for _, prompts, _, first_turn in fake.calls]
+
+
+def again(*ratios: float, prompt: str = "p") -> list[Answer]:
+    """Plain decoding, and again at so many times its speed in each pass."""
+    answers = []
+    for number, ratio in enumerate(ratios):
+        answers.append(answered(prompt=prompt, turn=2 * number))
+        answers.append(answered("again", prompt=prompt, turn=2 * number, decode_s=0.1 / ratio))
+    return answers
+
+
+def test_a_quiet_run_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, answers, told = ran(monkeypatch, lambda *_: {})
+    assert ids(fake) == [(["a", "b", "c"], 0)]
+    assert told == []
+    assert len(answers) == 3 * 3
+
+
+def test_only_disturbed_prompts_are_run_again_and_everything_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One pass a run. b is disturbed in the first, and its median is until two quiet ones followed; c always is.
+    def make(prompt: Prompt, arm: str, turn: int) -> dict[str, Any]:
+        slow = arm == "again" and (prompt.id == "c" or (prompt.id == "b" and turn == 0))
+        return {"decode_s": 0.11 if slow else 0.1}
+
+    fake, answers, told = ran(monkeypatch, make)
+    assert ids(fake) == [(["a", "b", "c"], 0), (["b", "c"], 6), (["b", "c"], 12), (["c"], 18)]
+    assert [repeat for _, repeat in told] == [1, 2, 3], "three times at most"
+    assert [prompt.id for prompt in told[0][0]] == ["b", "c"]
+    kept = {(a.prompt_id, a.turn) for a in answers if a.arm == "planned"}
+    assert kept == {("a", 0), ("b", 0), ("b", 6), ("b", 12), ("c", 0), ("c", 6), ("c", 12), ("c", 18)}
+    assert len({(a.arm, a.prompt_id, a.turn) for a in answers}) == len(answers)
+    assert disturbed(answers) == ["c"], "still, and said"
+
+
+def test_turns_go_on_where_the_passes_before_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, _, _ = ran(monkeypatch, lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}, passes=5)
+    assert [first_turn for _, first_turn in ids(fake)] == [10 * repeat for repeat in range(1 + REPEATS)]
+
+
+def test_without_an_arm_that_says_so_nothing_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRun(lambda _, __, turn: {"decode_s": 0.1 + turn})
+    monkeypatch.setattr(run_module, "run_passes", fake)
+    run_until_quiet(ENGINE, [ARMS[0], ARMS[2]], PROMPTS, RunSettings())
+    assert len(fake.calls) == 1
+
+
+def test_what_it_is_given_reaches_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def run_passes(*arguments: object, **more: object) -> list[Answer]:
+        given.append((arguments, more))
+        return again(1.5, prompt="a")
+
+    monkeypatch.setattr(run_module, "run_passes", run_passes)
+    stop, settings = threading.Event(), RunSettings(passes=1)
+
+    def tell(_answer: Answer, _done: int, _total: int) -> None:
+        """Never called."""
+
+    run_until_quiet(ENGINE, ARMS, PROMPTS, settings, on_answer=tell, stop=stop)
+    assert [arguments for arguments, _ in given] == [
+        (ENGINE, ARMS, PROMPTS, settings), *[(ENGINE, ARMS, PROMPTS[:1], settings)] * REPEATS
+    ]  # fmt: skip
+    assert all(more["stop"] is stop and more["on_answer"] is tell for _, more in given)
+
+
+def test_a_prompt_is_judged_by_the_median_of_its_passes() -> None:
+    assert DISTURBED == 0.02
+    assert disturbed(again(1.0, 1.0, 3.0)) == []
+    assert disturbed(again(1.03, 1.0, 1.04)) == ["p"]
+    assert disturbed(again(1.019, 1.019, 1.019)) == []
+    assert disturbed(again(1.021, 1.021, 1.021)) == ["p"]
+
+
+@pytest.mark.parametrize("ratio", [0.9, 0.978, 0.99, 1.0, 1.015, 1.021, 1.3])
+def test_being_faster_is_as_suspicious_as_being_slower(ratio: float) -> None:
+    assert disturbed(again(ratio)) == disturbed(again(1 / ratio))
