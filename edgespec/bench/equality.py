@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from edgespec.bench.suite import Prompt
-from edgespec.decoding.sampling import Purpose, Sampling, distribution, gumbel
+from edgespec.decoding.sampling import Sampling, request_of
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
 from edgespec.engine.loaded_pair import Speculation
@@ -319,12 +318,10 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
         if sampling.greedy:
             _, scores = rows.top_k(2)
             return float(scores[0, 0] - scores[0, 1])
-        own = distribution(rows.logits(0), sampling, tokens)
-    if len(own.ids) < 2:
+        drawn = rows.draw(0, request_of(sampling, tokens, wanted=2))
+    if len(drawn.tokens) < 2:
         return float("inf")
-    noise = gumbel(sampling.seed, len(tokens), Purpose.TOKEN, own.ids)
-    best = np.sort(np.log(own.probs) + noise)[-2:]
-    return float(best[1] - best[0]) * sampling.temperature
+    return math.log(drawn.odds[0] / drawn.odds[1]) * sampling.temperature
 
 
 class FullTrees(TimedPolicy):

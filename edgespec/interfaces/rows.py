@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.errors import NonFiniteLogitsError, StaleRowsError
+from edgespec.interfaces.drawing import Drawn, DrawRequest, FloatArray, IdArray, LogitsArray, draw_from
 
-FloatArray = NDArray[np.float64]
-LogitsArray = NDArray[np.float32]
-IdArray = NDArray[np.int64]
+__all__ = ["Distribution", "FloatArray", "IdArray", "LogitsArray", "Rows"]
 
 
 class Rows:
@@ -20,7 +18,7 @@ class Rows:
 
     ``read_row(i)`` returns row i as float32 of shape (vocabulary,); it may be a view of native memory that the
     Sequence's next forward overwrites, so every access first asks ``is_current``. A runtime with native
-    reductions overrides ``argmax`` and ``top_k``; everything else inherits these.
+    reductions overrides ``argmax_row``, ``top_k`` and ``draw``; everything else inherits these.
     """
 
     def __init__(
@@ -78,6 +76,14 @@ class Rows:
     def scored(self, index: int) -> tuple[IdArray | None, LogitsArray]:
         """The tokens that were scored, None for all, and the score of each, the caller's to keep. As ``logits``."""
         return None, self.logits(index)
+
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
+        """Draw a token from row ``index``: of equal requests and scores the same one, whoever computes it.
+
+        ``ids`` are the tokens of the scores, ascending; None: 0, 1, 2, ... Raises NonFiniteLogitsError if a score is
+        NaN or the highest is infinite, and StaleRowsError.
+        """
+        return draw_from(self._row(index), request, ids)
 
     def copy(self) -> Rows:
         """The same rows, detached from the Sequence: valid for ever."""

@@ -16,15 +16,17 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 5
+#define ES_ABI 6
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
+enum { ES_MOST_DRAWN = 8 };
 
 enum es_status {
     ES_OK = 0,
     ES_CANCELLED = 1,
     ES_BAD_REQUEST = 2,
     ES_OTHER_PROCESS = 3, /* the process forked after the sequence was opened: its threads stayed behind */
+    ES_NOT_FINITE = 4,    /* a score is NaN, or the highest is infinite */
 };
 
 /* Weight types, numbered as in GGUF files. */
@@ -95,6 +97,34 @@ struct es_threads {
     int64_t most_busy; /* processors that the system lets this process keep busy; 0 where it sets no quota */
 };
 
+/* What es_draw says of the distribution besides. */
+enum es_measures { ES_MEASURE_NOTHING = 0, ES_MEASURE_MASS = 1, ES_MEASURE_SPREAD = 2 /* and mass */ };
+
+/* How a token comes of a row of scores; edgespec/interfaces/drawing.py says what each of these does. */
+struct es_draw_request {
+    const int64_t *ids;                /* ascending, one for each score, below 2^32; null: 0, 1, 2, ... */
+    const int64_t *seen, *occurrences; /* [seen_count]: scores to penalise, and how often their tokens were seen */
+    int64_t seen_count;
+    double repeat_penalty, presence_penalty, frequency_penalty;
+    int64_t top_k; /* 0: all */
+    double top_p, min_p;
+    uint32_t key[4]; /* of the noise */
+    float scale;     /* of differences of scores; then they are logarithms to base 2 */
+    int32_t noisy;   /* whether noise decides, or the scores alone, without truncation */
+    int32_t wanted;  /* 1 .. ES_MOST_DRAWN */
+    int32_t measures; /* enum es_measures */
+};
+
+/* ids[0] is the token, ids[1] what it would be if that did not exist, and so on. `values`: with noise their times of
+ * arrival, else their weights, of which the highest is 1. `mass` is the sum of the weights that were left, in units of
+ * 2^-32, `spread` that of their products with their own log2. */
+struct es_drawn {
+    int64_t count;
+    int64_t ids[ES_MOST_DRAWN];
+    double values[ES_MOST_DRAWN];
+    int64_t mass, spread;
+};
+
 struct es_sequence;
 
 ES_EXPORT int32_t es_abi(void);
@@ -158,6 +188,13 @@ ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
 /* The k best of a row, best first, ties by lowest id; k <= head rows. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
+
+/* Bytes of scratch memory that es_draw takes for `count` scores; 0 for a number of scores that it does not take. */
+ES_EXPORT int64_t es_draw_scratch(int64_t count);
+/* Draws from a row of `count` scores, which are as they were when it returns. Returns an es_status; with ES_NOT_FINITE
+ * ids[0] and values[0] are where and what. The same bits at every level. */
+ES_EXPORT int32_t es_draw(float *scores, int64_t count, const struct es_draw_request *request, void *scratch,
+                          struct es_drawn *drawn, int32_t level);
 
 /* For llama.cpp, which asks between the nodes of its graph whether to stop: is the int32 that `flag` points at not 0?
  * Written by any thread. */

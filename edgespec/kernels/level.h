@@ -53,6 +53,9 @@ struct attention_query {
     const uint16_t *own_keys, *own_values;
 };
 
+/* Scores whose maximum is looked at before they are. */
+enum { DRAW_BLOCK = 256 };
+
 struct level {
     const char *name;
     multiply_function *multiply[ES_TYPES]; /* by type; null for a number that is none */
@@ -76,6 +79,9 @@ struct level {
     int (*coarsen)(const float *x, size_t blocks, uint8_t *to);
     /* See es_argmax. */
     int64_t (*argmax)(const float *scores, size_t count);
+    /* See es_draw. */
+    int32_t (*draw)(const float *scores, size_t count, const struct es_draw_request *request, void *scratch,
+                    struct es_drawn *drawn);
 };
 
 /* A level's table of products, so that none is forgotten: each level's file has functions of these names. */
@@ -97,7 +103,8 @@ struct level {
 /* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .to_halves = to_halves, .attend = attend, .coarsen = coarsen, .argmax = argmax
+    .to_halves = to_halves, .attend = attend, .coarsen = coarsen, .argmax = argmax, \
+    .draw = draw
 
 /* Which of them were built, EDGESPEC_HAS_... says. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;

@@ -27,6 +27,7 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
+from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.thread import WorkerThread
@@ -310,6 +311,9 @@ class TrimmedRows(Rows):
 
     def scored(self, index: int) -> tuple[IdArray | None, LogitsArray]:
         return self._ids, self._kept.logits(index)
+
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
+        return self._kept.draw(index, request, self._ids)
 
     def logits(self, index: int) -> LogitsArray:
         return self._row(index)  # newly made, so the caller's to keep

@@ -8,17 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding import sampling as module
-from edgespec.decoding.sampling import (
-    Chooser,
-    Purpose,
-    Sampling,
-    confidence_and_entropy,
-    distribution,
-    draw,
-    uniforms,
-)
+from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
 from edgespec.errors import NonFiniteLogitsError
+from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from, noise_key, uniforms
 from edgespec.interfaces.rows import Distribution, Rows
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.support.gates import Gate, at_least
@@ -60,7 +52,10 @@ def test_the_chooser_takes_each_number_from_its_own_stream() -> None:
         assert as_dict(drawn.distribution) == as_dict(own)
         assert drawn.token == draw(own, 4, length, Purpose.DRAFT)
         differs += drawn.token != plain
-        assert rejecting.accept_uniform(length) == uniforms(4, length, Purpose.ACCEPT, np.zeros(1, np.int64))[0]
+        assert (
+            rejecting.accept_uniform(length)
+            == uniforms(noise_key(4, length, Purpose.ACCEPT), np.zeros(1, np.int64))[0]
+        )
     assert differs > 10, "independent streams disagree often"
 
 
@@ -90,7 +85,7 @@ def test_a_draft_is_put_forward_by_the_peak_alone(options: Sampling, peak: float
         (Sampling(temperature=1.0), 0.5, 1.75 * math.log(2)),
         (Sampling(temperature=1.0, rule="rejection"), 0.5, 1.75 * math.log(2)),
         (Sampling(temperature=1.0, top_k=2), 2 / 3, math.log(3) - 2 / 3 * math.log(2)),
-        (Sampling(repeat_penalty=2.0), 1.0, 0.0),
+        (Sampling(repeat_penalty=2.0), 0.5, 1.75 * math.log(2)),
     ],
 )
 def test_a_gate_is_told_the_peak_and_the_entropy_if_it_wants_it(
@@ -105,36 +100,31 @@ def test_a_gate_is_told_the_peak_and_the_entropy_if_it_wants_it(
         assert gate.asked == [(pytest.approx(peak), pytest.approx(entropy, abs=1e-6) if wants else None)]
 
 
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+def test_what_a_gate_is_told_says_nothing_of_the_token(rule: str) -> None:
+    """Else whether a token is put forward could depend on the token: biased."""
+    rows, told, tokens = Rows(1, lambda _: SCORES), set[tuple[float, float | None]](), set[int]()
+    for seed in range(100):
+        chooser = Chooser(Sampling(temperature=2.0, top_p=0.97, seed=seed, rule=rule))  # type: ignore[arg-type]
+        gate = Gate(needs_entropy=True)
+        draft = chooser.draft(rows, 0, [0] * seed, gate, runner_up=True)
+        assert draft is not None
+        assert len(gate.asked) == 1
+        told.add(gate.asked[0])
+        tokens.add(draft.token)
+    assert len(told) == 1
+    assert len(tokens) > 3
+
+
 @pytest.mark.parametrize(
     "options", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, rule="rejection")]
 )
-def test_a_gate_is_asked_once_and_before_the_token_is_chosen(
-    options: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked afterwards, whether a token is put forward could depend on the token: biased."""
-    events: list[str] = []
-
-    class Watching(Rows):
-        def argmax_row(self, index: int) -> int:
-            events.append("chosen")
-            return super().argmax_row(index)
-
-    original = draw
-
-    def spy(*key: object) -> int:
-        events.append("chosen")
-        return original(*key)  # type: ignore[arg-type]
-
-    def rule(confidence: float, entropy: float | None) -> bool:
-        events.append("asked")
-        return len(events) < 3
-
-    monkeypatch.setattr(module, "draw", spy)
-    rows = Watching(1, lambda _: SCORES)
-    gate = Gate(rule)
-    assert Chooser(options).draft(rows, 0, [0], gate) is not None
-    assert Chooser(options).draft(rows, 0, [0], gate) is None
-    assert events == ["asked", "chosen", "asked"], "and a token that is not put forward is never chosen"
+def test_a_gate_that_refuses_ends_the_chain(options: Sampling) -> None:
+    rows = Rows(1, lambda _: SCORES)
+    for alternatives in (0, 3):
+        gate = Gate(lambda confidence, entropy: False)
+        assert Chooser(options).draft(rows, 0, [0], gate, alternatives=alternatives) is None
+        assert len(gate.asked) == 1
 
 
 def test_without_a_gate_a_greedy_draft_looks_at_no_scores_but_the_best() -> None:
@@ -144,22 +134,25 @@ def test_without_a_gate_a_greedy_draft_looks_at_no_scores_but_the_best() -> None
     assert (draft.token, draft.distribution, draft.confidence) == (1, None, None)
 
 
+def sure_and_entropy(scores: np.ndarray, *, entropy: bool = True) -> tuple[float | None, float | None]:
+    """What a greedy drafter's gate is told."""
+    drawn = draw_from(scores, DrawRequest(measure=Measure.ENTROPY if entropy else Measure.PEAK))
+    return drawn.peak, drawn.entropy
+
+
 def test_confidence_is_the_softmax_peak() -> None:
-    assert confidence_and_entropy(logits(*np.log([6, 3, 1])), entropy=False) == (pytest.approx(0.6, rel=1e-6), None)
-    assert confidence_and_entropy(logits(1000.0, -INFINITY), entropy=True) == (1.0, 0.0)
-    assert confidence_and_entropy(logits(0, 0, 0, 0), entropy=True) == (
-        pytest.approx(0.25),
-        pytest.approx(math.log(4), rel=1e-6),
-    )
+    assert sure_and_entropy(logits(*np.log([6, 3, 1])), entropy=False) == (pytest.approx(0.6, rel=1e-6), None)
+    assert sure_and_entropy(logits(1000.0, -INFINITY)) == (1.0, 0.0)
+    assert sure_and_entropy(logits(0, 0, 0, 0)) == (pytest.approx(0.25), pytest.approx(math.log(4), rel=1e-6))
 
 
 @given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=50))
 @settings(max_examples=200, deadline=None)
 def test_confidence_and_entropy_are_those_of_the_distribution(scores: list[float]) -> None:
     own = distribution(logits(*scores), Sampling(temperature=1.0))
-    sure, entropy = confidence_and_entropy(logits(*scores), entropy=True)
-    assert sure == pytest.approx(own.peak, rel=1e-4)
-    assert entropy == pytest.approx(own.entropy, abs=1e-4)
+    sure, entropy = sure_and_entropy(logits(*scores))
+    assert sure == pytest.approx(own.peak, rel=1e-6)
+    assert entropy == pytest.approx(own.entropy, abs=1e-6)
     assert own.entropy == pytest.approx(-math.fsum(p * math.log(p) for p in own.probs), abs=1e-9)
 
 
@@ -167,7 +160,7 @@ def test_confidence_and_entropy_are_those_of_the_distribution(scores: list[float
 @pytest.mark.parametrize("entropy", [False, True])
 def test_nothing_is_said_of_garbage(spoilt: np.ndarray, entropy: bool) -> None:
     with pytest.raises(NonFiniteLogitsError):
-        confidence_and_entropy(spoilt, entropy=entropy)
+        sure_and_entropy(spoilt, entropy=entropy)
 
 
 def test_greedy_has_one_rule() -> None:
@@ -277,10 +270,12 @@ def test_a_draft_names_as_many_alternatives_as_asked_for() -> None:
         assert (both.runner_up, len(both.alternatives)) == (candidates[1][0], 2)
 
 
-def test_penalties_leave_greedy_decoding_no_alternative() -> None:
+def test_greedy_decoding_with_penalties_has_alternatives_as_well() -> None:
+    """Of the penalised scores: 3 / 1.5 is the same as that of token 5, and the lower id goes first."""
     draft = Chooser(Sampling(repeat_penalty=1.5)).draft(Rows(1, lambda _: SCORES), 0, [1], None, alternatives=3)
     assert draft is not None
-    assert (draft.token, draft.alternatives) == (3, ())
+    assert draft.token == 3
+    assert [token for token, _ in draft.alternatives] == [1, 5, 0]
 
 
 def test_a_truncated_distribution_has_few_alternatives() -> None:

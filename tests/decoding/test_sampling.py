@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from edgespec.decoding import sampling as module
-from edgespec.decoding.sampling import (
-    Chooser,
-    Purpose,
-    Sampling,
-    distribution,
-    draw,
-    gumbel,
-    penalise,
-    uniforms,
-)
+from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw, request_of
 from edgespec.errors import InvalidRequestError, NonFiniteLogitsError
+from edgespec.interfaces import drawing as module
+from edgespec.interfaces.drawing import Measure, noise_key, penalised
 from edgespec.interfaces.rows import Distribution, Rows
 from tests.support.gates import at_least
 
@@ -60,14 +51,15 @@ def reference(scores: Sequence[float], options: Sampling, context: Sequence[int]
     if options.min_p > 0:
         highest = max(weights[i] for i in kept)
         kept = [i for i in kept if weights[i] >= options.min_p * highest]
-    kept = [i for i in kept if weights[i] > 0]
+    kept = [i for i in kept if weights[i] >= 2.0**-40]
     total = math.fsum(weights[i] for i in kept)
     return {i: weights[i] / total for i in sorted(kept)}
 
 
 def agree(own: Distribution, wanted: dict[int, float]) -> None:
+    """But for the rounding of weights to float32; which bits they have, tests/interfaces/test_drawing.py says."""
     assert own.ids.tolist() == list(wanted)
-    assert own.probs.tolist() == pytest.approx(list(wanted.values()), rel=1e-12)
+    assert own.probs.tolist() == pytest.approx(list(wanted.values()), rel=2e-6)
 
 
 # ------------------------------------------------------------------------------------------ one option each
@@ -126,10 +118,11 @@ def test_top_p_looks_at_what_top_k_left() -> None:
 
 
 def test_penalties_by_hand() -> None:
-    scores = np.array([2.0, -2.0, 0.0, 2.0, -2.0])
+    scores = logits(2.0, -2.0, 0.0, 2.0, -2.0)
     options = Sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    penalise(scores, options, [0, 1, 1, 2, 0, 0])
-    assert scores.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
+    own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0]))
+    assert own.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
+    assert scores.tolist() == [2.0, -2.0, 0.0, 2.0, -2.0]
 
 
 def test_penalties_move_the_greedy_choice_and_leave_the_scores_alone() -> None:
@@ -226,13 +219,13 @@ def test_any_combination_matches_the_reference(scores: list[int], options: Sampl
     wanted = reference(scores, options, context)
     own = as_dict(distribution(logits(*scores), options, context))
     if options.top_p < 1 and own.keys() != wanted.keys():
-        # The two sum in different orders, so a nucleus that ends exactly at the mass may differ by its last id.
+        # The two round differently, so a nucleus that ends exactly at the mass may differ by its last id.
         last = set(own) ^ set(wanted)
         untouched = reference(scores, Sampling(temperature=options.temperature, top_k=options.top_k), context)
         assert len(last) == 1
         assert untouched.keys() >= last
         return
-    assert own == pytest.approx(wanted, rel=1e-9)
+    assert own == pytest.approx(wanted, rel=1e-5)
 
 
 @given(st.lists(st.integers(-6, 6), min_size=1, max_size=300), st.floats(0.01, 0.999), st.integers(1, 40))
@@ -258,66 +251,43 @@ def test_the_nucleus_of_a_large_vocabulary(spread: float, beyond_guess: bool) ->
     agree(own, reference(scores.tolist(), Sampling(temperature=1.0, top_p=0.9)))
 
 
-# --------------------------------------------------------------------------------------------- keyed noise
+# --------------------------------------------------------------------------------------------- keyed draws
 
 
-IDS = np.arange(2000, dtype=np.int64)
+def test_a_request_is_keyed_by_seed_position_and_purpose() -> None:
+    options = Sampling(temperature=0.7, top_k=4, top_p=0.9, min_p=0.1, seed=9)
+    own = request_of(options, [5, 5, 6])
+    assert own.key == noise_key(9, 3, Purpose.TOKEN)
+    assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.7, 4, 0.9, 0.1)
+    assert (own.wanted, own.measure, own.seen) == (1, Measure.NOTHING, {})
+    other = request_of(options, [5], Purpose.CORRECTION, wanted=4, measure=Measure.PEAK)
+    assert other.key == noise_key(9, 1, Purpose.CORRECTION)
+    assert (other.wanted, other.measure) == (4, Measure.PEAK)
 
 
-def test_noise_is_a_pure_function_of_its_key() -> None:
-    first = uniforms(7, 11, Purpose.DRAFT, IDS)
-    assert first.tolist() == uniforms(7, 11, Purpose.DRAFT, IDS).tolist()
-    picked = np.array([1500, 3, 3], dtype=np.int64)
-    assert uniforms(7, 11, Purpose.DRAFT, picked).tolist() == first[picked].tolist(), "each id by itself"
-    assert ((first > 0) & (first < 1)).all()
-    assert np.isfinite(gumbel(7, 11, Purpose.DRAFT, IDS)).all()
+def test_a_greedy_request_has_no_noise_and_truncates_nothing() -> None:
+    own = request_of(Sampling(top_k=1, top_p=0.5, min_p=0.5, repeat_penalty=1.5, presence_penalty=1), [5, 5, 6])
+    assert (own.key, own.top_k, own.top_p, own.min_p, own.temperature) == (None, 0, 1.0, 0.0, 1.0)
+    assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.5, 1, 0.0)
+    assert own.seen == {5: 2, 6: 1}
+    assert request_of(Sampling(), [5, 5, 6]).seen == {}
 
 
-def test_noise_known_values() -> None:
-    """Changing the hash changes every seeded answer: this must be on purpose."""
-    known = uniforms(3, 12345, Purpose.ACCEPT, np.arange(3, dtype=np.int64))
-    assert known == pytest.approx([0.87674127, 0.50849277, 0.48417777], abs=1e-8)
-
-
-def test_noise_differs_by_every_part_of_its_key() -> None:
-    keys = [
-        (seed, position, purpose)
-        for seed in (0, 1, 2**64 - 1)
-        for position in (0, 1, 2, 10**6)
-        for purpose in Purpose
-    ]
-    streams = np.array([uniforms(*key, IDS) for key in keys])
-    assert len(np.unique(streams)) == streams.size, "no two numbers of any two streams coincide"
-    # Independent streams of 2000 numbers correlate by about 1/sqrt(2000) = 0.022; five of those for 1128 pairs.
-    correlations = np.corrcoef(streams) - np.eye(len(keys))
-    assert np.abs(correlations).max() < 5 / math.sqrt(len(IDS))
-
-
-def test_noise_is_uniform_along_each_axis() -> None:
-    one = np.zeros(1, dtype=np.int64)
-    axes = {
-        "ids": uniforms(5, 5, Purpose.TOKEN, IDS),
-        "positions": np.array([uniforms(5, p, Purpose.TOKEN, one)[0] for p in range(2000)]),
-        "seeds": np.array([uniforms(s, 5, Purpose.TOKEN, one)[0] for s in range(2000)]),
-    }
-    for name, numbers in axes.items():
-        assert abs(numbers.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 2000), name
-        neighbours = np.corrcoef(numbers[1:], numbers[:-1])[0, 1]
-        assert abs(neighbours) < 5 / math.sqrt(2000), name
-
-
-def test_noise_warns_of_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        uniforms(2**64 - 1, 2**31, Purpose.CORRECTION, IDS)
-        distribution(logits(1, 2, 3), Sampling(temperature=0.7, top_p=0.9))
-
-
-def test_a_draw_prefers_the_lowest_id_on_a_tie_and_needs_no_noise_for_one() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "gumbel", lambda seed, position, purpose, ids: np.zeros(len(ids)))
-        assert draw(Distribution(np.array([4, 9]), np.array([0.5, 0.5])), 0, 0, Purpose.TOKEN) == 4
+def test_a_draw_of_one_token_is_that_token() -> None:
     assert draw(Distribution(np.array([9]), np.ones(1)), 0, 0, Purpose.TOKEN) == 9
+
+
+def test_a_distribution_of_some_ids_is_that_of_a_row_with_the_others_at_nothing() -> None:
+    ids = np.array([3, 9, 10, 40])
+    every = np.full(50, -INFINITY, dtype=np.float32)
+    every[ids] = logits(1, 4, 4, 2)
+    for options in (
+        Sampling(),
+        Sampling(temperature=0.8, top_k=3),
+        Sampling(temperature=0.8, top_p=0.9, repeat_penalty=1.3),
+    ):
+        own, wanted = distribution(every[ids], options, [9, 11], ids), distribution(every, options, [9, 11])
+        assert as_dict(own) == as_dict(wanted)
 
 
 def test_a_draw_ignores_ids_off_the_support() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
+from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw, request_of
 from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, ForwardError, MemoryLimitError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, DraftsBranches, DraftState, Proposal
+from edgespec.interfaces.drawing import penalised
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
@@ -92,8 +94,16 @@ def test_there_may_be_no_second_thought(rule: str) -> None:
     only = Sampling(temperature=1.0, top_k=1, rule=rule)  # type: ignore[arg-type]
     proposal = started(FakeModel(seed=1), only).propose(wanting(PROMPT), 3)
     assert proposal.runners_up == (None,) * 3
-    penalised = started(FakeModel(seed=1), Sampling(repeat_penalty=1.2)).propose(wanting(PROMPT), 3)
-    assert penalised.runners_up == (None,) * 3, "greedy with penalties keeps the best one only"
+
+
+def test_greedy_with_penalties_it_is_the_second_of_the_penalised_scores() -> None:
+    model, options = FakeModel(seed=1), Sampling(repeat_penalty=1.2)
+    proposal = started(model, options).propose(wanting(PROMPT), 3)
+    so_far = list(PROMPT)
+    for token, other in zip(proposal.tokens, proposal.runners_up, strict=True):
+        own = penalised(model.scores(so_far), request_of(options, so_far))
+        assert [token, other] == np.argsort(-own, kind="stable")[:2].tolist()
+        so_far.append(token)
 
 
 # ------------------------------------------------------------------------------------------------------ a branch

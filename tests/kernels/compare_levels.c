@@ -207,6 +207,54 @@ static void compare_attention(void)
     }
 }
 
+/* ---------------------------------------------------------------------------------------------------- draws */
+
+enum { MOST_SCORES = 3000 };
+
+/* What was drawn, without what lies behind it in the arrays. */
+static void compare_draw(int64_t number, float *scores, int64_t count, const struct es_draw_request *request, void *scratch)
+{
+    static struct es_drawn portable, found;
+    int32_t expected = es_draw(scores, count, request, scratch, &portable, ES_PORTABLE);
+    int32_t code = es_draw(scores, count, request, scratch, &found, level_tested);
+    expect("draw", number, code == expected ? ES_OK : code, &portable, &found, sizeof found);
+}
+
+static void compare_draws(void)
+{
+    static const double top_ps[] = {1.0, 0.95, 0.5}, min_ps[] = {0.0, 0.05, 1e-6};
+    static const int64_t top_ks[] = {0, 1, 40, 700}, seen[] = {0, 7, 2}, occurrences[] = {1, 9, 2};
+    static const float sizes[] = {0.1f, 3.0f, 30.0f};
+    static float scores[MOST_SCORES];
+    static int64_t ids[MOST_SCORES];
+    void *scratch = take((size_t)es_draw_scratch(MOST_SCORES));
+    for (int64_t i = 0; i < MOST_SCORES; i++)
+        ids[i] = 3 * i + 1;
+    for (int64_t number = 0; number < 3000; number++) {
+        int64_t count = number % 10 ? 10 + number % 100 : MOST_SCORES - number % 300;
+        fill(scores, (size_t)count, sizes[number % 3]);
+        if (number % 5 == 1) /* ties */
+            for (int64_t i = 0; i < count; i++)
+                scores[i] = (float)(int)scores[i];
+        if (number % 7 == 1) /* tokens that are not scored */
+            for (int64_t i = 0; i < count; i += 2)
+                scores[i] = -INFINITY;
+        if (number % 500 == 499)
+            scores[count / 2] = NAN;
+        struct es_draw_request request = {
+            .ids = number % 4 ? NULL : ids,
+            .seen = seen, .occurrences = occurrences, .seen_count = number % 6 ? 0 : 3,
+            .repeat_penalty = 1.1, .presence_penalty = 0.1, .frequency_penalty = 0.2,
+            .top_k = top_ks[number % 4], .top_p = top_ps[number / 4 % 3], .min_p = min_ps[number / 12 % 3],
+            .key = {(uint32_t)number, 5, 6, 7},
+            .scale = number % 2 ? 1.442695f : 2.060993f,
+            .noisy = number % 9 != 0, .wanted = 1 + (int32_t)(number % ES_MOST_DRAWN), .measures = (int32_t)(number % 3),
+        };
+        compare_draw(number, scores, count, &request, scratch);
+    }
+    free(scratch);
+}
+
 /* --------------------------------------------------------------------------------------------------- models */
 
 enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9 };
@@ -284,6 +332,7 @@ int main(void)
         compare_coarse();
         compare_rows();
         compare_attention();
+        compare_draws();
         compare_models();
         printf("%s: %ld comparisons, the portable level's bits\n", es_level_name(level_tested), compared);
         last = digest;

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.interfaces.drawing import MOST_DRAWN
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
@@ -202,4 +203,5 @@ def test_the_library_takes_what_runtimes_hand_over() -> None:
     assert f"ES_MOST_TOKENS = {PREFILL_CHUNK_TOKENS}," in header
     assert f"ES_MOST_SCORED = {MAX_SCORED_ROWS}," in header
     assert f"ES_MOST_THREADS = {native_library.MOST_THREADS} " in header
+    assert f"ES_MOST_DRAWN = {MOST_DRAWN} " in header
     assert f"#define ES_ABI {native_library.ABI}\n" in header

@@ -7,6 +7,7 @@ runtimes that compute on threads of their own must do besides is in ``thread_con
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from edgespec.errors import (
     RewindError,
     StaleRowsError,
 )
+from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from, noise_key
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.interfaces.rows import LogitsArray, Rows
 
@@ -188,6 +190,8 @@ class SequenceContract(OneModel):
             rows.logits(index)
         with pytest.raises(IndexError):
             rows.argmax_row(index)
+        with pytest.raises(IndexError):
+            rows.draw(index, DrawRequest())
 
     # ----------------------------------------------------------------------------------------------- rows
 
@@ -217,6 +221,7 @@ class SequenceContract(OneModel):
             lambda: rows.argmax_row(0),
             lambda: rows.top_k(1),
             lambda: rows.logits(0),
+            lambda: rows.draw(0, DrawRequest()),
             rows.copy,
         ):
             with pytest.raises(StaleRowsError):
@@ -249,6 +254,20 @@ class SequenceContract(OneModel):
             assert rows.argmax()[index] == rows.argmax_row(index) == by_score_then_id[0]
             assert np.array_equal(found_ids[index], by_score_then_id)
             assert np.array_equal(found_scores[index], row[by_score_then_id])
+
+    def test_draws_are_those_of_the_logits(self, model: Model, sequence: Sequence) -> None:
+        tokens = ids(40, model)
+        rows = sequence.forward(tokens, 20)
+        before = logits(rows)
+        for index, row in enumerate(before):
+            for request in (
+                DrawRequest(measure=Measure.PEAK, wanted=4),
+                DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
+                DrawRequest(key=noise_key(1, index, 0), temperature=0.7, top_p=0.9, min_p=0.01, wanted=2),
+                DrawRequest(key=noise_key(1, index, 0), top_k=7, seen=Counter(tokens), repeat_penalty=1.3),
+            ):
+                assert rows.draw(index, request) == draw_from(row, request)
+        assert equal(logits(rows), before)
 
     # --------------------------------------------------------------------------------------------- rewind
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.sampling import Sampling, confidence_and_entropy, distribution
+from edgespec.decoding.sampling import Sampling, distribution
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -23,6 +23,7 @@ from edgespec.errors import (
     StaleRowsError,
 )
 from edgespec.files.trimmed_drafter import EmbeddingTable, read_artefact
+from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from
 from edgespec.interfaces.rows import LogitsArray, Rows
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.facts import describe_model
@@ -187,9 +188,9 @@ def test_what_was_trimmed_away_has_no_probability(model: LlamaModel, how: dict[s
         found = distribution(row, Sampling(temperature=0.8, **how), context)
         assert set(found.ids.tolist()) <= set(KEPT)
         assert found.probs.sum() == pytest.approx(1)
-        confidence, entropy = confidence_and_entropy(row, entropy=True)
-        expected = confidence_and_entropy(row[KEPT], entropy=True)
-        assert (confidence, entropy) == pytest.approx(expected, rel=1e-5)
+        told = DrawRequest(measure=Measure.ENTROPY)
+        own, expected = draw_from(row, told), draw_from(row[KEPT], told)
+        assert (own.peak, own.entropy) == (expected.peak, expected.entropy)
 
 
 # ------------------------------------------------------------------------------------------ keeping to the rules

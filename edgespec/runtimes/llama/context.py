@@ -20,9 +20,10 @@ from edgespec.errors import (
     RewindError,
     RuntimeUnavailableError,
 )
-from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
+from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 # ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
@@ -206,7 +207,7 @@ class NativeContext:
             self._api.llama_free(pointer)
 
 
-class LlamaRows(Rows):
+class LlamaRows(DrawnRows):
     """Rows whose argmax does not wait for other Python threads.
 
     numpy gives the interpreter lock away while it searches, and beside a busy Python thread gets it back only

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Mapping
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.interfaces.drawing import MOST_DRAWN
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 5
-OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS = range(4)
+ABI = 6
+OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
 MOST_THREADS = 8192  # the most processors that Linux is built for
 PORTABLE = "portable"
 # The later, the faster; those of other processors' families are never there.
@@ -72,6 +73,40 @@ class Threads(ctypes.Structure):
     _fields_ = (
         ("count", c_int64),
         ("most_busy", c_int64),
+    )
+
+
+class DrawRequestStruct(ctypes.Structure):
+    """struct es_draw_request"""
+
+    _fields_ = (
+        ("ids", c_void_p),
+        ("seen", c_void_p),
+        ("occurrences", c_void_p),
+        ("seen_count", c_int64),
+        ("repeat_penalty", c_double),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("top_k", c_int64),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("key", c_uint32 * 4),
+        ("scale", c_float),
+        ("noisy", c_int32),
+        ("wanted", c_int32),
+        ("measures", c_int32),
+    )
+
+
+class DrawnStruct(ctypes.Structure):
+    """struct es_drawn"""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("ids", c_int64 * MOST_DRAWN),
+        ("values", c_double * MOST_DRAWN),
+        ("mass", c_int64),
+        ("spread", c_int64),
     )
 
 
@@ -137,6 +172,11 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_abort": (c_bool, (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
     "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
+    "es_draw_scratch": (c_int64, (c_int64,)),
+    "es_draw": (
+        c_int32,
+        (_FLOATS, c_int64, POINTER(DrawRequestStruct), c_void_p, POINTER(DrawnStruct), c_int32),
+    ),
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
     "es_exponential": (c_int32, (_FLOATS, c_int64, _FLOATS, c_int32)),
     "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),

@@ -20,8 +20,10 @@ from edgespec.errors import (
     StaleRowsError,
 )
 from edgespec.hardware.machine import processor_limit
+from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
+from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, LEVELS, OTHER_PROCESS, Matrix, Threads
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
@@ -51,6 +53,7 @@ class NativeCache:
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
         self._pointer: int | None = None
+        self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the rows that are scored and kept alive; None for all
         if cache_bytes <= _MOST_CACHE_BYTES:
             wanted = Threads(count=threads, most_busy=processor_limit() or 0)
@@ -140,9 +143,17 @@ class NativeCache:
     def row(self, index: int) -> LogitsArray:
         """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
         with self._lock:
-            start = ctypes.addressof(self._api.es_scores(self._open()).contents) + index * self._scores_per_row * 4
-            view = (ctypes.c_float * self._scores_per_row).from_address(start)
+            view = (ctypes.c_float * self._scores_per_row).from_address(self._row_address(index))
             return np.array(view, dtype=np.float32)
+
+    def _row_address(self, index: int) -> int:
+        start: int = ctypes.addressof(self._api.es_scores(self._open()).contents)
+        return start + index * self._scores_per_row * 4
+
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None) -> Drawn:
+        """See Rows."""
+        with self._lock:
+            return self._draws.draw(self._row_address(index), self._scores_per_row, request, ids)
 
     def argmax(self, index: int) -> int:
         """The best id of a row; -1 - id if its score is not finite."""
@@ -211,6 +222,10 @@ class NativeRows(Rows):
             self._check(index)
             self._cache.top_k(index, ids[index], scores[index])
         return ids, scores
+
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
+        self._check(index)
+        return self._cache.draw(index, request, ids)
 
     def logits(self, index: int) -> LogitsArray:
         return self._row(index)  # a copy already

@@ -15,6 +15,7 @@ from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
+from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.onnx.session import OnnxContext, OnnxSettings, OnnxWeights, StopFlag, load_weights
 from edgespec.runtimes.onnx.shared import SharedContext
@@ -153,7 +154,7 @@ class OnnxSequence(RuntimeSequence):
 
     def _rows(self, count: int) -> Rows:
         native, first = self._native, self._first
-        scored = Rows(count, lambda index: native.row(first + index), self._currency())
+        scored = DrawnRows(count, lambda index: native.row(first + index), self._currency())
         return scored if self._kept is None else TrimmedRows(scored, self._kept, self._vocabulary_size)
 
     def _check_usable(self) -> None:

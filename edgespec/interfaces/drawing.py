@@ -1,0 +1,370 @@
+"""From scores to a token: penalties, truncation, and keyed noise that decides among what is left.
+
+The rule is made of operations whose results depend on no order and on no library, so that the kernels, numpy and the
+scalar specification in the tests give the same token. Weights are float32 powers of two, elementwise. Sums are of
+weights rounded to multiples of 2^-32, which float64 adds exactly. What is below 2^-40 of the highest weight is not
+drawn: all such tokens of a vocabulary of 150 000 have less than 2 x 10^-7 of the mass.
+
+Noise is a pure function of a key and a token id. A token arrives after a time that is exponentially distributed, at
+the rate of its weight; the first to arrive is drawn. That is the Gumbel-max trick: minus the logarithm of the time is
+the logarithm of the weight plus Gumbel noise. A time has 52 random bits, so that even the least of weights is drawn
+as often as it says, to one part in 4096; with 32 bits it would be never, or 256 times too often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import NonFiniteLogitsError
+
+FloatArray = NDArray[np.float64]
+LogitsArray = NDArray[np.float32]
+IdArray = NDArray[np.int64]
+UintArray = NDArray[np.uint32]
+NoiseKey = tuple[int, int, int, int]
+
+MOST_DRAWN = 8  # ES_MOST_DRAWN of the kernels
+LOG_2 = 0.6931471805599453  # written out: libraries may differ in the last bit
+UNIT = 2.0**-32  # sums are of multiples of it; exact for up to 2^21 tokens
+LEAST_EXPONENT = np.float32(-40.0)
+
+_LARGEST_SCALE = 2.0**60  # of a temperature of almost nothing; differences of scores times this stay above -infinity
+_LEAST_FINITE = np.float32(-60.0)  # for what is infinitely far below the best: a weight that rounds to nothing
+_ROUNDER = np.float32(1.5 * 2.0**23)  # a float32 sum with it is an integer, which its last bits are
+# 2^f for f in -0.5 .. 0.5, from the highest power down: the Cephes library's exp2f (Moshier, 1989).
+POWER_OF_TWO = tuple(
+    np.float32(own)
+    for own in (
+        1.535336188319500e-4,
+        1.339887440266574e-3,
+        9.618437357674640e-3,
+        5.550332471162809e-2,
+        2.402264791363012e-1,
+        6.931472028550421e-1,
+        1.0,
+    )
+)
+
+
+class Measure(IntEnum):
+    """What is told of the distribution beside the token."""
+
+    NOTHING = 0
+    PEAK = 1
+    ENTROPY = 2  # and the peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRequest:
+    """How a token comes of a row of scores.
+
+    ``seen`` has the tokens that are penalised and how often each was seen. Scores are then divided by
+    ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of
+    the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` decides. Without a key the best
+    score does: nothing is truncated, and ``temperature`` is only that of odds and measures. ``wanted`` tokens are
+    told, at most MOST_DRAWN.
+    """
+
+    key: NoiseKey | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seen: Mapping[int, int] = field(default_factory=dict)
+    wanted: int = 1
+    measure: Measure = Measure.NOTHING
+
+    @property
+    def scale(self) -> float:
+        """What differences of scores are multiplied by to be logarithms to base 2: a float32."""
+        return float(np.float32(min(1 / LOG_2 / self.temperature, _LARGEST_SCALE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """``tokens[0]`` is the token, ``tokens[1]`` what it would be if that did not exist, and so on.
+
+    ``odds``: without noise their probabilities, or their weights where nothing is measured. With noise the softmax
+    among these of what decides, noise and all: a target whose scores are off by about one chooses otherwise that
+    often. ``peak`` is the highest probability of the truncated distribution, ``entropy`` is in nats; None where
+    nobody asked.
+    """
+
+    tokens: tuple[int, ...]
+    odds: tuple[float, ...]
+    peak: float | None = None
+    entropy: float | None = None
+
+    @classmethod
+    def of(cls, tokens: list[int], values: list[float], request: DrawRequest, mass: float, spread: float) -> Drawn:
+        """``values`` are times of arrival, by the scores alone weights; ``mass`` and ``spread`` are sums of units."""
+        if request.key is None:
+            odds = [value / (mass * UNIT) for value in values] if mass else values
+        else:
+            rates = [values[0] / value for value in values]
+            total = math.fsum(rates)
+            odds = [rate / total for rate in rates]
+        peak = entropy = None
+        if request.measure >= Measure.PEAK:
+            peak = 1.0 / (mass * UNIT)
+        if request.measure >= Measure.ENTROPY:
+            entropy = math.log(mass * UNIT) - LOG_2 * (spread / mass)
+        return cls(tuple(tokens), tuple(odds), peak, entropy)
+
+
+def draw_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
+    """Draw with numpy. ``ids`` are the tokens of the scores, ascending; None: 0, 1, 2, ...
+
+    Raises NonFiniteLogitsError if a score is NaN or the highest infinite.
+    """
+    scores = penalised(scores, request, ids)
+    if request.key is None:
+        return _best_from(scores, request, ids)
+    columns, weights, exponents = truncated(scores, request, ids)
+    mass, spread = _measured(weights, exponents, request.measure)
+    own = columns if ids is None else ids[columns]
+    tokens, times = first_to_arrive(own, weights.astype(np.float64), request.key, request.wanted)
+    return Drawn.of(tokens, times, request, mass, spread)
+
+
+def _best_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -> Drawn:
+    best = _best_finite(scores, ids)
+    exponents = _exponents(scores, scores[best], request)
+    columns = np.array([best])
+    if request.wanted > 1:
+        columns = _ranked(scores, request.wanted)
+        columns = columns[scores[columns] > -np.inf]
+    weights = np.where(exponents[columns] < LEAST_EXPONENT, 0.0, weights_of(exponents[columns]))
+    mass = spread = 0.0
+    if request.measure:
+        live = exponents[exponents >= LEAST_EXPONENT]
+        mass, spread = _measured(weights_of(live), live, request.measure)
+    tokens = columns if ids is None else ids[columns]
+    return Drawn.of(tokens.tolist(), weights.tolist(), request, mass, spread)
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> LogitsArray:
+    """The scores with the penalties of tokens seen: a copy where there are any."""
+    if not request.seen:
+        return scores
+    columns, occurrences = seen_columns(request.seen, len(scores), ids)
+    scores = np.array(scores, dtype=np.float32)
+    own = scores[columns].astype(np.float64)
+    own = np.where(own > 0, own / request.repeat_penalty, own * request.repeat_penalty)
+    own -= request.presence_penalty
+    own -= request.frequency_penalty * occurrences.astype(np.float64)
+    with np.errstate(over="ignore"):
+        scores[columns] = own.astype(np.float32)
+    return scores
+
+
+def seen_columns(seen: Mapping[int, int], count: int, ids: IdArray | None) -> tuple[IdArray, IdArray]:
+    """Which of ``count`` scores are those of tokens seen, and how often each was: int64, of one length."""
+    tokens = np.fromiter(seen.keys(), dtype=np.int64, count=len(seen))
+    occurrences = np.fromiter(seen.values(), dtype=np.int64, count=len(seen))
+    if ids is None:
+        inside = (tokens >= 0) & (tokens < count)
+        return tokens[inside], occurrences[inside]
+    columns = np.minimum(np.searchsorted(ids, tokens), count - 1)
+    inside = ids[columns] == tokens
+    return columns[inside], occurrences[inside]
+
+
+def _best_finite(scores: LogitsArray, ids: IdArray | None) -> int:
+    best = int(np.argmax(scores))  # numpy counts NaN as the maximum
+    if not np.isfinite(scores[best]):
+        raise not_finite(scores[best], best if ids is None else int(ids[best]))
+    return best
+
+
+def not_finite(score: float, token: int) -> NonFiniteLogitsError:
+    """What is raised of a row with such a score."""
+    return NonFiniteLogitsError(f"the logits hold {score} at token id {token}")
+
+
+def _exponents(scores: LogitsArray, best: np.float32, request: DrawRequest) -> LogitsArray:
+    """Logarithms of the weights to base 2, float32."""
+    with np.errstate(over="ignore"):
+        exponents: LogitsArray = (scores - best) * np.float32(request.scale)
+    return exponents
+
+
+def weights_of(exponents: LogitsArray) -> LogitsArray:
+    """2^exponent for exponents of at most 0, within 2 units in the last place; 1 exactly for 0: float32."""
+    y = np.maximum(exponents, _LEAST_FINITE)
+    shifted = y + _ROUNDER
+    y -= shifted - _ROUNDER
+    weights: LogitsArray = np.full_like(y, POWER_OF_TWO[0])
+    for coefficient in POWER_OF_TWO[1:]:
+        weights *= y
+        weights += coefficient
+    weights.view(np.int32)[...] += shifted.view(np.int32) << 23
+    return weights
+
+
+def _units(weights: LogitsArray) -> FloatArray:
+    units: FloatArray = np.rint(weights.astype(np.float64) / UNIT)
+    return units
+
+
+def _measured(weights: LogitsArray, exponents: LogitsArray, measure: Measure) -> tuple[float, float]:
+    """The sums of the weights, and of their products with their exponents, in units."""
+    if measure < Measure.PEAK:
+        return 0.0, 0.0
+    units = _units(weights)
+    spread = float(np.rint(units * exponents.astype(np.float64)).sum()) if measure >= Measure.ENTROPY else 0.0
+    return float(units.sum()), spread
+
+
+# ---------------------------------------------------------------------------------------------- truncation
+
+
+def truncated(
+    scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None
+) -> tuple[IdArray, LogitsArray, LogitsArray]:
+    """What is left of penalised scores: columns, ascending, and their weights and exponents. ``ids`` as in draw_from.
+
+    Raises NonFiniteLogitsError if a score is NaN or the highest infinite.
+    """
+    exponents = _exponents(scores, scores[_best_finite(scores, ids)], request)
+    columns = np.flatnonzero(exponents >= LEAST_EXPONENT)
+    if 0 < request.top_k < len(columns):
+        columns = np.sort(columns[_ranked(scores[columns], request.top_k)])
+    exponents = exponents[columns]
+    weights = weights_of(exponents)
+    if request.top_p < 1:
+        kept = _nucleus(scores[columns], weights, request.top_p)
+        columns, weights, exponents = columns[kept], weights[kept], exponents[kept]
+    if request.min_p > 0:
+        likely = weights.astype(np.float64) >= request.min_p
+        columns, weights, exponents = columns[likely], weights[likely], exponents[likely]
+    return columns, weights, exponents
+
+
+def _ranked(scores: LogitsArray, count: int) -> IdArray:
+    """Columns of the ``count`` highest scores, best first; of equal ones the first."""
+    columns = np.arange(len(scores))
+    if count < len(scores):
+        border = np.partition(scores, len(scores) - count)[len(scores) - count]
+        columns = np.flatnonzero(scores >= border)
+    order: IdArray = columns[np.argsort(-scores[columns], kind="stable")][:count]
+    return order
+
+
+# Candidates looked at first when cutting to top_p. Text of the models tried keeps a nucleus of 0.95 within a few
+# hundred tokens; sorting a whole vocabulary of 150 000 instead costs about 10 ms a token.
+_NUCLEUS_GUESS = 1024
+
+
+def _nucleus(scores: LogitsArray, weights: LogitsArray, top_p: float) -> IdArray:
+    """Places, ascending, of the smallest set of highest scores that holds ``top_p`` of the mass."""
+    wanted = top_p * float(_units(weights).sum())
+    for count in (_NUCLEUS_GUESS, len(scores)):
+        order = _ranked(scores, count)
+        running = np.cumsum(_units(weights[order]))
+        if running[-1] >= wanted:
+            break
+    return np.sort(order[: int(np.searchsorted(running, wanted)) + 1])
+
+
+# --------------------------------------------------------------------------------------------------- noise
+
+_WORD = 2**64 - 1
+# SplitMix64 (Steele, Lea, Flood, 2014): the increment and the two multipliers of its finaliser.
+INCREMENT = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _mix(state: int) -> int:
+    state = (state ^ (state >> 30)) * _MULTIPLIERS[0] & _WORD
+    state = (state ^ (state >> 27)) * _MULTIPLIERS[1] & _WORD
+    return state ^ (state >> 31)
+
+
+def noise_key(seed: int, position: int, purpose: int) -> NoiseKey:
+    """The key of one position's noise for one purpose: four numbers of 32 bits."""
+    state = seed
+    for part in (position, purpose):
+        state = _mix((state + INCREMENT + part * _MULTIPLIERS[1]) & _WORD)
+    high, low = _mix((state + INCREMENT) & _WORD), _mix((state + 2 * INCREMENT) & _WORD)
+    return high & 0xFFFFFFFF, high >> 32, low & 0xFFFFFFFF, low >> 32
+
+
+def noise_bits(ids: UintArray, first: int, second: int) -> UintArray:
+    """32 bits per id, a bijection of ids for each key: Wellons's triple32, with the key added before two rounds."""
+    x = ids + np.uint32(first)
+    x ^= x >> np.uint32(17)
+    x *= np.uint32(0xED5AD4BB)
+    x += np.uint32(second)
+    x ^= x >> np.uint32(11)
+    x *= np.uint32(0xAC4C1B51)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x31848BAB)
+    x ^= x >> np.uint32(14)
+    return x
+
+
+def uniforms(key: NoiseKey, ids: IdArray) -> FloatArray:
+    """One number in (0, 1) per id, of 52 bits: float64, the shape of ``ids``."""
+    own = ids.astype(np.uint32)
+    low = (noise_bits(own, key[2], key[3]) >> np.uint32(12)).astype(np.float64)
+    high = noise_bits(own, key[0], key[1]).astype(np.float64)
+    numbers: FloatArray = (high * 2.0**20 + low + 0.5) * 2.0**-52
+    return numbers
+
+
+# The series of 2 artanh(f) / f in squares of f, from the highest power down.
+ARTANH = (2 / 15, 2 / 13, 2 / 11, 2 / 9, 2 / 7, 2 / 5, 2 / 3, 2.0)
+
+
+def exponentials(numbers: FloatArray) -> FloatArray:
+    """-log(1 - number) within a relative 2^-40: float64, exponentially distributed where the numbers are uniform.
+
+    With 1 - number = z * 2^e it is 2 artanh((1 - z) / (1 + z)) - e log 2.
+    """
+    z, e = np.frexp(1.0 - numbers)
+    below = z < math.sqrt(0.5)
+    z, e = np.where(below, z * 2.0, z), np.where(below, e - 1, e)
+    near = numbers < 0.25  # there 1 - number has lost bits of the number
+    f = np.where(near, numbers / (2.0 - numbers), (1.0 - z) / (1.0 + z))
+    squares = f * f
+    series = np.full_like(f, ARTANH[0])
+    for coefficient in ARTANH[1:]:
+        series *= squares
+        series += coefficient
+    times: FloatArray = np.where(near, 0.0, -e * LOG_2) + series * f
+    return times
+
+
+# A time is at least its noise's first 32 bits as a fraction, over the weight; this is for the rounding in between.
+_MARGIN = 1.0 + 2.0**-20
+_FEW = 64  # so many take as long to look at closely as to sort out first
+
+
+def first_to_arrive(ids: IdArray, weights: FloatArray, key: NoiseKey, wanted: int) -> tuple[list[int], list[float]]:
+    """The first ``wanted`` ids to arrive, earliest first, ties by lowest id, and their times. ``ids`` ascend.
+
+    Only those whose noise can still be early enough are looked at closely.
+    """
+    wanted = min(wanted, len(ids))
+    if len(ids) > _FEW:
+        earliest = noise_bits(ids.astype(np.uint32), key[0], key[1]) * UNIT / weights
+        likely = [int(np.argmin(earliest))] if wanted == 1 else np.argpartition(earliest, wanted)[:wanted]
+        known = exponentials(uniforms(key, ids[likely])) / weights[likely]
+        close = np.flatnonzero(earliest <= float(known.max()) * _MARGIN)
+        ids, weights = ids[close], weights[close]
+    times = exponentials(uniforms(key, ids)) / weights
+    order = np.argsort(times, kind="stable")[:wanted]
+    return ids[order].tolist(), times[order].tolist()

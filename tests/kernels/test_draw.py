@@ -1,0 +1,127 @@
+"""Draws by the kernels: numpy's tokens, odds and measures to the bit, at every level."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.errors import ForwardError, NonFiniteLogitsError, RuntimeUnavailableError
+from edgespec.interfaces.drawing import MOST_DRAWN, DrawRequest, Measure, draw_from, noise_key
+from edgespec.runtimes.native import draws as module
+from edgespec.runtimes.native.draws import DrawnRows, NativeDraws
+from edgespec.runtimes.native.library import BAD_REQUEST, LEVELS, DrawnStruct, DrawRequestStruct, NativeLibrary
+from tests.support.score_rows import ScoreRow, natively, score_rows, shaped
+
+VOCABULARY = 151_936
+COMMON = {
+    "top_p 0.95": DrawRequest(temperature=0.7, top_p=0.95),
+    "top_k 40": DrawRequest(top_k=40),
+    "min_p 0.05": DrawRequest(min_p=0.05),
+    "temperature": DrawRequest(),
+    "penalties": DrawRequest(temperature=0.7, top_p=0.95, seen={5: 3, 77: 1}, repeat_penalty=1.1),
+}
+
+
+@pytest.mark.slow
+def test_short_rows(library: NativeLibrary, level: str) -> None:
+    draws = NativeDraws(library.api, level)
+    for row in score_rows(LEVELS[level], 20_000):
+        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [255, 256, 257, 1000, 5000])
+def test_longer_rows(library: NativeLibrary, level: str, count: int) -> None:
+    """About the blocks that are looked at one at a time, and more than one of each."""
+    draws = NativeDraws(library.api, level)
+    for row in score_rows(count, 200, count=count):
+        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+
+
+@pytest.mark.slow
+def test_rows_of_a_whole_vocabulary(library: NativeLibrary, level: str) -> None:
+    draws = NativeDraws(library.api, level)
+    for row in score_rows(7, 40, count=VOCABULARY):
+        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+
+
+@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("shape", ["text", "flat", "peaky", "infinities"])
+def test_common_requests(library: NativeLibrary, level: str, name: str, shape: str) -> None:
+    draws, scores = NativeDraws(library.api, level), shaped(np.random.default_rng(8), shape, 20_000)
+    for position in range(3):
+        request = replace(COMMON[name], key=noise_key(1, position, 0), measure=Measure(position), wanted=1 + position)
+        row = ScoreRow(scores=scores, request=request, ids=None)
+        assert natively(draws, row) == draw_from(scores, request)
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 700])
+def test_nothing_is_drawn_from_garbage(library: NativeLibrary, level: str, spoilt: float, count: int) -> None:
+    draws = NativeDraws(library.api, level)
+    for at in {0, count // 2, count - 1}:
+        scores = np.zeros(count, dtype=np.float32)
+        scores[at] = spoilt
+        ids = np.arange(count) * 3
+        for key in (None, noise_key(1, 2, 3)):
+            row = ScoreRow(scores=scores, request=DrawRequest(key=key), ids=None)
+            with pytest.raises(NonFiniteLogitsError, match=f"{spoilt} at token id {at}$"):
+                natively(draws, row)
+            with pytest.raises(NonFiniteLogitsError, match=f"{spoilt} at token id {3 * at}$"):
+                natively(draws, replace(row, ids=ids))
+    with pytest.raises(NonFiniteLogitsError, match="-inf at token id 0"):
+        natively(draws, ScoreRow(scores=np.full(count, -np.inf, np.float32), request=DrawRequest(), ids=None))
+
+
+def test_requests_that_cannot_be(library: NativeLibrary) -> None:
+    draws, scores = NativeDraws(library.api, "portable"), np.zeros(9, dtype=np.float32)
+    for request in (DrawRequest(wanted=0), DrawRequest(wanted=MOST_DRAWN + 1), DrawRequest(top_k=-1)):
+        with pytest.raises(ForwardError, match="a draw from 9 scores was refused"):
+            draws.draw(scores.ctypes.data, 9, request, None)
+    api, drawn = library.api, DrawnStruct()
+    for count in (0, -1, 2**21 + 1):
+        assert api.es_draw_scratch(count) == 0
+        assert api.es_draw(scores.ctypes.data, count, DrawRequestStruct(wanted=1), None, drawn, 0) == BAD_REQUEST
+    assert api.es_draw_scratch(2**21) > 0
+    scratch = np.empty(api.es_draw_scratch(9), dtype=np.uint8)
+    seen = np.array([9], dtype=np.int64)
+    request = DrawRequestStruct(
+        wanted=1, scale=1.0, seen=seen.ctypes.data, occurrences=seen.ctypes.data, seen_count=1
+    )
+    for column in (9, -1):
+        seen[0] = column
+        code = api.es_draw(scores.ctypes.data, 9, ctypes.byref(request), scratch.ctypes.data, drawn, 0)
+        assert code == BAD_REQUEST
+    assert api.es_draw(scores.ctypes.data, 9, request, scratch.ctypes.data, drawn, 99) == BAD_REQUEST
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_rows_of_other_runtimes_draw_with_the_kernels_where_there_are_some(
+    kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same token either way, and memory that may not be written to stays as it is."""
+    monkeypatch.setattr(module, "_fastest", module._fastest if kernels else lambda: None)
+    for row in score_rows(12, 200):
+        row.scores.flags.writeable = False
+        rows = DrawnRows(1, lambda _, row=row: row.scores)  # type: ignore[misc]
+        assert rows.draw(0, row.request, row.ids) == draw_from(row.scores, row.request, row.ids)
+
+
+def test_without_a_library_there_are_no_kernels_to_draw_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> NativeLibrary:
+        raise RuntimeUnavailableError("not built")
+
+    monkeypatch.setattr(module, "load", missing)
+    assert module._fastest.__wrapped__() is None
+
+
+def test_a_request_leaves_nothing_for_the_next(library: NativeLibrary) -> None:
+    """The same memory serves rows of other lengths, with and without ids, penalties and noise."""
+    draws = NativeDraws(library.api, library.levels[-1])
+    rows = list(score_rows(11, 200, longest=600))
+    drawn = [natively(draws, row) for row in rows]
+    assert drawn == [natively(NativeDraws(library.api, library.levels[-1]), row) for row in rows]

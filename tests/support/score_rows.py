@@ -1,0 +1,98 @@
+"""Rows of scores of every kind, with requests of every kind: what draws are compared on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest, Measure, noise_key
+from edgespec.runtimes.native.draws import NativeDraws
+
+SHAPES = ("flat", "text", "peaky", "tied", "two", "infinities", "wide", "equal")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """A row, and what is asked of it. ``ids`` are those of the scores, None for all in order."""
+
+    scores: NDArray[np.float32]
+    request: DrawRequest
+    ids: NDArray[np.int64] | None
+
+
+def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.float32]:
+    """``count`` scores."""
+    scores = draw.standard_normal(count, dtype=np.float32)
+    if shape == "flat":
+        scores *= np.float32(0.1)
+    if shape == "text":  # about what a model of 150 000 tokens gives
+        scores *= np.float32(3.0)
+        scores[draw.integers(0, count, 5)] += np.float32(12.0)
+    if shape == "peaky":
+        scores *= np.float32(2.0)
+        scores[draw.integers(0, count)] += np.float32(25.0)
+    if shape == "tied":
+        scores = np.round(scores * np.float32(2.0))
+    if shape == "two":
+        scores *= np.float32(1e-3)
+        scores[draw.integers(0, count, 2)] = np.float32(9.0)
+    if shape == "infinities":
+        scores[draw.random(count) < 0.6] = -np.inf
+        scores[draw.integers(0, count)] = np.float32(1.0)
+    if shape == "wide":
+        scores *= np.float32(10.0) ** draw.integers(-3, 5, count).astype(np.float32)
+    if shape == "equal":
+        scores[:] = scores[0]
+    return scores
+
+
+def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: int) -> DrawRequest:
+    """What could be asked of ``count`` scores."""
+
+    def one_of(*values: float) -> float:
+        return values[int(draw.integers(len(values)))]
+
+    seed, position = int(draw.integers(2**63)), int(draw.integers(10**5))
+    request = DrawRequest(
+        key=noise_key(seed, position, int(draw.integers(4))) if draw.random() < 0.9 else None,
+        temperature=one_of(0.7, 1.0, 1.0, 0.2, 1.5, 30.0, 1e-4, float(draw.uniform(0.3, 2.0))),
+        top_k=int(one_of(0, 0, 1, 2, 5, 40, 200, count, count + 3)),
+        top_p=one_of(1.0, 1.0, 0.95, 0.9, 0.5, 1e-9, 0.9999999, float(draw.uniform(0.01, 1.0))),
+        min_p=one_of(0.0, 0.0, 0.05, 0.3, 1.0, 1e-6, 1e-30),
+        wanted=int(one_of(1, 1, 1, 2, 4, MOST_DRAWN)),
+        measure=Measure(int(draw.integers(3))),
+    )
+    if draw.random() < 0.7:
+        return request
+    among = np.arange(count + 2) if ids is None else np.append(ids, [0, ids[-1] + 1])
+    return replace(
+        request,
+        seen=Counter(draw.choice(among, size=int(draw.integers(1, 12))).tolist()),
+        repeat_penalty=one_of(1.0, 1.1, 0.5),
+        presence_penalty=one_of(0.0, 0.7, -1.3),
+        frequency_penalty=one_of(0.0, 0.1, -0.2),
+    )
+
+
+def score_rows(seed: int, number: int, longest: int = 80, count: int | None = None) -> Iterator[ScoreRow]:
+    """``number`` rows, of ``count`` scores or of 1 to ``longest``."""
+    draw = np.random.default_rng(seed)
+    for _ in range(number):
+        own = int(draw.integers(1, longest + 1)) if count is None else count
+        ids = None
+        if draw.random() < 0.3:
+            ids = np.sort(draw.choice(4 * own, size=own, replace=False)).astype(np.int64)
+        scores = shaped(draw, SHAPES[int(draw.integers(len(SHAPES)))], own)
+        yield ScoreRow(scores=scores, request=requested(draw, ids, own), ids=ids)
+
+
+def natively(draws: NativeDraws, row: ScoreRow) -> Drawn:
+    """By the kernels, which must leave the scores as they were."""
+    before = row.scores.tobytes()
+    drawn = draws.draw(row.scores.ctypes.data, len(row.scores), row.request, row.ids)
+    assert row.scores.tobytes() == before
+    return drawn
