@@ -1,4 +1,5 @@
 /* Which levels this processor and its operating system can run. */
+#include <stdatomic.h>
 #include <stddef.h>
 
 #include "level.h"
@@ -105,7 +106,17 @@ static const struct level *level_built(int64_t number)
 
 bool es_level_runs(int32_t number)
 {
-    return number == ES_PORTABLE || runs(number);
+    /* Asked once: in a virtual machine cpuid takes the hypervisor ten microseconds, and draws ask each time. */
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known[ES_LEVELS];
+    if (number < 0 || number >= ES_LEVELS)
+        return false;
+    int answer = atomic_load_explicit(&known[number], memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        answer = number == ES_PORTABLE || runs(number) ? YES : NO;
+        atomic_store_explicit(&known[number], answer, memory_order_relaxed);
+    }
+    return answer == YES;
 }
 
 const struct level *level_of(int64_t number)
