@@ -142,7 +142,6 @@ def _best_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None) -
     columns = np.array([best])
     if request.wanted > 1:
         columns = _ranked(scores, request.wanted)
-        columns = columns[scores[columns] > -np.inf]
     weights = np.where(exponents[columns] < LEAST_EXPONENT, 0.0, weights_of(exponents[columns]))
     mass = spread = 0.0
     if request.measure:
@@ -254,7 +253,13 @@ def truncated(
 
 
 def _ranked(scores: LogitsArray, count: int) -> IdArray:
-    """Columns of the ``count`` highest scores, best first; of equal ones the first."""
+    """Columns of the ``count`` highest scores that are more than -infinity, best first; of equal ones the first."""
+    if count <= MOST_DRAWN:  # in turn: with 150 000 scores an eighth of the time of a partition
+        left, best = scores.copy(), list[int]()
+        while len(best) < count and left[place := int(np.argmax(left))] > -np.inf:
+            best.append(place)
+            left[place] = -np.inf
+        return np.array(best, dtype=np.int64)
     columns = np.arange(len(scores))
     if count < len(scores):
         border = np.partition(scores, len(scores) - count)[len(scores) - count]

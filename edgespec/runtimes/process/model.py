@@ -28,6 +28,7 @@ from edgespec.errors import (
 )
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
+from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
 from edgespec.runtimes.process.frames import Frame, LoadRequest, facts_from_json, ids_bytes
 from edgespec.runtimes.process.link import Inbox, WorkerLink
@@ -264,7 +265,7 @@ def _not_finite(answer: Frame) -> dict[int, str]:
     return found
 
 
-class WorkerRows(Rows):
+class WorkerRows(DrawnRows):
     """Rows that stay in the child: the best ids are here already, scores are fetched when they are read."""
 
     def __init__(
