@@ -31,6 +31,7 @@ from acceptance_native import NATIVE_STEPS
 from acceptance_optimum import OPTIMUM_STEPS
 from acceptance_pipelined import PIPELINED_STEPS
 from acceptance_quality import QUALITY_STEPS
+from acceptance_sampling import SAMPLING_STEPS
 from acceptance_static import STATIC_STEPS
 from acceptance_trim import TRIM_STEPS
 
@@ -211,6 +212,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     **TRIM_STEPS,
     **PIPELINED_STEPS,
     **NATIVE_STEPS,
+    **SAMPLING_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }
