@@ -16,7 +16,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 6
+#define ES_ABI 7
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_DRAWN = 8 };
@@ -147,9 +147,12 @@ ES_EXPORT int64_t es_relay(int64_t type, const uint8_t *source, int64_t rows, in
 ES_EXPORT int64_t es_coarsen(int64_t type, const uint8_t *source, int64_t rows, int64_t columns, uint8_t *to,
                              int32_t level);
 
-/* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS. */
+/* A cache for `context_length` tokens; null without memory or threads, or for more than ES_MOST_THREADS.
+ *
+ * While the int32 that `cancelled` points at is not 0, the forward in flight and later ones return ES_CANCELLED. Any
+ * thread may write it. It outlives the sequence. */
 ES_EXPORT struct es_sequence *es_open(const struct es_model *model, int64_t context_length,
-                                      const struct es_threads *threads, int32_t level);
+                                      const struct es_threads *threads, int32_t level, const int32_t *cancelled);
 ES_EXPORT void es_close(struct es_sequence *sequence);
 
 /* Feeds `count` tokens from position `start` on and scores the last `scored` of them.
@@ -168,8 +171,6 @@ ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *t
 ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, int32_t count, int64_t start);
 /* Copies the first `length` positions from another cache of the same model. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
-/* From any thread: makes the forward in flight, and later ones until called with 0, return ES_CANCELLED. */
-ES_EXPORT void es_cancel(struct es_sequence *sequence, int32_t cancelled);
 
 /* From the next forward on, scores with `count` matrices side by side: rows of the model's head, no more than it has,
  * which outlive their use. At first they are the model's own. The last forward's scores are gone. ES_BAD_REQUEST for
@@ -186,6 +187,8 @@ ES_EXPORT const float *es_hidden(const struct es_sequence *sequence, int64_t lay
 ES_EXPORT const float *es_scores(const struct es_sequence *sequence);
 /* The id with the highest score, the lowest of several; -1 - id if that score is NaN or infinite. */
 ES_EXPORT int64_t es_argmax(const struct es_sequence *sequence, int32_t row);
+/* The same of any row of scores, by one level: for other runtimes. A row without scores or of no level has -1. */
+ES_EXPORT int64_t es_best(const float *scores, int64_t count, int32_t level);
 /* The k best of a row, best first, ties by lowest id; k <= head rows. A NaN is below everything. */
 ES_EXPORT int32_t es_top_k(const struct es_sequence *sequence, int32_t row, int64_t k, int64_t *ids, float *scores);
 

@@ -10,6 +10,8 @@ struct carver {
     size_t used;
 };
 
+_Static_assert(sizeof(atomic_int) == sizeof(int32_t), "whoever cancels writes a plain int32");
+
 static void *carve(struct carver *carver, size_t bytes)
 {
     void *part = carver->base ? carver->base + carver->used : NULL;
@@ -43,7 +45,7 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver, s
 }
 
 struct es_sequence *es_open(const struct es_model *model, int64_t context_length, const struct es_threads *threads,
-                            int32_t level)
+                            int32_t level, const int32_t *cancelled)
 {
     if (context_length < 1 || threads->count < 1 || threads->count > ES_MOST_THREADS || !level_of(level))
         return NULL;
@@ -54,7 +56,6 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     es_use_heads(sequence, &model->head, 1);
     sequence->level = level_of(level);
     sequence->process = getpid();
-    atomic_init(&sequence->cancelled, 0);
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
@@ -69,7 +70,7 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     carve_buffers(sequence, &carver, (size_t)threads->count);
 
     if (sequence->cache && sequence->buffers)
-        sequence->pool = pool_open(threads, &sequence->cancelled);
+        sequence->pool = pool_open(threads, (const atomic_int *)cancelled);
     if (!sequence->pool) {
         es_close(sequence);
         return NULL;
@@ -87,11 +88,6 @@ void es_close(struct es_sequence *sequence)
     es_memory_give(sequence->kept, (int64_t)sequence->kept_bytes);
     free(sequence->kept_layers);
     free(sequence);
-}
-
-void es_cancel(struct es_sequence *sequence, int32_t cancelled)
-{
-    atomic_store(&sequence->cancelled, cancelled);
 }
 
 int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length)
@@ -169,4 +165,10 @@ int64_t es_argmax(const struct es_sequence *sequence, int32_t row)
 {
     size_t count = sequence->head_rows;
     return sequence->level->argmax(sequence->scores + (size_t)row * count, count);
+}
+
+int64_t es_best(const float *scores, int64_t count, int32_t number)
+{
+    const struct level *level = level_of(number);
+    return level && count > 0 ? level->argmax(scores, (size_t)count) : -1;
 }

@@ -18,7 +18,6 @@ struct es_sequence {
     size_t head_rows;
     const struct level *level;
     struct pool *pool;
-    atomic_int cancelled;
     pid_t process;
 
     size_t context_length;

@@ -261,14 +261,14 @@ enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, 
 
 static void compare_forwards(struct es_model *model, int64_t type)
 {
-    static const int32_t levels[2] = {ES_PORTABLE, -1};
+    static const int32_t levels[2] = {ES_PORTABLE, -1}, go_on = 0;
     struct es_sequence *sequences[2];
     int32_t tokens[TOKENS];
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = i * 37 % VOCABULARY;
     for (int i = 0; i < 2; i++) {
         const struct es_threads threads = {.count = 2};
-        sequences[i] = es_open(model, TOKENS + SCORED, &threads, levels[i] < 0 ? level_tested : levels[i]);
+        sequences[i] = es_open(model, TOKENS + SCORED, &threads, levels[i] < 0 ? level_tested : levels[i], &go_on);
         if (!sequences[i] || es_forward(sequences[i], tokens, TOKENS, 0, 0) != ES_OK ||
             es_forward(sequences[i], tokens, SCORED, TOKENS, SCORED) != ES_OK)
             abort();

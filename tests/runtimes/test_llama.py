@@ -27,6 +27,7 @@ from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.llama.model import LlamaModel, LlamaSequence, load_model
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
+from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 
 
@@ -333,12 +334,19 @@ def poke(sequence: LlamaSequence, rows: Any, index: int, values: Any) -> None:
     rows._read_row(index)[:] = values
 
 
+def reduce_by(sequence: LlamaSequence, native: bool) -> None:
+    """Have the next rows searched by our kernels, as after a wait for the interpreter lock, or by numpy."""
+    if native:
+        require_native()
+        assert sequence._native.can_reduce
+    sequence._native.native_rows_left = 1000 if native else 0
+
+
 @pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
 def test_argmax_by_either_way(sequence: LlamaSequence, native: bool) -> None:
     rows = sequence.forward(list(range(3, 23)), 20)
     expected = [int(np.argmax(rows.logits(index))) for index in range(20)]
-    assert sequence._native.can_reduce
-    sequence._native.native_rows_left = 1000 if native else 0
+    reduce_by(sequence, native)
     assert rows.argmax().tolist() == expected
     assert (sequence._native.native_rows_left == 980) is native
 
@@ -356,12 +364,25 @@ def test_argmax_by_either_way(sequence: LlamaSequence, native: bool) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_row_of_garbage_is_never_sampled(sequence: LlamaSequence, native: bool, value: float) -> None:
     rows = sequence.forward([5, 6], 2)
-    sequence._native.native_rows_left = 1000 if native else 0
+    reduce_by(sequence, native)
     poke(sequence, rows, 0, value)
     with pytest.raises(NonFiniteLogitsError):
         rows.argmax_row(0)
     with pytest.raises(NonFiniteLogitsError):
         rows.argmax()
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["numpy", "native"])
+@pytest.mark.parametrize("at", [0, 5, -1])
+def test_one_nan_among_sound_scores_is_found_either_way(sequence: LlamaSequence, native: bool, at: int) -> None:
+    """Else plain decoding and drafting may end in an error the one and in a text the other."""
+    rows = sequence.forward([5, 6], 2)
+    reduce_by(sequence, native)
+    row = rows.logits(0)
+    row[at] = np.nan
+    poke(sequence, rows, 0, row)
+    with pytest.raises(NonFiniteLogitsError, match=f"hold nan at token id {at % len(row)}"):
+        rows.argmax_row(0)
 
 
 # -------------------------------------------------------------------------------------------- determinism

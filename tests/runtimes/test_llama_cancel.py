@@ -111,7 +111,7 @@ def native_callback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.param == "our library's":
         require_native()
     else:
-        monkeypatch.setattr(llama_context, "_own_abort_callback", lambda _api: None)
+        monkeypatch.setattr(llama_context, "_our_kernels", lambda: None)
     callback = llama_context._native_abort_callback(load().api)
     if callback is None:
         pytest.skip("no native abort callback on this platform")

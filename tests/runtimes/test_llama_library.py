@@ -87,9 +87,7 @@ def test_everything_that_is_called_is_checked_for() -> None:
                 if owner in ("api", "_api"):
                     called.add(node.attr)
     assert "llama_decode" in called
-    # The greedy sampler is an extra: llama/context.py does without where a build lacks it.
-    optional = {"llama_sampler_init_greedy", "llama_sampler_free"}
-    assert called - optional <= set(llama_library._NEEDED)
+    assert called <= set(llama_library._NEEDED)
 
 
 def test_importing_the_runtimes_does_not_load_native_code() -> None:

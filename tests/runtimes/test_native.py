@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,6 +44,8 @@ try:
     LEVELS = load().levels
 except RuntimeUnavailableError as error:
     pytest.skip(error.message, allow_module_level=True)
+
+WAIT_S = 30
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +95,59 @@ class TestPortable(SequenceContract):
     @classmethod
     def runtime(cls, files: Files) -> Runtime:
         return Runtime(open_model=lambda: load_native(files("llama Q4_0"), NativeSettings(level="portable")))
+
+
+# -------------------------------------------------------------------------------------------- cancel by a destructor
+
+
+class CollectingLock:
+    """A lock within which the garbage collector runs at once, on the thread that has just taken it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        gc.collect()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._lock.release()
+
+
+class Forgotten:
+    """What cancels when it is collected, as a Generation does."""
+
+    def __init__(self, sequence: NativeSequence) -> None:
+        self._sequence, self._itself = sequence, self
+
+    def __del__(self) -> None:
+        self._sequence.cancel()
+        self._sequence.reset_cancel()
+        self._sequence.cancel()
+
+
+@pytest.mark.parametrize("use", ["argmax", "logits", "top_k", "hidden"])
+def test_a_destructor_cancels_on_the_thread_that_uses_the_cache(model: NativeModel, use: str) -> None:
+    sequence = model.open(600, keep_hidden=(-1,))
+    rows = sequence.forward([1, 2, 3], 1)
+    uses: dict[str, Callable[[], object]] = {
+        "argmax": lambda: rows.argmax_row(0),
+        "logits": lambda: rows.logits(0),
+        "top_k": lambda: rows.top_k(2),
+        "hidden": lambda: sequence.hidden(-1),
+    }
+    cache = sequence._native
+    cache._lock = CollectingLock(cache._lock)  # type: ignore[assignment]  # nothing else runs the collector in there
+    Forgotten(sequence)
+    using = threading.Thread(target=uses[use], daemon=True)
+    using.start()
+    using.join(WAIT_S)
+    assert not using.is_alive(), "it waits for itself"
+    with pytest.raises(CancelledError):
+        sequence.forward([4], 1)
+    sequence.reset_cancel()
+    assert sequence.forward([4], 1).count == 1
+    sequence.close()
 
 
 # ----------------------------------------------------------------------------------------- bits at every width

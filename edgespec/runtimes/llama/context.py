@@ -24,6 +24,7 @@ from edgespec.interfaces.rows import IdArray, LogitsArray
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native.draws import DrawnRows
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, PREFILL_CHUNK_TOKENS
 
 # ggml.h's type numbers for keys and values, and bits per cached element (Q8_0: 32 int8 and one half-precision scale).
@@ -45,7 +46,7 @@ _DECODE_ABORTED = 2
 # numpy's argmax over 150 000 scores takes 0.02 ms; one that took this long had to wait for the interpreter lock.
 _CONTENDED_S = 0.0005
 
-# Rows reduced natively after such a wait, before numpy is tried again.
+# Rows searched by our kernels after such a wait, before numpy is tried again.
 _NATIVE_ROWS = 64
 
 
@@ -139,7 +140,7 @@ class NativeContext:
                 hint="try a smaller --context; its log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)
-        self._greedy, self._sample = _greedy_sampler(api)
+        self._kernels = _our_kernels()
         self._logits_at = _keeping_the_lock(api, "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float))
         self.native_rows_left = 0
         self._batch = api.llama_batch_init(PREFILL_CHUNK_TOKENS, 0 if embedding is None else embedding.columns, 1)
@@ -181,13 +182,15 @@ class NativeContext:
 
     @property
     def can_reduce(self) -> bool:
-        return self._sample is not None
+        return self._kernels is not None
 
-    def argmax(self, index: int) -> int:
-        """The id with the highest score at batch index ``index``, found natively with the interpreter lock held."""
-        if self._pointer is None or self._sample is None:
-            raise ClosedError("this sequence is closed")
-        return int(self._sample(self._greedy, self._pointer, index))
+    def argmax(self, row: LogitsArray) -> int:
+        """The id with the highest score of a row, found with the interpreter lock held; below 0 if it holds a NaN or
+        +infinity, or if nothing of ours can look.
+        """
+        if self._kernels is None:
+            return -1
+        return int(self._kernels.api.es_best(row.ctypes.data, len(row), LEVELS[self._kernels.levels[-1]]))
 
     def trim(self, length: int) -> None:
         """Cut the cache to ``length`` tokens and check. Raises RewindError."""
@@ -201,8 +204,6 @@ class NativeContext:
     def free(self) -> None:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
-            if self._greedy is not None:
-                self._api.llama_sampler_free(self._greedy)
             self._api.llama_batch_free(self._batch)
             self._api.llama_free(pointer)
 
@@ -211,9 +212,8 @@ class LlamaRows(DrawnRows):
     """Rows whose argmax does not wait for other Python threads.
 
     numpy gives the interpreter lock away while it searches, and beside a busy Python thread gets it back only
-    after that thread's 5 ms are over. When that has happened, the next rows are reduced by llama.cpp's greedy
-    sampler with the lock held (0.25 ms for 150 000 scores). It skips a NaN that is not the first score, which the
-    numpy of every 64th row then still finds.
+    after that thread's 5 ms are over. When that has happened, the next rows are searched by our own kernels with the
+    lock held, where there are any. Both ways find the same, a NaN wherever it stands included.
     """
 
     def __init__(
@@ -221,15 +221,13 @@ class LlamaRows(DrawnRows):
     ) -> None:
         super().__init__(count, lambda index: native.row(first + index, head_rows), is_current)
         self._native = native
-        self._first = first
 
     def argmax_row(self, index: int) -> int:
         native = self._native
         if native.native_rows_left > 0:
-            row = self._row(index)
             native.native_rows_left -= 1
-            best = native.argmax(self._first + index)
-            if np.isfinite(row[best]):
+            best = native.argmax(self._row(index))
+            if best >= 0:
                 return best
         started = time.perf_counter()
         best = super().argmax_row(index)
@@ -258,18 +256,6 @@ def _entry_by_row(batch: Any, embedding: EmbeddingRows) -> Callable[[IdArray], N
     return enter
 
 
-def _greedy_sampler(api: Any) -> tuple[Any, Any]:
-    """llama.cpp's greedy sampler, and a way to call it that keeps the interpreter lock; (None, None) without it."""
-    try:
-        sample = ctypes.PyDLL(api._lib._name).llama_sampler_sample
-        greedy = api.llama_sampler_init_greedy()
-    except (OSError, AttributeError):
-        return None, None
-    sample.restype = ctypes.c_int32
-    sample.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
-    return greedy, sample
-
-
 def _keeping_the_lock(api: Any, name: str, result: Any) -> Any:
     """A native function of (context, int32) that keeps the interpreter lock: for calls of microseconds, after which
     the lock would have to be waited for beside a busy Python thread.
@@ -287,9 +273,11 @@ def _native_abort_callback(api: Any) -> Any:
     "" gives 0, a raised flag 4, which is the ``bool`` the caller looks at. That needs a 64-bit calling convention
     that returns both in the same register; elsewhere a cancel waits for the chunk in flight.
     """
-    own = _own_abort_callback(api)
-    if own is not None or sys.maxsize < 2**32:
-        return own
+    kernels = _our_kernels()
+    if kernels is not None:
+        return ctypes.cast(kernels.api.es_abort, api.ggml_abort_callback)
+    if sys.maxsize < 2**32:
+        return None
     try:
         runtime = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         return ctypes.cast(runtime.strlen, api.ggml_abort_callback)
@@ -297,8 +285,9 @@ def _native_abort_callback(api: Any) -> Any:
         return None
 
 
-def _own_abort_callback(api: Any) -> Any:
+def _our_kernels() -> NativeLibrary | None:
+    """Our own native library, where it was built."""
     try:
-        return ctypes.cast(native_library.load().api.es_abort, api.ggml_abort_callback)
+        return native_library.load()
     except RuntimeUnavailableError:
         return None

@@ -23,7 +23,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 6
+ABI = 7
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
 MOST_THREADS = 8192  # the most processors that Linux is built for
 PORTABLE = "portable"
@@ -141,7 +141,7 @@ _FLOATS, _BYTES, _IDS = c_void_p, c_void_p, c_void_p  # addresses: numpy arrays 
 
 # Calls that take their time, and give the interpreter lock away meanwhile.
 _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32)),
+    "es_open": (c_void_p, (POINTER(NativeModelStruct), c_int64, POINTER(Threads), c_int32, c_void_p)),
     "es_close": (None, (c_void_p,)),
     "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
@@ -164,13 +164,13 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_level_runs": (c_bool, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
-    "es_cancel": (None, (c_void_p, c_int32)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),
     "es_scores": (POINTER(c_float), (c_void_p,)),
     "es_abort": (c_bool, (c_void_p,)),
     "es_argmax": (c_int64, (c_void_p, c_int32)),
+    "es_best": (c_int64, (_FLOATS, c_int64, c_int32)),
     "es_top_k": (c_int32, (c_void_p, c_int32, c_int64, _IDS, _FLOATS)),
     "es_draw_scratch": (c_int64, (c_int64,)),
     "es_draw": (

@@ -31,6 +31,28 @@ from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, Trimmed
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow on its way down
 
 
+class NativeCancel:
+    """Ends the forward in flight, and refuses later ones until it is lowered.
+
+    For any thread, and without a lock: a destructor may raise it wherever the garbage collector runs, and a signal
+    handler wherever it interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._flag = ctypes.c_int32(0)  # what the threads of a forward look at
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._flag)
+
+    @property
+    def raised(self) -> bool:
+        return bool(self._flag.value)
+
+    def set(self, raised: bool) -> None:
+        self._flag.value = raised
+
+
 class NativeCache:
     """Keys, values and buffers of one Sequence, and its threads.
 
@@ -45,8 +67,10 @@ class NativeCache:
         cache_bytes: int,
         threads: int,
         level: str,
+        cancel: NativeCancel,
         keep_hidden: tuple[int, ...] = (),
     ) -> None:
+        self._cancel = cancel  # its flag outlives the threads that look at it
         self._api = part.library.api
         self._part = part
         self._scores_per_row = int(part.struct.head.rows)
@@ -58,7 +82,7 @@ class NativeCache:
         if cache_bytes <= _MOST_CACHE_BYTES:
             wanted = Threads(count=threads, most_busy=processor_limit() or 0)
             self._pointer = self._api.es_open(
-                ctypes.byref(part.struct), context_length, ctypes.byref(wanted), LEVELS[level]
+                ctypes.byref(part.struct), context_length, ctypes.byref(wanted), LEVELS[level], cancel.address
             )
         if not self._pointer:
             raise MemoryLimitError(
@@ -135,11 +159,6 @@ class NativeCache:
         """Take the first ``length`` positions from a cache of the same weights. Raises ForwardError, ClosedError."""
         _check(self._api.es_copy(self._open(), other._open(), length), f"copying {length} positions")
 
-    def cancel(self, cancelled: bool) -> None:
-        with self._lock:
-            if self._pointer is not None:
-                self._api.es_cancel(self._pointer, int(cancelled))
-
     def row(self, index: int) -> LogitsArray:
         """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
         with self._lock:
@@ -173,20 +192,6 @@ class NativeCache:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
-
-
-class NativeCancel:
-    """Ends the forward in flight, and refuses later ones until it is lowered. For any thread."""
-
-    def __init__(self, cache: NativeCache) -> None:
-        self.raised = False
-        self._cache = cache
-
-    def set(self, raised: bool) -> None:
-        if raised:
-            self.raised = True
-        self._cache.cancel(raised)
-        self.raised = raised
 
 
 def _check(code: int, what: str) -> None:
@@ -250,16 +255,18 @@ class NativeSequence(RuntimeSequence):
         self._open_another = open_another
         self._part = part
         self._also: frozenset[int] = frozenset()  # what is scored beside a short head, while that is in use
+        cancel = NativeCancel()
         self._native = NativeCache(
             part,
             context_length=context_length,
             cache_bytes=facts.kv_bytes_per_token * context_length,
             threads=facts.threads,
             level=str(facts.settings["level"]),
+            cancel=cancel,
             keep_hidden=tuple(layer for layer in keep_hidden if layer >= 0),  # -1 is there anyway
         )
         try:
-            super().__init__(model, NativeCancel(self._native), context_length, thread="edgespec-native")
+            super().__init__(model, cancel, context_length, thread="edgespec-native")
         except BaseException:  # there are limits on threads
             self._native.free()
             raise
