@@ -12,6 +12,12 @@ from edgespec.errors import ClosedError
 
 T = TypeVar("T")
 
+# Kernels keep 110 KB on the stack of whoever calls them, beside Python's own frames. Threads have 128 KB on musl, or
+# as little as `ulimit -s` says. 8 MiB is what Linux usually gives; what is never touched takes no memory.
+_STACK_BYTES = 8 * 2**20
+
+_STARTING = threading.Lock()  # the stack's size is a setting of the process, for the moment of a start
+
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
@@ -25,7 +31,7 @@ class WorkerThread:
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
-        self._thread.start()
+        _start_with_stack(self._thread)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Hand ``job`` over without waiting. Raises ClosedError after ``close``, and in a forked process."""
@@ -78,6 +84,16 @@ class WorkerThread:
         """Wait for the thread to end after a ``close``; does nothing on the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+
+def _start_with_stack(thread: threading.Thread) -> None:
+    with _STARTING:
+        before = threading.stack_size()
+        threading.stack_size(max(before, _STACK_BYTES))
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
 
 
 def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -16,6 +17,7 @@ from edgespec.runtimes.native import sequence as native_cache
 from edgespec.runtimes.native.library import MOST_THREADS, Threads
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, describe_native, load_native
 from edgespec.runtimes.native.sequence import NativeSequence
+from tests.support.command_line import run_python
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -91,3 +93,34 @@ def test_a_cancel_in_a_long_prefill_ends_it_and_the_sequence_goes_on(model: Nati
             sequence.rewind(0)
         assert cancelled > 0, "a prefill that always ends before it is cancelled shows nothing"
         assert sequence.forward(tokens, 1).logits(0).tobytes() == expected
+
+
+SMALL_STACKS = """
+import ctypes, sys
+from pathlib import Path
+libc = ctypes.CDLL(None)
+libc.pthread_self.restype = ctypes.c_void_p
+libc.pthread_getattr_np.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+attributes, size = ctypes.create_string_buffer(256), ctypes.c_size_t()
+libc.pthread_attr_init(attributes)
+assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(128 * 1024)) == 0
+assert libc.pthread_setattr_default_np(attributes) == 0
+from edgespec.runtimes.native.model import NativeSettings, load_native
+
+def own_stack():
+    own = ctypes.create_string_buffer(256)
+    assert libc.pthread_getattr_np(libc.pthread_self(), own) == 0
+    assert libc.pthread_attr_getstacksize(own, ctypes.byref(size)) == 0
+    return size.value
+
+with load_native(Path(sys.argv[1]), NativeSettings()) as model, model.open(400) as sequence:
+    print(sequence.forward(list(range(1, 300)), 8).argmax_row(7), sequence.run(own_stack) >= 512 * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc lets the default be set")
+def test_a_forward_has_the_stack_it_needs_where_threads_have_little(path: Path, tmp_path: Path) -> None:
+    with load_native(path, NativeSettings()) as model, model.open(400) as sequence:
+        expected = sequence.forward(list(range(1, 300)), 8).argmax_row(7)
+    done = run_python(SMALL_STACKS, path, home=tmp_path)
+    assert (done.code, done.out.strip()) == (0, f"{expected} True"), done.err

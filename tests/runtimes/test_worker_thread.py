@@ -65,6 +65,17 @@ def test_one_thread_of_that_name_runs_everything(worker: WorkerThread) -> None:
     assert threads.pop().daemon  # a process can always end
 
 
+@pytest.mark.parametrize("chosen", [0, 2**24])
+def test_the_processs_own_stack_size_is_as_before(interrupted: Interrupted, chosen: int) -> None:
+    before = threading.stack_size(chosen)
+    try:
+        worker = WorkerThread("test-worker", interrupted)
+        assert threading.stack_size() == chosen
+        worker.close()
+    finally:
+        threading.stack_size(before)
+
+
 def test_jobs_run_in_the_order_they_were_handed_over(worker: WorkerThread) -> None:
     release, seen = hold(worker), list[int]()
     futures = [worker.submit(lambda own=number: seen.append(own)) for number in range(50)]  # type: ignore[misc]
