@@ -186,6 +186,16 @@ static bool start(struct worker *worker)
     return started;
 }
 
+/* Signals are for the application's threads, but for those of a fault: blocked ones end the process without a word, and
+ * whoever handles them, Python's faulthandler for one, is never asked. */
+static void fill_with_others(sigset_t *signals)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
+    sigfillset(signals);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(signals, faults[i]);
+}
+
 struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancelled)
 {
     int threads = (int)wanted->count;
@@ -204,10 +214,9 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     pool->cancelled = cancelled;
     pool->workers = 0;
 
-    /* Signals are for the application's threads. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t others, before;
+    fill_with_others(&others);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     bool failed = false;
     for (int i = 0; i < threads - 1 && !failed; i++) {
         pool->worker[i] = (struct worker){.pool = pool, .number = i + 1};

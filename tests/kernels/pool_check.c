@@ -123,6 +123,45 @@ static void check_crowd(int threads)
     printf("%d\n", spinning);
 }
 
+static void told(int number)
+{
+    static const char text[] = "handled";
+    (void)!write(STDOUT_FILENO, text, sizeof text - 1);
+    _exit(number == SIGSEGV ? 0 : 4);
+}
+
+static void fault(void *context, int thread)
+{
+    if (thread)
+        *(volatile int *)context = 1;
+}
+
+/* Prints what a handler says of a fault in a thread of the pool. */
+static void check_fault(void)
+{
+    struct pool *pool = open_pool(2);
+    signal(SIGSEGV, told);
+    pool_run(pool, fault, NULL);
+}
+
+/* Prints whether a thread of the pool takes the application's signals: 0 or 1. */
+static void look_at_mask(void *context, int thread)
+{
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    if (thread)
+        *(int *)context = !sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGTERM) || !sigismember(&blocked, SIGUSR1);
+}
+
+static void check_signals(void)
+{
+    struct pool *pool = open_pool(2);
+    int taken = -1;
+    pool_run(pool, look_at_mask, &taken);
+    printf("%d\n", taken);
+    pool_close(pool);
+}
+
 static void spins(int threads, int most_busy)
 {
     const struct es_threads wanted = {.count = threads, .most_busy = most_busy};
@@ -168,6 +207,10 @@ int main(int count, char **words)
         check_idle(threads);
     else if (!strcmp(question, "crowd"))
         check_crowd(threads);
+    else if (!strcmp(question, "fault"))
+        check_fault();
+    else if (!strcmp(question, "signals"))
+        check_signals();
     else if (!strcmp(question, "spins"))
         spins(threads, count > 3 ? atoi(words[3]) : 0);
 #if defined(__linux__)

@@ -113,6 +113,14 @@ def test_threads_have_the_stack_that_kernels_need_whatever_the_systems_default(a
     assert ask("stack") == "3"
 
 
+def test_a_fault_in_a_thread_reaches_its_handler(ask: Ask) -> None:
+    assert ask("fault") == "handled"
+
+
+def test_the_applications_signals_are_left_to_its_own_threads(ask: Ask) -> None:
+    assert ask("signals") == "0"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
 @pytest.mark.parametrize("question", [("steps", 3), ("cancel", 3), ("crowd", 2)])
