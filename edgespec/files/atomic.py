@@ -23,9 +23,22 @@ from edgespec.files.progress import Cancelled
 # Large enough that hashing, not the loop, is the cost; small enough that cancellation is prompt at 50 MB/s.
 CHUNK_BYTES = 1 << 20
 
-# The host is part of the name because a home on a network disk is shared: a process that does not exist here may
-# be alive on another machine, so only temporaries of this host are ever judged.
-_HOST = hashlib.sha256(platform.node().encode("utf-8", "replace")).hexdigest()[:6]
+# Linux's number for the process numbers of a machine itself; a container has others, also under the machine's name.
+_MACHINES_OWN = "pid:[4026531836]"
+
+
+def _process_numbers() -> str:
+    """Whose process numbers ours is one of, or "" for the machine's own."""
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux, or a /proc that is hidden
+        return ""
+    return "" if space == _MACHINES_OWN else space
+
+
+# The host is part of the name because a home may be shared, by a network disk or with a container: a process that
+# does not exist here may be alive there, so only temporaries of where this process is are ever judged.
+_HOST = hashlib.sha256((platform.node() + _process_numbers()).encode("utf-8", "replace")).hexdigest()[:6]
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 

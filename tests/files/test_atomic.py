@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,50 @@ def test_temporaries_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
     (tmp_path / name).write_bytes(b"x")
     assert remove_stale_temporaries(tmp_path) == []
+
+
+CONTAINED = """
+import sys, time
+from pathlib import Path
+from edgespec.files.atomic import temporary_name
+print(temporary_name("model.bin"), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="process numbers of one's own are Linux's")
+def test_temporaries_of_a_container_under_this_hosts_name_stay(tmp_path: Path) -> None:
+    """It counts processes from 1 on: its own number is another process here, or none."""
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    inside = subprocess.Popen([*command, sys.executable, "-c", CONTAINED], stdout=subprocess.PIPE, text=True)
+    try:
+        assert inside.stdout is not None
+        name = inside.stdout.readline().strip()
+        if not name:
+            pytest.skip("process numbers of one's own are not allowed here")
+        (tmp_path / name).write_bytes(b"x")
+        long_ago = time.time() - 10**6  # whoever has that number here is younger
+        os.utime(tmp_path / name, (long_ago, long_ago))
+        assert remove_stale_temporaries(tmp_path) == []
+    finally:
+        inside.kill()
+        inside.communicate()
+
+
+def test_containers_under_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = {"machine": "pid:[4026531836]", "one": "pid:[4026532781]", "other": "pid:[4026533001]"}
+    found = {}
+    for whose, space in spaces.items():
+        monkeypatch.setattr(Path, "readlink", lambda _path, space=space: Path(space))
+        found[whose] = atomic._process_numbers()
+    assert found["machine"] == ""  # names are as they were before containers were told apart
+    assert found["one"] != found["other"]
+
+    def hidden(_path: Path) -> Path:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "readlink", hidden)
+    assert atomic._process_numbers() == ""
 
 
 WRITER = """
