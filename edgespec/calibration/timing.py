@@ -56,16 +56,20 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """How much to measure. ``complete`` also bounds the differences of unstable widths (near exactness needs it)."""
+    """How much to measure. ``complete`` also bounds the differences of unstable widths (near exactness needs it).
+
+    ``to_end``: widths are compared up to the end of the context, unless its length is known not to matter.
+    """
 
     widths: tuple[int, ...] = WIDTHS
     repetitions: int = QUICK_REPETITIONS
     every_context: bool = False
     complete: bool = False
+    to_end: bool = False
 
 
 QUICK = Scope()
-FULL = Scope(repetitions=FULL_REPETITIONS, every_context=True, complete=True)
+FULL = Scope(repetitions=FULL_REPETITIONS, every_context=True, complete=True, to_end=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +143,7 @@ def measure_target(
     One walk through the contexts serves both: at each of them the widths are compared, and at the first and the last
     (every one if the scope says so) also timed.
     """
-    starts = probe_starts(context_length)
+    starts = probe_starts(context_length, to_end=scope.to_end and not model.facts.bit_equal_by_construction)
     timed = starts if scope.every_context else sorted({starts[0], starts[-1]})
     end = starts[-1] + POSITIONS
     widest = max(*scope.widths, POSITIONS)

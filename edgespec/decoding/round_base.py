@@ -43,12 +43,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose."""
+    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens a round may propose.
+
+    Nothing is proposed that would make a forward end beyond ``exact_length`` tokens: nobody has compared the target's
+    widths there. None: they are alike at any length.
+    """
 
     max_tokens: int | None
     depth_cap: int
     vocabulary_size: int
     stop_ids: frozenset[int] = frozenset()
+    exact_length: int | None = None
 
 
 class Rounds(ABC):
@@ -102,7 +107,9 @@ class Rounds(ABC):
 
     def _depth_limit(self) -> int:
         """Never more than the class allows, nor past the budget or the context with the token that follows."""
-        return max(0, min(self._limits.depth_cap, self._depth_room()))
+        exact = self._limits.exact_length
+        cap = self._limits.depth_cap if exact is None else min(self._limits.depth_cap, exact - len(self._history))
+        return max(0, min(cap, self._depth_room()))
 
     def _depth_room(self) -> int:
         """Draft tokens that fit beside the token that follows them; negative when not even that one fits."""

@@ -258,7 +258,8 @@ class BackgroundCalibration:
         if timed and paired and not self._afresh:
             return
         with pair.pool.open_target(place) as target:
-            steps = measure_target(target, pair.plan.context_length, self._scope)
+            scope = replace(self._scope, to_end=False)  # of a place that may never be used
+            steps = measure_target(target, pair.plan.context_length, scope)
             times, probe = yield from _labelled(steps, f"measuring {place.name}")
             store.save_times(place.facts, times)
             store.save_widths(place.facts, probe)

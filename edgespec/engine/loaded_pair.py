@@ -25,7 +25,7 @@ from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
-from edgespec.planning.cost.widths import WIDEST, WidthProbe
+from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.cost_model import CostDepth, Costs
 from edgespec.planning.depth.factory import make_budget, make_policy
@@ -111,6 +111,11 @@ class LoadedPair:
         if not self.can_rewind or self.probe is None:
             return 0
         return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
+
+    @property
+    def exact_length(self) -> int | None:
+        """The longest context at which drafting keeps the exactness asked for; None where length does not matter."""
+        return None if self.profile.exactness == "near" else exact_length(self.probe, self.target.facts)
 
     @property
     def session_memory(self) -> MemoryEstimate:

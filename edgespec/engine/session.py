@@ -151,6 +151,7 @@ class Session:
             depth_cap=cap,
             vocabulary_size=pair.vocabulary_size,
             stop_ids=pair.tokenizer.stop_ids,
+            exact_length=pair.exact_length,
         )
         task = AnswerTask(
             loop=self._loop(drafts, policy, history, limits, budget, siblings=speculating.siblings),
@@ -310,6 +311,9 @@ class Session:
         if plain_because:
             lost = [] if plan.drafter_off is None else [f"no model drafter: {plan.drafter_off}"]
             return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
+        longest = self._pair.exact_length
+        if drafters and longest is not None and len(self._conversation.history) >= longest:
+            return f"widths were compared up to {longest} tokens of context, and this one is longer"
         reasons = [self._policy.why_off(drafter.kind) for drafter in drafters]
         reasons += [] if self._drafts is None else self._drafts.silences.values()
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None

@@ -18,6 +18,8 @@ class ModelFacts:
     """What is known about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
 
     ``can_branch``: its Sequences are TreeSequences, and a tree's rows are those of its paths as chains, bit for bit.
+    ``bit_equal_by_construction``: a row's bits depend on nothing computed beside it, so that what was seen at some
+    contexts holds at all.
     """
 
     name: str
@@ -36,6 +38,7 @@ class ModelFacts:
     can_rewind: bool = True
     can_fork: bool = False
     can_branch: bool = False
+    bit_equal_by_construction: bool = False
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 

@@ -26,7 +26,7 @@ from edgespec.calibration.timing import (
 )
 from edgespec.errors import ForwardError
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.widths import WIDEST, WidthProbe, probe_starts
+from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length, probe_starts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.timed_model import Price, TimedModel, by_width
 
@@ -73,10 +73,19 @@ def test_the_context_is_part_of_the_time() -> None:
 
 def test_a_full_scope_times_every_context_and_completes_the_probe() -> None:
     times, probe = target(TimedModel(), scope=FULL)
-    assert times.contexts == tuple(probe_starts(4096))
+    assert times.contexts == tuple(probe_starts(4096, to_end=True))
     assert len(times.forward_s) == len(times.contexts)
     assert times.repetitions == FULL_REPETITIONS
     assert probe.complete
+
+
+@pytest.mark.parametrize("by_construction", [False, True])
+def test_a_full_scope_compares_widths_to_the_end_where_length_may_matter(by_construction: bool) -> None:
+    model = TimedModel(bit_equal_by_construction=by_construction)
+    _, probe = target(model, scope=FULL)
+    assert probe.context_range[1] == (1030 if by_construction else 4096)
+    assert exact_length(probe, model.facts) == (None if by_construction else 4096)
+    assert exact_length(target(model)[1], model.facts) == (None if by_construction else 1030)
 
 
 @pytest.mark.parametrize(("context_length", "contexts"), [(4096, (96, 1018)), (300, (96, 250)), (120, (96,))])
@@ -142,6 +151,7 @@ def test_progress_never_goes_back_and_ends_at_one() -> None:
 
 def test_a_scope_is_quick_unless_told_otherwise() -> None:
     assert (Scope(), QUICK.every_context, QUICK.complete, QUICK.widths) == (QUICK, False, False, WIDTHS)
+    assert (QUICK.to_end, FULL.to_end) == (False, True)
     model = TimedModel()
     (times, probe), _ = finish(measure_target(model, 120, clock=model.clock))
     assert (times.repetitions, probe.complete) == (QUICK_REPETITIONS, False)

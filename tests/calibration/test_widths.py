@@ -220,6 +220,22 @@ def test_probes_stay_within_the_context(length: int, starts: list[int]) -> None:
     assert model.opened[0].context_length <= max(length, POSITIONS) + WIDEST
 
 
+@pytest.mark.parametrize(
+    ("length", "more"),
+    [
+        (50, [38]),
+        (END, []),
+        (END + 1, [END + 1 - POSITIONS]),
+        (2048, [2036]),
+        (4096, [2042, 4084]),
+        (5000, [2042, 4090, 4988]),
+    ],
+)
+def test_probes_to_the_end_cross_every_power_of_two_and_end_with_the_context(length: int, more: list[int]) -> None:
+    assert probe_starts(length, to_end=True) == [*probe_starts(length), *more]
+    assert probe_starts(length, to_end=False) == probe_starts(length)
+
+
 def test_every_border_is_crossed() -> None:
     for border in BORDERS:
         assert any(start < border < start + POSITIONS for start in probe_starts(10_000)), border

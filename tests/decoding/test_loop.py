@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from edgespec.errors import (
 )
 from edgespec.interfaces.drafting import DraftRequest, DraftState
 from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.depth.base import FixedDepth
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
@@ -493,3 +494,32 @@ def test_a_cached_prefix_is_not_fed_again() -> None:
     whole.take(loop(whole).steps())
     assert whole.sequence.log.fed[1] == (PROMPT[-1],), "its scores are needed"
     assert whole.tokens == PLAIN["greedy"][:TOKENS]
+
+
+# ------------------------------------------------------------------------------ where widths were not compared
+
+
+class UnlikeBeyond(FakeModel):
+    """Whose rows are bit-equal at every width up to 40 tokens, and not beyond."""
+
+    def scores_at_width(self, prefix: Sequence[int], rows: int) -> LogitsArray:
+        self.width_noise = 3.0 if len(prefix) > 40 else 0.0
+        return super().scores_at_width(prefix, rows)
+
+
+def limited(exact_length: int | None, depth: int = 3) -> Answer:
+    known = PROMPT + answer_to(model=UnlikeBeyond(), max_tokens=60).tokens
+    own = start(UnlikeBeyond(), PROMPT)
+    limits = LoopLimits(max_tokens=60, depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, exact_length=exact_length)
+    drafter = scripted.often_right(known, VOCABULARY_SIZE)
+    decoding = DecodeLoop(own.sequence, drafter, FixedDepth(depth), Chooser(GREEDY), own.history, limits)
+    return own.take(decoding.steps())
+
+
+def test_nothing_is_proposed_beyond_the_contexts_at_which_widths_were_compared() -> None:
+    plain = answer_to(model=UnlikeBeyond(), max_tokens=60).tokens
+    within = limited(40)
+    assert within.tokens == plain
+    ends = [record.context_length + record.width - 1 for record in within.records if record.width > 1]
+    assert 36 < max(ends) <= 40, "it drafts as far as it may"
+    assert limited(None).tokens != plain, "the model is not what this test takes it for"

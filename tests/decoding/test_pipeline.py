@@ -99,6 +99,7 @@ def pipelined(
     submit: Submit = at_once,
     max_tokens: int | None = TOKENS,
     stop_ids: frozenset[int] = frozenset(),
+    exact_length: int | None = None,
 ) -> PipelinedLoop:
     return PipelinedLoop(
         answer.sequence,
@@ -106,7 +107,13 @@ def pipelined(
         FixedDepth(depth),
         Chooser(sampling),
         answer.history,
-        LoopLimits(max_tokens=max_tokens, depth_cap=depth, vocabulary_size=VOCABULARY_SIZE, stop_ids=stop_ids),
+        LoopLimits(
+            max_tokens=max_tokens,
+            depth_cap=depth,
+            vocabulary_size=VOCABULARY_SIZE,
+            stop_ids=stop_ids,
+            exact_length=exact_length,
+        ),
         submit=submit,
         budget=budget or FixedBudget(most=depth, ahead=depth + 1, patience=0.0),
     )
@@ -296,6 +303,23 @@ class Errors(scripted.Scripted):
         if len(self.asked) == self.at:
             raise self.error
         return proposal
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_nothing_is_compared_or_drafted_beyond_the_contexts_at_which_widths_were(depth: int) -> None:
+    own, state = start(FakeModel(), PROMPT), scripted.oracle(KNOWN["greedy"])
+    asked: list[int] = []
+
+    def submit(job: Job) -> Future[Drafted]:
+        asked.append(len(own.history))
+        return at_once(job)
+
+    own.take(pipelined(own, state, depth=depth, submit=submit, exact_length=len(PROMPT) + 12).steps())
+    assert own.tokens == PLAIN["greedy"][: len(own.tokens)]
+    ends = [record.context_length + record.width - 1 for record in own.records if record.width > 1]
+    assert len(PROMPT) + 8 < max(ends) <= len(PROMPT) + 12
+    assert max(asked) < len(PROMPT) + 12
+    assert len(own.tokens) == TOKENS
 
 
 def intact(own: Answer) -> None:

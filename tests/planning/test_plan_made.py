@@ -76,6 +76,20 @@ def test_speculation_within_the_class() -> None:
     assert "each round drafts as far as that is expected to pay, down to nothing" in made.reasons
 
 
+def test_beyond_the_contexts_that_were_compared_decoding_is_plain_and_the_plan_says_so() -> None:
+    said = "beyond 108 tokens of context decoding is plain"
+    assert any(said in reason for reason in plan(stable_to(4)).reasons)
+    assert any(said in reason for reason in plan(stable_to(4), depth=2).reasons)
+    by_construction = replace(FACTS, bit_equal_by_construction=True)
+    for quiet in (
+        plan(stable_to(4), facts=by_construction),
+        plan(stable_to(4), context_length=108),
+        plan(stable_to(4), exactness="near"),
+        plan(stable_to(1)),
+    ):
+        assert not any("tokens of context decoding is plain" in reason for reason in quiet.reasons)
+
+
 BRANCHING = replace(FACTS, can_branch=True)
 MODEL: dict[str, Any] = {"sources": ("model",), "drafter_model": "small"}
 SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "might have said instead is verified beside its chain"

@@ -281,6 +281,7 @@ def test_the_facts_are_those_of_the_file_and_the_machine(files: Files, model: Na
         can_rewind=True,
         can_fork=True,
         can_branch=True,
+        bit_equal_by_construction=True,
         settings={"level": LEVELS[-1]},
     )
 

@@ -81,6 +81,7 @@ class FakeModel:
         width_noise: float = 0.0,
         can_fork: bool = False,
         can_branch: bool = False,
+        bit_equal_by_construction: bool = False,
         faults: Faults | None = None,
         table: Callable[[tuple[int, ...]], abc.Sequence[float]] | None = None,
     ) -> None:
@@ -94,6 +95,7 @@ class FakeModel:
         self._order = order
         self._can_fork = can_fork
         self._can_branch = can_branch
+        self._bit_equal = bit_equal_by_construction
         self._table = table
         self._memo: dict[tuple[int, ...], LogitsArray] = {}
 
@@ -116,6 +118,7 @@ class FakeModel:
             can_rewind=self.faults.refuse_rewind_at is None,
             can_fork=self._can_fork,
             can_branch=self._can_branch,
+            bit_equal_by_construction=self._bit_equal,
         )
 
     def scores(self, prefix: abc.Sequence[int]) -> LogitsArray:

@@ -158,7 +158,7 @@ class PipelinedLoop(Rounds):
         if not self._branches.at_work:
             self._tell()
         limits, branches, done = self._limits, self._branches, Event()
-        if not limits.depth_cap:
+        if not limits.depth_cap or (limits.exact_length is not None and len(self._history) >= limits.exact_length):
             return
         pending = [each.token for each in self._pending]
         # One more than the tokens beside which another fits: the last one may be the answer's last.

@@ -10,7 +10,7 @@ from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeRequest, weigh_sources
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.cost.widths import WIDEST, WidthProbe
+from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 from edgespec.planning.depth.cost_model import Costs
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
@@ -60,7 +60,9 @@ def make_plan(
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
     if target.can_rewind:
-        cap, level = _cap_and_level(request, class_cap, why, probed=probe is not None)
+        cap, level = _cap_and_level(
+            request, class_cap, why, probed=probe is not None, longest=exact_length(probe, target)
+        )
     else:
         cap, level = 0, "W"
         why.append("plain: the cache of this model cannot drop rejected tokens")
@@ -131,8 +133,10 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[str]:
     return notes
 
 
-def _cap_and_level(request: PlanRequest, class_cap: int, why: list[str], *, probed: bool) -> tuple[int, Exactness]:
-    """How deep, and how exact that is."""
+def _cap_and_level(
+    request: PlanRequest, class_cap: int, why: list[str], *, probed: bool, longest: int | None
+) -> tuple[int, Exactness]:
+    """How deep, and how exact that is. ``longest``: the context to which widths were compared, where that matters."""
     if request.plain_because is not None:
         why.append(f"plain: {request.plain_because}")
         return 0, "W"
@@ -161,5 +165,10 @@ def _cap_and_level(request: PlanRequest, class_cap: int, why: list[str], *, prob
     elif request.sources:
         why.append(
             f"widths 1 to {class_cap + 1} are bit-equal to plain decoding here, so depths to {class_cap} are exact"
+        )
+    if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
+        why.append(
+            f"beyond {longest} tokens of context decoding is plain: widths were compared up to there "
+            "(`edgespec calibrate` without --quick compares them to the end)"
         )
     return min(wanted, class_cap), "W"

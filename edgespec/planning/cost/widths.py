@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.interfaces.model import ModelFacts
+
 # Attention kernels split the cache in blocks and pad it to multiples of 256; bit-equality was seen to break at
 # 512. Each probe starts a few tokens before a border and crosses it.
 BORDERS = (256, 512, 1024)
@@ -70,10 +72,29 @@ class WidthProbe:
         return self.context_range[1] >= probe_starts(context_length)[-1] + POSITIONS
 
 
-def probe_starts(context_length: int) -> list[int]:
-    """Where probes begin in a context of that length."""
-    starts = [_FIRST_START, *(border - POSITIONS // 2 for border in BORDERS)]
-    return [start for start in starts if start + POSITIONS <= context_length] or [0]
+def probe_starts(context_length: int, *, to_end: bool = False) -> list[int]:
+    """Where probes begin in a context of that length.
+
+    With ``to_end`` also at every further power of two, and where the context ends.
+    """
+    borders = list(BORDERS)
+    while to_end and 2 * borders[-1] < context_length:
+        borders.append(2 * borders[-1])
+    starts = [_FIRST_START, *(border - POSITIONS // 2 for border in borders)]
+    within = [start for start in starts if start + POSITIONS <= context_length] or [0]
+    last = context_length - POSITIONS
+    return [*within, last] if to_end and last > within[-1] else within
+
+
+def exact_length(probe: WidthProbe | None, target: ModelFacts) -> int | None:
+    """The longest context at which the probe says anything of this target; None where length does not matter.
+
+    The split of a sum may depend on its length, unless rows are bit-equal by construction: what was compared at
+    shorter contexts then says nothing about longer ones.
+    """
+    if probe is None or not probe.contexts or target.bit_equal_by_construction:
+        return None
+    return probe.context_range[1]
 
 
 def width_classes(

@@ -124,6 +124,7 @@ def describe_native(
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=True,
+        bit_equal_by_construction=True,
         settings={"level": _level(library, settings.level)},
     )
     if not requantized and head_rows is None:
