@@ -14,6 +14,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.hardware.drivers import gpu_drivers
 from edgespec.placement.candidates import (
     Placement,
     Placements,
@@ -237,6 +238,7 @@ def test_the_target_as_an_option(cards: Install, target: LocatedModel) -> None:
         "repack": True,
         "gpu_layers": 2,
         "device_description": "the Vulkan0",
+        "drivers": gpu_drivers(),
         "kv_type": "q8_0",
     }
 

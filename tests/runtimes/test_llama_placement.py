@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
+from edgespec.hardware.drivers import gpu_drivers
 from edgespec.runtimes.llama.context import AbortFlag, LlamaSettings, NativeContext
 from edgespec.runtimes.llama.devices import EVERYTHING
 from edgespec.runtimes.llama.facts import describe_model, usable_settings
@@ -195,6 +196,7 @@ def test_facts_name_the_device_and_what_it_is(tiny_gguf: Path) -> None:
         "repack": True,
         "gpu_layers": 2,
         "device_description": "the Vulkan0",
+        "drivers": gpu_drivers(),
     }
     assert facts(device="Vulkan0", gpu_layers=9) == facts(device="VULKAN0")
     assert facts(device="Vulkan0").settings["gpu_layers"] == -1

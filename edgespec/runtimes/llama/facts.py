@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.hardware.drivers import gpu_drivers
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.devices import Device, find_device
@@ -24,6 +25,7 @@ def describe_model(header: GgufHeader, settings: LlamaSettings, *, name: str, sh
     if device is not None:
         # A name such as Vulkan0 counts devices in the order they were found: tomorrow it may be another card.
         said["device_description"] = device.description
+        said["drivers"] = gpu_drivers()
     return ModelFacts(
         name=name,
         sha256=sha256,

@@ -13,7 +13,8 @@ from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.interface import ROWS, SHARED, WHOLE
-from edgespec.interfaces.model import ModelFacts
+from edgespec.hardware.drivers import gpu_drivers
+from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.onnx import providers as onnx_providers
@@ -75,7 +76,7 @@ def describe_onnx(artefact: OnnxArtefact, settings: OnnxSettings, *, name: str, 
         bytes_per_forward=artefact.bytes_per_forward,
         kv_bytes_per_token=artefact.kv_bytes_per_token,
         kv_type="f32",
-        settings=settings.as_json(),
+        settings=settings.as_json() | ({} if provider.name == HOST else {"drivers": gpu_drivers()}),
     )
 
 

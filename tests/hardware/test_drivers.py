@@ -1,0 +1,99 @@
+"""What tells one state of a GPU's drivers from another."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.hardware.drivers import driver_identity, gpu_drivers
+
+MAPS = "7f00-7f01 r-xp 00000000 08:01 42    /opt/cuda/lib64/libcublas.so.12.4.5.8\n7f02-7f03 r--p 0 0:0 0\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with a card of each kind."""
+
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+
+    write("proc/driver/nvidia/version", "NVRM version: 550.54.14")
+    write("sys/module/amdgpu/version", "6.7.0")
+    write("usr/share/vulkan/icd.d/radeon.json", json.dumps({"ICD": {"library_path": "libvulkan_radeon.so"}}))
+    write("usr/share/vulkan/icd.d/lvp.json", json.dumps({"ICD": {"library_path": "/opt/mesa/libvulkan_lvp.so"}}))
+    write("usr/share/vulkan/icd.d/broken.json", "{")
+    write("usr/lib/x86_64-linux-gnu/libvulkan_radeon.so", "driver")
+    write("opt/mesa/libvulkan_lvp.so", "driver")
+    write("proc/self/maps", MAPS)
+    write("opt/cuda/lib64/libcublas.so.12.4.5.8", "kernels")
+    return tmp_path
+
+
+def test_the_same_state_has_one_identity(root: Path) -> None:
+    first = driver_identity(root, {})
+    assert driver_identity(root, {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}) == first
+    (root / "unrelated").write_text("x")
+    assert driver_identity(root, {}) == first
+    assert len(first) == 12
+
+
+def rewrite(path: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (root / path).write_text((root / path).read_text() + "\n")
+
+    return change
+
+
+def touch(path: str) -> Callable[[Path], None]:
+    """Another file of the same size, as a rebuilt package brings it."""
+
+    def change(root: Path) -> None:
+        os.utime(root / path, ns=(1, 1))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewrite("proc/driver/nvidia/version"),
+        rewrite("sys/module/amdgpu/version"),
+        rewrite("usr/share/vulkan/icd.d/radeon.json"),
+        rewrite("usr/lib/x86_64-linux-gnu/libvulkan_radeon.so"),
+        touch("usr/lib/x86_64-linux-gnu/libvulkan_radeon.so"),
+        touch("opt/mesa/libvulkan_lvp.so"),
+        touch("opt/cuda/lib64/libcublas.so.12.4.5.8"),
+    ],
+)
+def test_an_update_has_another(root: Path, change: Callable[[Path], None]) -> None:
+    before = driver_identity(root, {})
+    change(root)
+    assert driver_identity(root, {}) != before
+
+
+@pytest.mark.parametrize(
+    "name", ["GGML_CUDA_FORCE_MMQ", "GGML_VK_DISABLE_F16", "RADV_PERFTEST", "NVIDIA_TF32_OVERRIDE"]
+)
+def test_so_has_a_variable_that_chooses_kernels(root: Path, name: str) -> None:
+    assert len({driver_identity(root, environ) for environ in ({}, {name: "1"}, {name: "0"})}) == 3
+
+
+def test_a_driver_that_is_named_by_a_variable_counts_by_its_file(root: Path) -> None:
+    manifest, library = root / "own.json", root / "libown.so"
+    manifest.write_text(json.dumps({"ICD": {"library_path": "./libown.so"}}))
+    library.write_text("driver")
+    environ = {"VK_ICD_FILENAMES": str(manifest)}
+    before = driver_identity(root, environ)
+    os.utime(library, ns=(1, 1))
+    assert driver_identity(root, environ) != before
+
+
+def test_a_machine_without_any_has_one_too(tmp_path: Path) -> None:
+    assert driver_identity(tmp_path, {}) == driver_identity(tmp_path, {})
+    assert driver_identity() == driver_identity()
+    assert gpu_drivers() == gpu_drivers()
