@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
 import sys
 import threading
@@ -110,6 +112,7 @@ class AnswerTask:
         self._unshown_ids: list[int] = []
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
+        self._arrived: Callable[[], None] | None = None  # tells the event loop that waits for an event
         self.abandoned = False
         self.stats = stats
         self.finish_reason: FinishReason = "cancelled"
@@ -179,6 +182,9 @@ class AnswerTask:
         while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
             pass
         self._events.put(event)
+        arrived = self._arrived
+        if arrived is not None:
+            arrived()
 
     # -------------------------------------------------------------------------------------- reader
 
@@ -187,6 +193,27 @@ class AnswerTask:
         event = self._events.get()
         self._ahead.release()
         return event
+
+    async def read_async(self) -> Event | BaseException | None:
+        """``read`` for an event loop. No thread waits meanwhile, and a cancelled one has read nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get_nowait()
+                self._ahead.release()
+                return event
+            arrived = asyncio.Event()
+
+            def tell(arrived: asyncio.Event = arrived) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits any more
+                    loop.call_soon_threadsafe(arrived.set)
+
+            self._arrived = tell
+            try:
+                if self._events.empty():
+                    await arrived.wait()
+            finally:
+                self._arrived = None
 
     def deliver(self, event: Event) -> None:
         """Count an event as given to the reader."""

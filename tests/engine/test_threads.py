@@ -108,6 +108,58 @@ def test_async_errors_and_aclose(engine: Engine) -> None:
     asyncio.run(main())
 
 
+def test_async_reading_takes_no_thread_of_the_loops_executor(engine: Engine) -> None:
+    """Those are the application's, for its own files and look-ups; a server streams to more readers than it has."""
+    expected = plain_text(engine, "hello", max_tokens=20).text
+    release = threading.Event()
+
+    async def read(session: Session) -> str:
+        generation = session.generate("hello", max_tokens=20)
+        text = "".join([event.text async for event in generation if isinstance(event, Text)])
+        await generation.aclose()
+        return text
+
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as only:
+            loop.set_default_executor(only)
+            blocked = loop.run_in_executor(None, release.wait, WAIT_S)
+            sessions = [engine.session() for _ in range(3)]
+            try:
+                return await asyncio.wait_for(asyncio.gather(*map(read, sessions)), WAIT_S / 2)
+            finally:
+                release.set()
+                await blocked
+                for session in sessions:
+                    session.close()
+
+    assert asyncio.run(main()) == [expected] * 3
+
+
+def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_engine: Engine) -> None:
+    async def main() -> None:
+        with slow_engine.session() as session:
+            generation = session.generate("the " * 6000)
+            reading = asyncio.create_task(anext(generation))
+            await asyncio.sleep(0.2)
+            reading.cancel()
+            await asyncio.wait([reading])
+            settle, released = generation._settle, threading.Event()
+
+            def when_released() -> Done:
+                assert released.wait(WAIT_S), "the event loop stands still meanwhile"
+                return settle()
+
+            generation._settle = when_released
+            asyncio.get_running_loop().call_later(0.05, released.set)
+            await generation.aclose()
+            assert session._active is None, "the next answer waits for nothing"
+            await generation.aclose()
+            assert answer(session.generate("hello", max_tokens=2)).text
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.3])
 def test_async_cancellation(slow_engine: Engine, delay_s: float) -> None:
     """A cancelled ``await`` ends the answer, also in the middle of a long prefill."""
