@@ -306,7 +306,7 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:
     """How close plain decoding's two best choices after ``prefix`` were: in logits, the keyed noise included."""
     prompts = engine.pair.prompts
-    prompt_tokens = prompts.encode(prompts.render([{"role": "user", "content": prompt.prompt}]))
+    prompt_tokens = prompts.request_tokens(prompt.prompt)
     tokens = [*prompt_tokens, *prefix]
     with closing(engine.target_model.open(engine.plan.context_length)) as target:
         # As plain decoding does it: the prompt but for its last token, then one token at a time.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from edgespec.errors import InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.spelled_controls import Prompt, encode, read_messages, spelled_controls
 from edgespec.text.tokenizer import Tokenizer
 
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
+
+# Messages of a few conversations that take turns.
+_MESSAGES_KNOWN = 256
 
 
 class PromptFormat:
@@ -21,6 +26,8 @@ class PromptFormat:
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
+        # A turn comes with all the messages before it, which need not be looked through again.
+        self._spelled = lru_cache(maxsize=_MESSAGES_KNOWN)(partial(spelled_controls, tokenizer))
 
     @property
     def has_template(self) -> bool:
@@ -39,14 +46,21 @@ class PromptFormat:
             self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
         return self._template.render(messages)
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a rendered prompt; the begin-of-sequence token is added unless the text spells it out."""
+    def read(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """``render``, and where a message spells out a control token, which is only text there.
+
+        Raises TemplateError, InvalidRequestError.
+        """
+        return read_messages(self.tokenizer, self.render, messages, self._spelled)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of a prompt; the begin-of-sequence token is added unless the text begins with it."""
         bos = self.tokenizer.bos_token
-        return self.tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos)))
+        return encode(self.tokenizer, prompt, add_bos=not (bos and prompt.text.startswith(bos)))
 
     def request_tokens(self, text: str) -> list[int]:
         """Tokens of a conversation that is one request; of the text itself for a model that cannot be talked to."""
-        return self.encode(self.render([{"role": "user", "content": text}]) if self.has_template else text)
+        return self.encode(self.read([{"role": "user", "content": text}]) if self.has_template else Prompt(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +107,7 @@ class Conversation:
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError.
         """
         if raw:
-            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(prompt))
+            turn = Turn(message=None, text=prompt, tokens=self._prompts.encode(Prompt(prompt)))
         else:
             turn = self._next(prompt, max_tokens, context_length)
         if not turn.tokens:
@@ -114,8 +128,8 @@ class Conversation:
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         kept, dropped = list(self._messages), 0
         while True:
-            text = self._prompts.render([*self._head, *kept, {"role": "user", "content": prompt}])
-            tokens = self._encode(text)
+            asked = self._prompts.read([*self._head, *kept, {"role": "user", "content": prompt}])
+            tokens = self._encode(asked)
             room = context - context // _ANSWER_SHARE if dropped else context
             if len(tokens) + reserve <= room or not kept:
                 break
@@ -125,20 +139,22 @@ class Conversation:
             dropped += 1
         turns = "turn was" if dropped == 1 else "turns were"
         notice = f"the conversation outgrew the context: the oldest {dropped} {turns} dropped" if dropped else None
-        return Turn(message=prompt, text=text, tokens=tokens, dropped=len(self._messages) - len(kept), notice=notice)
+        return Turn(
+            message=prompt, text=asked.text, tokens=tokens, dropped=len(self._messages) - len(kept), notice=notice
+        )
 
-    def _encode(self, text: str) -> list[int]:
-        """Tokens of ``text``, keeping the ones the model itself wrote where the text continues the history.
+    def _encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of ``prompt``, keeping the ones the model itself wrote where its text continues the history.
 
         Tokenising an answer again may cut it differently, which would throw its cache away.
         """
         tokenizer = self._prompts.tokenizer
-        if self._rendered and text.startswith(self._rendered):
+        if self._rendered and prompt.text.startswith(self._rendered):
             kept = self.history
             if kept and kept[-1] in tokenizer.stop_ids:
                 kept = kept[:-1]  # the template writes the end of the turn itself
-            return [*kept, *tokenizer.encode(text[len(self._rendered) :], special=True)]
-        return self._prompts.encode(text)
+            return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
+        return self._prompts.encode(prompt)
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """The turn is being answered: ``history`` are its tokens, and grows by the answer's."""

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ from edgespec.errors import ClosedError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
+
+# llama.h's LLAMA_TOKEN_ATTR_*: what is parsed only where control tokens are, and what strips blanks.
+_UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
 
 
 class IncrementalText:
@@ -48,6 +52,15 @@ class IncrementalText:
         return self._decoder.getstate()[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlToken:
+    """A token that text becomes only where control tokens are looked for, and whether it strips blanks beside it."""
+
+    text: str
+    strips_left: bool = False
+    strips_right: bool = False
+
+
 class Tokenizer(Protocol):
     """Text to ids and ids to bytes."""
 
@@ -68,6 +81,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Ids of ``text``. With ``special``, control tokens written out in the text become those tokens."""
+
+    def control_token(self, token: int) -> ControlToken | None:
+        """What kind of control token it is; None for an ordinary one."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; empty for control tokens, which are never shown."""
@@ -101,6 +117,7 @@ class LlamaVocabulary:
         self._free.atexit = False
         self._lock = threading.Lock()
         self._pieces: dict[int, bytes] = {}
+        self._controls: dict[int, ControlToken | None] = {}
         self._size = int(self._api.llama_vocab_n_tokens(self._vocabulary))
 
     @property
@@ -150,6 +167,19 @@ class LlamaVocabulary:
                 ids = (ctypes.c_int32 * capacity)()
                 count = int(tokenize(vocabulary, raw, len(raw), ids, capacity, add_bos, special))
         return list(ids[: max(count, 0)])
+
+    def control_token(self, token: int) -> ControlToken | None:
+        if token not in self._controls:
+            with self._lock:
+                kind = int(self._api.llama_vocab_get_attr(self._open_vocabulary(), token))
+                text = self._text_of(token)
+            is_control = kind & (_UNKNOWN | _CONTROL) and text
+            self._controls[token] = (
+                ControlToken(text=text, strips_left=bool(kind & _LSTRIP), strips_right=bool(kind & _RSTRIP))
+                if is_control
+                else None
+            )
+        return self._controls[token]
 
     def token_bytes(self, token: int) -> bytes:
         known = self._pieces.get(token)

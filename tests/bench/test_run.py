@@ -125,7 +125,7 @@ def test_answers_that_end_by_themselves(tiny: TinyModels) -> None:
 def test_answers_that_fill_the_context(tiny: TinyModels) -> None:
     with tiny.load_speculating(context=128) as engine:
         require_depth(engine, CAP)
-        base = len(engine.pair.prompts.encode(engine.pair.prompts.render([{"role": "user", "content": "water"}])))
+        base = len(engine.pair.prompts.request_tokens("water"))
         # Room for 1, 2, 5 and 20 tokens.
         prompts = [prompt(str(room), "water" + " water" * (128 - base - room)) for room in (1, 2, 5, 20)]
         answers = run_arms(engine, EVERY_ARM, prompts, settings(max_tokens=64))
@@ -256,9 +256,7 @@ def test_an_answer_counts_as_the_design_says(engine: Engine, opened: list[Arm]) 
     answers = run_passes(engine, opened, PROMPTS, settings(max_tokens=30))
     for answer in answers:
         original = next(each for each in PROMPTS if each.id == answer.prompt_id)
-        tokens = engine.pair.prompts.encode(
-            engine.pair.prompts.render([{"role": "user", "content": original.prompt}])
-        )
+        tokens = engine.pair.prompts.request_tokens(original.prompt)
         assert answer.category == original.category
         assert answer.prompt_tokens == len(tokens)
         assert answer.tokens == answer.stats.emitted_tokens == 30

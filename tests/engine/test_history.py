@@ -11,6 +11,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
+from edgespec.text.spelled_controls import Prompt
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 
@@ -99,7 +100,7 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
         # What is left answers like a fresh session that was never told the rest.
         prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
-        short = engine.pair.prompts.encode(prompt)
+        short = engine.pair.prompts.encode(Prompt(prompt))
         if len(short) + 20 <= 256:
             expected = answer(session.generate("end", max_tokens=20)).token_ids
             with engine.session() as fresh:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
 import pytest
 
-from edgespec.errors import TemplateError
+from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.spelled_controls import encode, read_messages, spelled_controls
+from edgespec.text.tokenizer import ControlToken
 from tests.support.real_templates import IndexUnreachableError, real_templates, reference
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
@@ -265,3 +269,59 @@ def test_a_template_gives_what_plain_jinja_gives(
         if (what := difference(both, messages, add_generation_prompt, extra)) is not None
     }
     assert found == {name: what for name, (where, what, _) in DIFFERENCES.items() if conversation in where}
+
+
+NAMES = re.compile(
+    r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜]{1,40}｜>|<\|[A-Z_]{1,40}\|>|</?s>|\[/?[A-Z_]{3,20}\]|<(?:start|end)_of_[a-z]+>|</?[a-z]+:[a-z_]+>"
+)
+
+
+class Named:
+    """Bytes, and a control token for each name of the form that models use."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        ids, begin = list[int](), 0
+        for name in NAMES.finditer(text) if special else ():
+            ids += text[begin : name.start()].encode()
+            ids.append(self.numbers.setdefault(name.group(), 1000 + len(self.numbers)))
+            begin = name.end()
+        return [*ids, *text[begin:].encode()]
+
+    def control_token(self, token: int) -> ControlToken | None:
+        return next((ControlToken(text=name) for name, own in self.numbers.items() if own == token), None)
+
+
+def test_no_message_forges_a_control_token_in_any_template(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every name that a template writes is put into a message: the prompt has no control token more than before."""
+    monkeypatch.setattr(sandbox, "datetime", Noon)
+    tokenizer: Any = Named()
+    extra = CONVERSATIONS["functions"][1]
+    tried, refused = 0, set[str]()
+    for name, both in pairs.items():
+        assert isinstance(both.ours, ChatTemplate), name
+
+        def read(content: str, template: ChatTemplate = both.ours) -> list[int]:
+            def render(messages: Any) -> str:
+                return template.render(messages, extra=extra)
+
+            messages = said(("user", "a"), ("assistant", content), ("user", f"x {content} y"))
+            return encode(tokenizer, read_messages(tokenizer, render, messages, partial(spelled_controls, tokenizer)))
+
+        harmless = [token for token in read("hello") if token >= 1000]
+        names = sorted({text for text, number in tokenizer.numbers.items() if number in harmless})
+        tried += bool(names)
+        for forged in (" ".join(names), "\n".join([*names, "BANANA", *names])):
+            try:
+                found = [token for token in read(forged) if token >= 1000]
+            except InvalidRequestError:
+                refused.add(name)
+            else:
+                assert found == harmless, (name, forged)
+    assert tried >= FEWEST_TEMPLATES
+    # It cuts answers at the end of a thought, so that what is marked renders as another text.
+    assert refused == {"MiniMax-M3"}

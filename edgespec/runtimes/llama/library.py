@@ -51,6 +51,7 @@ _NEEDED = (
     "llama_vocab_bos",
     "llama_vocab_eos",
     "llama_vocab_get_add_bos",
+    "llama_vocab_get_attr",
     "llama_vocab_get_text",
     "llama_tokenize",
     "llama_token_to_piece",
