@@ -1,0 +1,99 @@
+"""How busy others keep the processors, as this process can see it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import edgespec.hardware.neighbours as module
+from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, Used, processor_seconds
+
+
+def looks(*seen: Used | None) -> Callable[[], Used | None]:
+    left: Iterator[Used | None] = iter(seen)
+    return lambda: next(left)
+
+
+def share(*seen: Used | None) -> float:
+    neighbours = Neighbours(looks(*seen))
+    for _ in range(len(seen) // 2):
+        with neighbours:
+            pass
+    return neighbours.share
+
+
+def test_the_share_is_what_is_used_and_not_by_this_process() -> None:
+    assert share(Used(0, 0, 0), Used(1, 3, 4)) == 0.5
+    assert share(Used(5, 50, 500), Used(6, 51, 504)) == 0.0
+    assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "they are counted in steps"
+
+
+def test_only_what_happens_inside_counts_and_adds_up() -> None:
+    quiet, busy = (Used(0, 0, 0), Used(1, 1, 2)), (Used(1, 90, 100), Used(2, 92, 102))
+    assert share(*quiet, *busy) == pytest.approx(1 / 4)
+
+
+def test_too_short_a_time_and_systems_that_do_not_tell_are_quiet() -> None:
+    assert share(Used(0, 0, 0), Used(0, 0.05, 0.05)) == 0.0
+    assert share(None, Used(0, 1, 1)) == share(Used(0, 0, 0), None) == 0.0
+    assert Neighbours(looks()).share == 0.0
+
+
+def test_busy_is_beyond_the_share_that_is_allowed() -> None:
+    for taken, expected in ((BUSY_SHARE - 0.01, False), (BUSY_SHARE + 0.01, True)):
+        neighbours = Neighbours(looks(Used(0, 0, 0), Used(0, taken, 1)))
+        with neighbours:
+            pass
+        assert neighbours.busy is expected
+
+
+def test_a_hypervisor_that_gives_time_away_is_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Times(SimpleNamespace):
+        def __iter__(self) -> Iterator[float]:
+            return iter(vars(self).values())
+
+    every = [
+        Times(user=1.0, idle=5.0, iowait=1.0, steal=3.0, guest=0.5),
+        Times(user=7.0, idle=1.0, iowait=0.0, steal=0.0, guest=0.0),
+    ]
+    monkeypatch.setattr(module.psutil, "cpu_times", lambda percpu: every if percpu else None)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid: {0}, raising=False)
+    found = processor_seconds()
+    assert found is not None
+    assert (found.busy_s, found.total_s) == (4.0, 10.0)
+
+    def refuse(percpu: bool) -> Any:
+        raise PermissionError(percpu)
+
+    monkeypatch.setattr(module.psutil, "cpu_times", refuse)
+    assert processor_seconds() is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose its processors")
+def test_a_program_that_keeps_a_processor_busy_is_seen_and_ones_own_work_is_not() -> None:
+    before = os.sched_getaffinity(0)
+    own = {min(before)}
+    os.sched_setaffinity(0, own)
+    try:
+        alone = Neighbours()
+        with alone:
+            end = time.perf_counter() + 0.5
+            while time.perf_counter() < end:
+                pass
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as program:
+            beside = Neighbours()
+            with beside:
+                time.sleep(1.0)
+            program.kill()
+    finally:
+        os.sched_setaffinity(0, before)
+    assert beside.busy
+    assert beside.share > alone.share
