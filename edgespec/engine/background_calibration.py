@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgespec.calibration.timing import (
     Scope,
@@ -38,7 +37,12 @@ _THREADS_CONFIRMED = 3
 # How long a step waits for a model that loads in a process of its own.
 _LOOK_AGAIN_S = 0.2
 
+# Loads of a second copy of the target that are given up before nobody tries again: a chat whose pauses were too short
+# three times has no longer ones.
+_RIVAL_ATTEMPTS = 3
+
 T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 
 # What drafter and target are compared on: code, which drafters are good at, an explanation, and a list.
 REQUESTS = (
@@ -69,6 +73,10 @@ class BackgroundCalibration:
         self._steps: Steps | None = None
         self._lock = threading.Lock()  # around a step: a generator cannot be closed while it runs
         self._closed = False
+        self._dropping = False
+        self._rival: _Load[LoadedModel] | None = None  # the target a second time, loading or loaded
+        self._given_up: _Load[LoadedModel] | None = None  # and one that may still be loading, for nobody
+        self._rivals_dropped = 0
         self.complete = False  # whether ``run_for`` has been through everything
 
     def run(self, progress: Callable[[Loading], None] | None = None) -> None:
@@ -84,6 +92,9 @@ class BackgroundCalibration:
         while not (self.complete or self._closed or stop.is_set()) and clock() < end:
             with self._lock:
                 self._step()
+            if self._closed or self._dropping:  # meanwhile, by who did not wait for the step
+                with self._lock:
+                    self._leave()
         return self.complete
 
     def _step(self) -> None:
@@ -96,12 +107,33 @@ class BackgroundCalibration:
             self._steps = None  # a generator that raised is over; what it had stored is skipped the next time
             raise
 
-    def close(self) -> None:
-        """Give up the measurement under way, after its present step. Any thread may call it."""
+    def close(self, *, wait: bool = True) -> None:
+        """Give up the measurement under way, after its present step. Any thread may call it.
+
+        Without ``wait`` a step under way ends by itself, and whoever runs it gives up.
+        """
         self._closed = True
-        with self._lock:
-            if self._steps is not None:
-                self._steps.close()
+        self._leave_soon(wait=wait)
+
+    def drop_rival(self) -> None:
+        """An answer begins: the target is not to be in memory twice meanwhile. Waits for no step."""
+        if self._rival is not None:
+            self._dropping = True
+            self._leave_soon(wait=False)
+
+    def _leave_soon(self, *, wait: bool) -> None:
+        if self._lock.acquire(blocking=wait):
+            try:
+                self._leave()
+            finally:
+                self._lock.release()
+
+    def _leave(self) -> None:
+        dropping, self._dropping = self._dropping and self._rival is not None, False
+        if self._steps is not None and (self._closed or dropping):
+            self._steps.close()
+            self._steps = None  # what was stored is skipped the next time
+            self._rivals_dropped += dropping
 
     def _all_steps(self) -> Steps:
         if self._alternatives:
@@ -186,7 +218,7 @@ class BackgroundCalibration:
         if known and paired and not pair.measurements.unproven and not self._afresh:
             return
         try:
-            drafter = pair.pool.drafter_model()
+            drafter = yield from _Load(pair.pool.drafter_model).steps(facts.name)
             yield from _until_loaded(drafter)
         except ClosedError:
             return  # the engine is going: nothing was found out about its drafter
@@ -241,14 +273,24 @@ class BackgroundCalibration:
             rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
             whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
             known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
-            if own_s is None or not rival or known:
+            if own_s is None or not rival or known or self._rivals_dropped >= _RIVAL_ATTEMPTS:
                 continue
             with suppress(EdgespecError):  # one that has no room stays unmeasured
-                other = yield from _opened(partial(pair.pool.open_target, place), place.name)
-                with other:
-                    steps = measure_plain_ratio(own, other, pair.plan.context_length)
-                    ratio = yield from _labelled(steps, f"measuring {place.name}")
+                ratio = yield from self._rival_ratio(place)
                 store.save_plain_s(place.facts, own_s * ratio)
+
+    def _rival_ratio(self, place: Placement) -> Generator[Loading, None, float]:
+        """How many times longer a plain forward takes in that place. The target is in memory twice meanwhile."""
+        pair = self._pair
+        if self._given_up is not None:
+            yield from self._given_up.until_ended(place.name)
+        self._rival = load = _Load(partial(pair.pool.open_target, place), unused=lambda model: model.close())
+        try:
+            with (yield from load.steps(place.name)) as other:
+                steps = measure_plain_ratio(pair.target, other, pair.plan.context_length)
+                return (yield from _labelled(steps, f"measuring {place.name}"))
+        finally:
+            self._rival, self._given_up = None, load
 
     def _target_at(self, place: Placement) -> Steps:
         pair, store, drafting = self._pair, self._pair.measurements.store, self._pair.measurements.drafter
@@ -313,17 +355,58 @@ def _until_loaded(model: Model) -> Steps:
         yield Loading(f"loading {model.facts.name}")
 
 
-def _opened(load: Callable[[], LoadedModel], name: str) -> Generator[Loading, None, LoadedModel]:
-    """A model, loaded on a thread of its own: that takes longer than a step may. Raises what loading raises."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgespec-load") as pool:
-        loading = pool.submit(load)
+class _Load(Generic[M]):
+    """A model that loads on a thread of its own, since that takes longer than a step may, and nothing stops it.
+
+    Whoever gives it up waits for nothing: it ends by itself, and ``unused`` is told what came of it.
+    """
+
+    def __init__(self, load: Callable[[], M], unused: Callable[[M], object] = lambda _model: None) -> None:
+        self._load = load
+        self._unused = unused
+        self._ended = threading.Event()
+        self._lock = threading.Lock()  # between the end of the load and giving it up
+        self._given_up = False
+        self._model: M | None = None
+        self._error: BaseException | None = None
+
+    def steps(self, name: str) -> Generator[Loading, None, M]:
+        """Load, and wait for it. Raises what loading raises."""
+        threading.Thread(target=self._run, name="edgespec-load", daemon=True).start()
         try:
-            while not loading.done():
-                wait([loading], timeout=_LOOK_AGAIN_S)
+            while not self._ended.wait(_LOOK_AGAIN_S):
                 yield Loading(f"loading {name}")
-            return loading.result()
+            if self._error is not None:
+                raise self._error
+            assert self._model is not None
+            return self._model
         except BaseException:
-            pool.shutdown()  # nothing stops a load that is under way
-            if loading.exception() is None:
-                loading.result().close()
+            self._give_up()
             raise
+
+    def until_ended(self, name: str) -> Steps:
+        """Wait for one that was given up: two at once are a copy too many."""
+        while not self._ended.wait(_LOOK_AGAIN_S):
+            yield Loading(f"loading {name}")
+
+    def _run(self) -> None:
+        try:
+            self._model = self._load()
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            self._ended.set()
+            given_up = self._given_up
+        if given_up:
+            self._discard()
+
+    def _give_up(self) -> None:
+        with self._lock:
+            ended, self._given_up = self._ended.is_set(), True
+        if ended:
+            self._discard()
+
+    def _discard(self) -> None:
+        model, self._model = self._model, None
+        if model is not None:
+            self._unused(model)

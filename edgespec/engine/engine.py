@@ -49,8 +49,9 @@ class Engine:
         self.pair = pair
         self._calibration: BackgroundCalibration | None = None
         # Weakly: an engine that is forgotten must not live on through its own pair.
-        give_up = weakref.WeakMethod(self._give_up_calibration)
+        give_up, drop = weakref.WeakMethod(self._give_up_calibration), weakref.WeakMethod(self._drop_rival)
         pair.on_new_power = lambda: alive() if (alive := give_up()) is not None else None
+        pair.on_answer = lambda: alive() if (alive := drop()) is not None else None
 
     @classmethod
     def load(
@@ -207,7 +208,12 @@ class Engine:
     def _give_up_calibration(self) -> None:
         calibration, self._calibration = self._calibration, None
         if calibration is not None:
-            calibration.close()
+            calibration.close(wait=False)
+
+    def _drop_rival(self) -> None:
+        calibration = self._calibration
+        if calibration is not None:
+            calibration.drop_rival()
 
     def leave_slow_exact_setting(self) -> bool:
         """Decode plainly in another setting, where the exact one costs more than drafting is expected to gain.

@@ -83,6 +83,7 @@ class LoadedPair:
         # Not kept alive by the pair: a server opens thousands of sessions in its life.
         self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_new_power: Callable[[], None] = lambda: None  # ends a calibration that is under way
+        self.on_answer: Callable[[], None] = lambda: None  # frees what only a calibration needs
         drafters: list[Drafter] = []
         if profile.lookup:
             drafters.append(LookupDrafter())
@@ -158,10 +159,15 @@ class LoadedPair:
         priors = self.measurements.priors
         return make_policy(name, self.plan.depth_cap, self.request.sources, costs, priors, pipelined=pipelined)
 
+    def begin_answer(self) -> tuple[str, ...]:
+        """What every answer begins with; returns the sentences that its reader should see."""
+        self.on_answer()
+        return self.follow_power()
+
     def follow_power(self) -> tuple[str, ...]:
         """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
 
-        Each answer begins with this. Returns the sentence that says so, if there is a new plan. A source that cannot
+        Returns the sentence that says so, if there is a new plan. A source that cannot
         be told for a moment is no change.
         """
         now = power_source()

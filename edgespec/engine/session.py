@@ -121,7 +121,7 @@ class Session:
         started = time.perf_counter()
         _check_request(prompt, max_tokens, depth, raw=raw)
         self._settle_forgotten()
-        notices = self._pair.follow_power()
+        notices = self._pair.begin_answer()
         turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started, notices)

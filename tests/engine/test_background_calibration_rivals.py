@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import BackgroundCalibration, _opened
+from edgespec.engine.background_calibration import BackgroundCalibration, _Load
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
 from edgespec.engine.pair_measurements import PairMeasurements
@@ -25,7 +25,7 @@ from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
 from tests.support.kernel_calls import require_native
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, answer
 
 NEVER = threading.Event()
 WAIT_S = 20.0
@@ -268,7 +268,7 @@ def result(steps: Generator[Loading, None, LoadedModel]) -> Any:
 
 def test_a_model_loads_beside_the_steps() -> None:
     load = Load()
-    steps = _opened(load, "big on cpu (llama)")
+    steps = _Load(load).steps("big on cpu (llama)")
     assert [next(steps), next(steps)] == [Loading("loading big on cpu (llama)")] * 2
     load.go.set()
     assert result(steps) is load.model
@@ -280,28 +280,152 @@ def test_what_loading_raises_is_raised() -> None:
     load = Load(ModelFileError("big.gguf", "it is no model"))  # type: ignore[arg-type]
     load.go.set()
     with pytest.raises(ModelFileError, match="no model"):
-        result(_opened(load, "big"))
+        result(_Load(load).steps("big"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, ModelFileError("big.gguf", "it is no model")])  # type: ignore[arg-type]
 @pytest.mark.parametrize("leave", ["close", "interrupt"])
 @pytest.mark.parametrize("loaded", [True, False])
-def test_a_load_that_is_given_up_leaves_no_model(error: Exception | None, leave: str, loaded: bool) -> None:
+def test_a_load_that_is_given_up_is_not_waited_for_and_leaves_no_model(
+    error: Exception | None, leave: str, loaded: bool
+) -> None:
     load = Load(error)
-    steps = _opened(load, "big")
+    loading = _Load(load, unused=lambda model: model.close())
+    steps = loading.steps("big")
     next(steps)
-    threads = threading.active_count()
+    (thread,) = [each for each in threading.enumerate() if each.name == "edgespec-load"]
     if loaded:
         load.go.set()
-        time.sleep(0.05)  # until it is handed over
-    release = threading.Timer(0.05, load.go.set)
-    release.start()
+        thread.join(WAIT_S)
     if leave == "close":
         steps.close()
     else:
         with pytest.raises(KeyboardInterrupt):
             steps.throw(KeyboardInterrupt())
-    release.join()
+    assert thread.is_alive() != loaded, "nobody waited for it"
+    load.go.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
     assert load.model.closed == (error is None)
-    assert threading.active_count() == threads - 1
+    assert list(loading.until_ended("big")) == []
+
+
+def test_what_is_given_up_stays_with_its_owner_unless_it_is_unused() -> None:
+    load = Load()
+    steps = _Load(load).steps("big")
+    next(steps)
+    steps.close()
+    load.go.set()
+    assert load.model.closed == 0
+
+
+@pytest.fixture
+def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Every model takes until this is set to load."""
+    go, load = threading.Event(), PreparedModel.load
+
+    def waiting(model: PreparedModel) -> LoadedModel:
+        assert go.wait(WAIT_S)
+        return load(model)
+
+    monkeypatch.setattr(PreparedModel, "load", waiting)
+    yield go
+    go.set()
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_an_answer_drops_the_second_copy_of_the_target(
+    engine: Engine, opened: list[LoadedModel], slow_load: threading.Event, loading: bool
+) -> None:
+    learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
+    while learning._rival is None:
+        assert not learning.run_for(2, NEVER, Ticks())
+    if not loading:
+        slow_load.set()
+        while not opened:
+            assert not learning.run_for(2, NEVER, Ticks())
+    with engine.session() as session:
+        started = time.perf_counter()
+        assert answer(session.generate("hello", max_tokens=3)).text
+        assert time.perf_counter() - started < WAIT_S / 2, "a load under way is not waited for"
+    assert learning._rival is None
+    slow_load.set()
+    until_closed = time.monotonic() + WAIT_S
+    while (not opened or not is_closed(opened[0])) and time.monotonic() < until_closed:
+        time.sleep(0.01)
+    assert is_closed(opened[0])
+    assert not learning.complete
+    while not learning.run_for(100, NEVER, Ticks()):
+        pass
+    assert engine.measurements.store.load_plain_s(rival(engine).facts) is not None, "it is made up for"
+
+
+def test_what_is_dropped_again_and_again_is_left_alone(engine: Engine, home: Home) -> None:
+    learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
+    for _ in range(3):
+        while learning._rival is None:
+            assert not learning.run_for(2, NEVER, Ticks())
+        engine.pair.begin_answer()
+    while not learning.run_for(100, NEVER, Ticks()):
+        pass
+    assert stored(home) == {"times": 1, "widths": 1}
+
+
+def test_an_answer_disturbs_no_other_measurement(engine: Engine) -> None:
+    learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
+    assert not learning.run_for(3, NEVER, Ticks())
+    steps = learning._steps
+    engine.pair.begin_answer()
+    assert learning._steps is steps
+    learning.drop_rival()
+    assert learning._steps is steps
+
+
+def test_another_source_of_power_waits_for_no_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
+    inside, release = threading.Event(), threading.Event()
+
+    def steps() -> Generator[Loading, None, None]:
+        try:
+            inside.set()
+            assert release.wait(WAIT_S)
+            yield Loading("measuring")
+            yield Loading("measuring")
+        finally:
+            ended.set()
+
+    ended = threading.Event()
+    monkeypatch.setattr(learning, "_all_steps", steps)
+    running = threading.Thread(target=learning.run_for, args=(WAIT_S, NEVER))
+    running.start()
+    assert inside.wait(WAIT_S)
+    engine.pair.on_new_power()
+    assert not ended.is_set()
+    release.set()
+    running.join(WAIT_S)
+    assert ended.is_set()
+    assert learning._steps is None
+
+
+def test_leaving_does_not_wait_for_a_drafters_load(
+    tiny: TinyModels, home: Home, slow_load: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_load.set()
+    with tiny.load(store_home=home, context=200) as engine:
+        slow_load.clear()
+        drafting = threading.Event()
+        open_drafter = ModelPool.drafter_model
+
+        def noted(pool: ModelPool) -> Any:
+            drafting.set()
+            return open_drafter(pool)
+
+        monkeypatch.setattr(ModelPool, "drafter_model", noted)
+        stop = threading.Event()
+        calibrating = threading.Thread(target=engine.calibrate_for, args=(WAIT_S, stop))
+        calibrating.start()
+        assert drafting.wait(WAIT_S)
+        stop.set()
+        calibrating.join(WAIT_S / 2)
+        assert not calibrating.is_alive()
+        slow_load.set()
