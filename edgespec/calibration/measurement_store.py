@@ -71,12 +71,25 @@ class Measurements:
         """What the forwards of this model take in this setting, on this source of power; None if not measured."""
         return self._load("times", self._times_key(facts), ModelTimes.from_json)
 
-    def save_times(self, facts: ModelFacts, times: ModelTimes) -> None:
-        self._save("times", self._times_key(facts), times.as_json())
+    def save_times(self, facts: ModelFacts, times: ModelTimes, *, busy: float = 0.0) -> None:
+        """``busy``: the share of the processors that other programs took meanwhile, if that was too much.
+
+        Times of a busy machine never replace those of a quieter one.
+        """
+        if busy <= self.busy_share(facts) or self.load_times(facts) is None:
+            stored = {**times.as_json(), **({"busy": busy} if busy else {})}
+            self._save("times", self._times_key(facts), stored)
+
+    def busy_share(self, facts: ModelFacts) -> float:
+        """``busy`` of the times that are stored; 0 where they were measured in quiet, or not at all."""
+        return self._load("times", self._times_key(facts), _share_from_json) or 0.0
 
     def forget_times(self, facts: ModelFacts) -> None:
         """Throw an old curve away, which newer times of this setting contradict."""
-        path = self._path("times", self._times_key(facts))
+        self._forget("times", facts)
+
+    def _forget(self, kind: str, facts: ModelFacts) -> None:
+        path = self._path(kind, self._times_key(facts))
         self._unwritten.pop(path.name, None)
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -89,6 +102,10 @@ class Measurements:
     def load_plain_s(self, facts: ModelFacts) -> float | None:
         """T(1) of this model in this setting, where only that was measured."""
         return self._load("plain", self._times_key(facts), _seconds_from_json)
+
+    def forget_plain_s(self, facts: ModelFacts) -> None:
+        """Throw T(1) in a setting away, which could not be measured again."""
+        self._forget("plain", facts)
 
     def save_plain_s(self, facts: ModelFacts, seconds: float) -> None:
         self._save("plain", self._times_key(facts), {"forward_s": seconds})
@@ -115,18 +132,24 @@ class Measurements:
     # ------------------------------------------------------------------------------------------- files
 
     @contextmanager
-    def exclusive(self, lock_folder: Path, *, wait: bool) -> Iterator[bool]:
+    def exclusive(
+        self, lock_folder: Path, *, wait: bool, waiting: Callable[[], object] = lambda: None
+    ) -> Iterator[bool]:
         """Hold the one lock under which anything is timed; False if another process holds it and ``wait`` is off.
 
-        Two calibrations at once would measure each other.
+        Two calibrations at once would measure each other. ``waiting`` is called where there is something to wait for.
         """
         try:
             self.create(lock_folder)
-            lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=-1 if wait else 0)
-            lock.acquire()
-        except filelock.Timeout:
-            yield False
-            return
+            lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=0)
+            try:
+                lock.acquire()
+            except filelock.Timeout:
+                if not wait:
+                    yield False
+                    return
+                waiting()
+                lock.acquire(timeout=-1)
         except (OSError, EdgespecError, NotImplementedError):  # nowhere to put a lock: nobody else has one either
             yield True
             return
@@ -213,6 +236,13 @@ def _seconds_from_json(stored: Mapping[str, Any]) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError("a forward takes some time")
     return seconds
+
+
+def _share_from_json(stored: Mapping[str, Any]) -> float:
+    share = float(stored.get("busy", 0.0))
+    if not 0 <= share <= 1:
+        raise ValueError("a share is a part of the whole")
+    return share
 
 
 def _contention_from_json(stored: Mapping[str, Any]) -> Contention:

@@ -25,7 +25,7 @@ class IdleCalibration:
 
     def start(self) -> None:
         """Begin to measure, if anything is missing."""
-        if self._given_up or not self._engine.unmeasured:
+        if self._given_up or not self._engine.can_calibrate:
             return
         self._stop = threading.Event()
         threading.Thread(target=self._measure, args=(self._stop,), name="edgespec-calibrate", daemon=True).start()

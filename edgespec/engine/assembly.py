@@ -19,6 +19,7 @@ from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine, describe_machine
+from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import HOST, Model, ModelFacts
 from edgespec.placement.candidates import (
     Placements,
@@ -41,6 +42,8 @@ from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.text.tokenizer import LlamaVocabulary
+
+WAITING = Loading("waiting for another calibration to end")
 
 M = TypeVar("M", bound=Model)
 S = TypeVar("S")  # a runtime's settings
@@ -224,13 +227,17 @@ def _measure(
         # One walk through the contexts measures both, and the times are needed as well.
         scope = replace(QUICK, complete=complete)
         steps = measure_target(model, request.context_length, scope)
-        with store.exclusive(own_home.locks, wait=True), closing(steps):
+        neighbours = Neighbours()
+        exclusive = store.exclusive(own_home.locks, wait=True, waiting=lambda: tell(WAITING))
+        with exclusive, closing(steps):
             while True:
                 try:
-                    tell(Loading(f"measuring {model.facts.name}", next(steps)))
-                except StopIteration as done:
-                    times, probe = cast("tuple[ModelTimes, WidthProbe]", done.value)
-                    store.save_times(model.facts, times)
+                    with neighbours:
+                        done = next(steps)
+                    tell(Loading(f"measuring {model.facts.name}", done))
+                except StopIteration as end:
+                    times, probe = cast("tuple[ModelTimes, WidthProbe]", end.value)
+                    store.save_times(model.facts, times, busy=neighbours.share if neighbours.busy else 0.0)
                     return probe
 
     return measure

@@ -21,6 +21,7 @@ from edgespec.calibration.timing import (
 from edgespec.engine.events import Loading
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.model import Model, ModelFacts, Restarting
 from edgespec.placement.candidates import Placement, same_place
 from edgespec.placement.settings import fewer_threads, other_caches
@@ -58,16 +59,27 @@ class BackgroundCalibration:
     """One walk through everything that is missing for a pair's plan, in steps of well under a second.
 
     Each measurement is stored as soon as it is complete, so what an interrupted walk has learned is kept. With
-    ``afresh`` stored measurements are made again; with ``alternatives`` plain decoding is also timed in the other
-    settings the target could run in.
+    ``afresh`` stored measurements are made again, with ``again`` those that other programs disturbed; with
+    ``alternatives`` plain decoding is also timed in the other settings the target could run in.
     """
 
-    def __init__(self, pair: LoadedPair, scope: Scope, *, afresh: bool = False, alternatives: bool = False) -> None:
+    def __init__(
+        self,
+        pair: LoadedPair,
+        scope: Scope,
+        *,
+        afresh: bool = False,
+        alternatives: bool = False,
+        again: bool = False,
+    ) -> None:
         self._pair = pair
         # Near exactness rests on how far unequal widths differ.
         self._scope = replace(scope, complete=True) if pair.profile.exactness == "near" else scope
         self._afresh = afresh
+        self._again = again
         self._alternatives = alternatives
+        self._taken = 0.0  # of the processors, by others, during the last measurement
+        self.most_taken = 0.0  # and the most during any
         # With how many times longer a forward takes with them.
         self._other_threads: list[tuple[ModelFacts, float]] = []
         self._steps: Steps | None = None
@@ -86,10 +98,35 @@ class BackgroundCalibration:
                 if progress is not None:
                     progress(step)
 
+    @property
+    def _busy(self) -> float:
+        """``most_taken`` of the last measurement, if that is too much to believe its times."""
+        return self._taken if self._taken > BUSY_SHARE else 0.0
+
+    def _labelled(self, steps: Generator[float, None, T], label: str) -> Generator[Loading, None, T]:
+        """A measurement, and what others take of the processors meanwhile: an answer of this engine takes all."""
+        neighbours, answering = Neighbours(), False
+        try:
+            with closing(steps):
+                while True:
+                    try:
+                        with neighbours:
+                            fraction = next(steps)
+                    except StopIteration as done:
+                        return done.value  # type: ignore[no-any-return]
+                    answering = answering or self._pair.answering
+                    yield Loading(label, fraction)
+        finally:
+            self._taken = 1.0 if answering else neighbours.share
+            self.most_taken = max(self.most_taken, self._taken)
+
     def run_for(self, seconds: float, stop: threading.Event, clock: Callable[[], float] = time.perf_counter) -> bool:
-        """Go on where the last call stopped, for so long or until ``stop`` is set; True once nothing is missing."""
+        """Go on where the last call stopped, for so long or until ``stop`` is set; True once nothing is missing.
+
+        Leaves off as well where an answer of this engine begins: both would be slower, and the times wrong.
+        """
         end = clock() + seconds
-        while not (self.complete or self._closed or stop.is_set()) and clock() < end:
+        while not (self.complete or self._closed or stop.is_set() or self._pair.answering) and clock() < end:
             with self._lock:
                 self._step()
             if self._closed or self._dropping:  # meanwhile, by who did not wait for the step
@@ -150,16 +187,21 @@ class BackgroundCalibration:
     def _thread_steps(self) -> Steps:
         """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
         pair = self._pair
-        before = pair.target
+        before, busy = pair.target, False
         ratios: dict[int, float] = {}
         for threads in fewer_threads(pair.target):
             # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
             for _ in range(_THREADS_CONFIRMED):
                 ratio = yield from self._plain_ratio(threads=threads)
                 ratios[threads] = max(ratio, ratios.get(threads, 0.0))
+                busy = busy or self._busy > 0
                 if ratio * SLOWER_ALLOWED >= 1:
                     break
         facts = {threads: before.facts_with(threads=threads) for threads in ratios}
+        if busy:  # then fewer threads are faster for as long as the others are there
+            for each in facts.values():
+                pair.measurements.store.forget_plain_s(each)
+            return
         ratios[before.settings.threads], facts[before.settings.threads] = 1.0, before.facts
         best = min(ratios, key=lambda threads: ratios[threads])
         if ratios[best] * SLOWER_ALLOWED >= 1 or not pair.adopt(threads=best):
@@ -173,21 +215,26 @@ class BackgroundCalibration:
         target = self._pair.target
         with target.with_settings(**caches) as other:
             steps = measure_plain_ratio(target, other, self._pair.plan.context_length)
-            return (yield from _labelled(steps, f"measuring {target.facts.name} with {setting_words(other.facts)}"))
+            return (
+                yield from self._labelled(steps, f"measuring {target.facts.name} with {setting_words(other.facts)}")
+            )
 
     def _target_steps(self) -> Steps:
         pair, store = self._pair, self._pair.measurements.store
         facts = pair.target.facts
         known = pair.measurements.target_times() is not None and pair.measurements.widths() is not None
-        if known and not self._afresh:
+        if known and not self._afresh and not self._made_again(facts):
             return
         label = f"measuring {facts.name}"
         steps = measure_target(pair.target, pair.plan.context_length, self._scope)
-        times, probe = yield from _labelled(steps, label)
-        store.save_times(facts, times)
+        times, probe = yield from self._labelled(steps, label)
+        store.save_times(facts, times, busy=self._busy)
         store.save_widths(facts, probe)
         for others, factor in self._other_threads:
             self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
+
+    def _made_again(self, facts: ModelFacts) -> bool:
+        return self._again and self._pair.measurements.store.busy_share(facts) > 0
 
     def _keep_plain_s(self, facts: ModelFacts, seconds: float) -> None:
         store = self._pair.measurements.store
@@ -213,7 +260,7 @@ class BackgroundCalibration:
         facts, target = pair.measurements.drafter, pair.target.facts
         if facts is None:
             return
-        known = store.load_times(facts) is not None
+        known = store.load_times(facts) is not None and not self._made_again(facts)
         paired = store.load_contention(target, facts) is not None
         if known and paired and not pair.measurements.unproven and not self._afresh:
             return
@@ -235,15 +282,17 @@ class BackgroundCalibration:
         label = f"measuring {facts.name}"
         if not known or self._afresh:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
-            store.save_times(facts, (yield from _labelled(steps, label)))
+            times = yield from self._labelled(steps, label)
+            # A drafter in a process of its own is what keeps the processor busy itself.
+            store.save_times(facts, times, busy=0.0 if isinstance(drafter, Restarting) else self._busy)
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
-            store.save_contention(target, facts, (yield from _labelled(both, label)))
+            store.save_contention(target, facts, (yield from self._labelled(both, label)))
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
-            pair.measurements.learn_prior("model", (yield from _labelled(agreeing, label)))
+            pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label)))
 
     def _place_steps(self) -> Steps:
         """Target and drafter in every other place that has room for them beside what is loaded.
@@ -288,7 +337,7 @@ class BackgroundCalibration:
         try:
             with (yield from load.steps(place.name)) as other:
                 steps = measure_plain_ratio(pair.target, other, pair.plan.context_length)
-                return (yield from _labelled(steps, f"measuring {place.name}"))
+                return (yield from self._labelled(steps, f"measuring {place.name}"))
         finally:
             self._rival, self._given_up = None, load
 
@@ -302,8 +351,8 @@ class BackgroundCalibration:
         with pair.pool.open_target(place) as target:
             scope = replace(self._scope, to_end=False)  # of a place that may never be used
             steps = measure_target(target, pair.plan.context_length, scope)
-            times, probe = yield from _labelled(steps, f"measuring {place.name}")
-            store.save_times(place.facts, times)
+            times, probe = yield from self._labelled(steps, f"measuring {place.name}")
+            store.save_times(place.facts, times, busy=self._busy)
             store.save_widths(place.facts, probe)
             if drafting is not None and apart:
                 drafter = pair.pool.drafter_model()
@@ -319,13 +368,13 @@ class BackgroundCalibration:
         with closing(pair.pool.open_drafter(place)) as drafter:
             yield from _until_loaded(drafter)
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
-            store.save_times(place.facts, (yield from _labelled(steps, f"measuring {place.name}")))
+            store.save_times(place.facts, (yield from self._labelled(steps, f"measuring {place.name}")))
             if apart:
                 yield from self._contention_of(target, target.facts, drafter, place.facts)
 
     def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
         label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
-        both = yield from _labelled(measure_contention(target, drafter), label)
+        both = yield from self._labelled(measure_contention(target, drafter), label)
         self._pair.measurements.store.save_contention(target_facts, facts, both)
 
 
@@ -337,16 +386,6 @@ def setting_words(facts: ModelFacts) -> str:
     if not facts.settings.get("repack", True):
         parts.append("weights as in the file")
     return ", ".join(parts)
-
-
-def _labelled(steps: Generator[float, None, T], label: str) -> Generator[Loading, None, T]:
-    with closing(steps):
-        while True:
-            try:
-                fraction = next(steps)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            yield Loading(label, fraction)
 
 
 def _until_loaded(model: Model) -> Steps:

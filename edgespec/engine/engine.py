@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.engine.assembly import (
+    WAITING,
     Limits,
     exact_setting_too_slow,
     fastest_plain,
@@ -26,6 +27,7 @@ from edgespec.files.home import Home, home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled
 from edgespec.hardware.machine import Machine
+from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import require_memory
@@ -40,6 +42,9 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary
+
+# How long the processors are looked at before it is believed that they are quiet.
+_LOOK_S = 0.3
 
 
 class Engine:
@@ -165,6 +170,11 @@ class Engine:
         missing = begun or pair.measurements.missing or pair.measurements.unproven
         return pair.can_rewind and pair.request.plain_because is None and missing
 
+    @property
+    def can_calibrate(self) -> bool:
+        """Whether ``calibrate_for`` has something to measure, or to measure again when the machine is quiet."""
+        return self.profile.depth == "auto" and (self.unmeasured or self.measurements.disturbed)
+
     def calibrate(
         self,
         scope: Scope = QUICK,
@@ -172,33 +182,44 @@ class Engine:
         afresh: bool = False,
         alternatives: bool = False,
         progress: LoadProgress | None = None,
-    ) -> None:
+    ) -> float:
         """Measure what is missing (everything if ``afresh``) and plan anew. Call it while no answer is generated.
 
         ``alternatives`` also times plain decoding in the other settings the target could run in. Waits for another
-        process that calibrates. Raises what a forward or loading the drafter raises.
+        process that calibrates. Returns the largest share of the processors, 0 to 1, that other programs took
+        during a measurement: above 0.1 its times are only kept until ``calibrate_for`` finds the machine quiet.
+        Raises what a forward or loading the drafter raises.
         """
-        with self.measurements.store.exclusive(self.pair.home.locks, wait=True):
-            BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives).run(progress)
+        calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
+        tell = progress or (lambda _event: None)
+        exclusive = self.measurements.store.exclusive
+        with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
+            calibration.run(progress)
         self._give_up_calibration()
         self.pair.replan()
+        return calibration.most_taken
 
     def calibrate_for(
         self, seconds: float = CALIBRATION_BUDGET_S, stop: threading.Event | None = None
     ) -> tuple[str, ...]:
         """Measure what is missing for at most ``seconds``, or until ``stop`` is set: for the time between answers.
 
-        What is left goes on with the next call. Returns the reasons of the new plan once nothing is missing, else
-        nothing. Does nothing while another process calibrates. Raises what a forward or loading the drafter raises.
+        What is left goes on with the next call. Times that other programs disturbed are measured again, where the
+        machine is quiet now. Returns the reasons of the new plan once nothing is missing, else nothing.
+        Does nothing while another process calibrates or an answer of this engine is under way. Raises what a forward
+        or loading the drafter raises.
         """
-        if not self.unmeasured or self.profile.depth != "auto":
+        stop = stop or threading.Event()
+        again = not self.unmeasured
+        if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
         with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()
             # Kept apart: an answer that begins meanwhile on another source of power gives the measuring up.
-            self._calibration = calibration = self._calibration or BackgroundCalibration(self.pair, QUICK)
-            if calibration.complete or not calibration.run_for(seconds, stop or threading.Event()):
+            calibration = None if again else self._calibration
+            self._calibration = calibration = calibration or BackgroundCalibration(self.pair, QUICK, again=again)
+            if calibration.complete or not calibration.run_for(seconds, stop):
                 return ()
         if self.pair.closed:
             return ()
@@ -294,3 +315,11 @@ class Engine:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _is_busy(stop: threading.Event) -> bool:
+    """Whether other programs keep the processors busy now; so it is called where ``stop`` is set."""
+    neighbours = Neighbours()
+    with neighbours:
+        stopped = stop.wait(_LOOK_S)
+    return stopped or neighbours.busy

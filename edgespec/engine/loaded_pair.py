@@ -123,6 +123,12 @@ class LoadedPair:
         """What the target takes with one session."""
         return memory_needed(self.pool.target, self.target.settings, self.plan.context_length)
 
+    @property
+    def answering(self) -> bool:
+        """Whether an answer is under way, or waits for its reader."""
+        with self.lock:  # no session is added meanwhile
+            return any(session.answering for session in self.sessions)
+
     def speculation(self) -> Speculation:
         """The plan as it is now."""
         return Speculation(

@@ -27,6 +27,11 @@ from edgespec.runtimes.llama.context import EVERY_LAYER
 # Drafters that need no model cost nothing worth counting.
 _FREE_SOURCES = ("lookup",)
 
+MEASURED_BUSY = (
+    "other programs kept the processor busy while this was measured: the times are rough, and are measured again "
+    "when it is quiet"
+)
+
 
 class PairMeasurements:
     """Reads and writes ``store`` for one target, its drafter (None without one) and the sources that may draft.
@@ -69,7 +74,8 @@ class PairMeasurements:
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
         where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
         lost = () if self.drafter_failure is None else (f"the model drafter is lost: {self.drafter_failure}",)
-        return (where, *lost, *self.store.notes)
+        rough = (MEASURED_BUSY,) if self.disturbed else ()
+        return (where, *lost, *rough, *self.store.notes)
 
     def widths(self) -> WidthProbe | None:
         """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
@@ -114,6 +120,12 @@ class PairMeasurements:
         lost = {"model"} if self.drafter_failure is not None else set()
         unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
         return costs.curves is None or unpriced or self.widths() is None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took so much while these models were timed that it had better be done again."""
+        facts = (self.target,) if self.drafter is None else (self.target, self.drafter)
+        return any(self.store.busy_share(each) > 0 for each in facts)
 
     @property
     def unproven(self) -> bool:

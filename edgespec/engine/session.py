@@ -83,6 +83,11 @@ class Session:
         return self._closed
 
     @property
+    def answering(self) -> bool:
+        """Whether an answer has begun and not ended."""
+        return self._active is not None
+
+    @property
     def _speculating(self) -> Speculation:
         """The pair's plan as it is now, unless this session has its own."""
         return self._pair.speculation() if self._speculation is None else self._speculation

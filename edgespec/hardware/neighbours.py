@@ -46,8 +46,8 @@ def processor_seconds() -> Used | None:
 class Neighbours:
     """Adds up what others took while it was entered: a context manager, to be used again and again."""
 
-    def __init__(self, look: Callable[[], Used | None] = processor_seconds) -> None:
-        self._look = look
+    def __init__(self, look: Callable[[], Used | None] | None = None) -> None:
+        self._look = look or processor_seconds
         self._begun: Used | None = None
         self._others_s = 0.0
         self._total_s = 0.0

@@ -44,6 +44,7 @@ def test_too_short_a_time_and_systems_that_do_not_tell_are_quiet() -> None:
     assert share(Used(0, 0, 0), Used(0, 0.05, 0.05)) == 0.0
     assert share(None, Used(0, 1, 1)) == share(Used(0, 0, 0), None) == 0.0
     assert Neighbours(looks()).share == 0.0
+    assert Neighbours()._look is module.processor_seconds
 
 
 def test_busy_is_beyond_the_share_that_is_allowed() -> None:
@@ -83,13 +84,13 @@ def test_a_program_that_keeps_a_processor_busy_is_seen_and_ones_own_work_is_not(
     own = {min(before)}
     os.sched_setaffinity(0, own)
     try:
-        alone = Neighbours()
+        alone = Neighbours(processor_seconds)
         with alone:
             end = time.perf_counter() + 0.5
             while time.perf_counter() < end:
                 pass
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as program:
-            beside = Neighbours()
+            beside = Neighbours(processor_seconds)
             with beside:
                 time.sleep(1.0)
             program.kill()
