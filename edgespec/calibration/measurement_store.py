@@ -51,11 +51,13 @@ class Measurements:
     create: Callable[[Path], object] = field(default=partial(Path.mkdir, parents=True, exist_ok=True), compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
     _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _refusals: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def on_power(self, power_source: str) -> Measurements:
         """The same folder, for a machine that runs on another source of power."""
         other = replace(self, power_source=power_source, notes=[])
         other._unwritten.update(self._unwritten)
+        other._refusals.update(self._refusals)
         return other
 
     # ---------------------------------------------------------------------------- what one model takes
@@ -142,14 +144,10 @@ class Measurements:
         try:
             self.create(lock_folder)
             lock = filelock.FileLock(lock_folder / "calibration.lock", timeout=0)
-            try:
-                lock.acquire()
-            except filelock.Timeout:
-                if not wait:
-                    yield False
-                    return
-                waiting()
-                lock.acquire(timeout=-1)
+            _acquire(lock, waiting if wait else None)
+        except filelock.Timeout:
+            yield False
+            return
         except (OSError, EdgespecError, NotImplementedError):  # nowhere to put a lock: nobody else has one either
             yield True
             return
@@ -195,10 +193,16 @@ class Measurements:
         try:
             self.create(self.folder)
             write_json(path, document)
-        except (OSError, EdgespecError):
+        except (OSError, EdgespecError) as error:
             self._unwritten[path.name] = json.dumps(document)
+            self._refusals[path.name] = error.message if isinstance(error, EdgespecError) else _said(error)
         else:
             self._unwritten.pop(path.name, None)
+
+    @property
+    def unstored(self) -> str | None:
+        """Why something that was measured is only known to this process; None if all of it is stored."""
+        return next((self._refusals[name] for name in self._unwritten), None)
 
     def _model_key(self, facts: ModelFacts) -> dict[str, Any]:
         return {
@@ -221,6 +225,21 @@ class Measurements:
     def _path(self, kind: str, key: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
         return self.folder / f"{kind}-{digest}.json"
+
+
+def _acquire(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) -> None:
+    """Raises filelock.Timeout where somebody else has it and ``waiting`` is None."""
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        if waiting is None:
+            raise
+        waiting()
+        lock.acquire(timeout=-1)
+
+
+def _said(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
 
 
 def _identity(facts: ModelFacts) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from edgespec.cli.options import (
     resolve_profile,
     state_of,
 )
-from edgespec.cli.output import ProgressPrinter, note, print_json
-from edgespec.errors import MemoryLimitError
+from edgespec.cli.output import ProgressPrinter, note, print_error, print_json
+from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
+from edgespec.hardware.neighbours import BUSY_SHARE
 
 if TYPE_CHECKING:
     from edgespec.engine.calibration_report import CalibrationReport
@@ -47,7 +48,7 @@ def calibrate(
     with open_engine(chosen, state, stay_exact=True) as engine:
         started = time.perf_counter()
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
-            engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
+            taken = engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
         try:
             bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
             save_bandwidth(home().measurements, engine.machine, bandwidth)
@@ -58,13 +59,27 @@ def calibrate(
         took_s = time.perf_counter() - started
         engine.leave_slow_exact_setting()
         plan = engine.plan
+        unstored = engine.measurements.store.unstored
     if json:
-        print_json({**report.as_json(), "plan": plan.as_json(), "took_s": took_s})
-        return
-    _print(report)
-    for reason in plan.reasons:
-        print(f"plan         {reason}")
-    note(f"measured in {took_s:.0f} s and stored", dim=True)
+        found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s}
+        print_json({**found, "others_share": taken, "stored": unstored is None})
+        state.answered = True
+    else:
+        _print(report)
+        for reason in plan.reasons:
+            print(f"plan         {reason}")
+        if taken > BUSY_SHARE:
+            note(f"other programs took {100 * taken:.0f} % of the processor: calibrate again when it is quiet")
+        note(f"measured in {took_s:.0f} s" + (" and stored" if unstored is None else ""), dim=True)
+    if unstored is not None:
+        print_error(
+            EdgespecError(
+                f"nothing of what was measured is stored: {unstored}",
+                hint="free some space, or set EDGESPEC_HOME to a folder you may write to",
+            ),
+            as_json=False,
+        )
+        raise typer.Exit(1)
 
 
 def _print(report: CalibrationReport) -> None:

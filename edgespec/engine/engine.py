@@ -205,7 +205,7 @@ class Engine:
         """Measure what is missing for at most ``seconds``, or until ``stop`` is set: for the time between answers.
 
         What is left goes on with the next call. Times that other programs disturbed are measured again, where the
-        machine is quiet now. Returns the reasons of the new plan once nothing is missing, else nothing.
+        machine is quiet now. Returns the reasons of the new plan once nothing is missing any more, else nothing.
         Does nothing while another process calibrates or an answer of this engine is under way. Raises what a forward
         or loading the drafter raises.
         """
@@ -224,7 +224,7 @@ class Engine:
         if self.pair.closed:
             return ()
         self.pair.replan()
-        return self.plan.reasons
+        return () if again else self.plan.reasons
 
     def _give_up_calibration(self) -> None:
         calibration, self._calibration = self._calibration, None

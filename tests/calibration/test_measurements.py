@@ -296,3 +296,46 @@ def test_a_full_disk_is_no_error(kept: Measurements, monkeypatch: pytest.MonkeyP
     kept.save_widths(FACTS, replace(PROBE, complete=False))  # there is room again
     assert kept.load_widths(FACTS) == replace(PROBE, complete=False)
     assert Measurements(kept.folder, "machine-1").load_widths(FACTS) == replace(PROBE, complete=False)
+
+
+def test_why_something_is_not_stored_is_told_until_it_is(kept: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept.unstored is None
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.files.atomic.os.fsync", full)
+        kept.save_widths(FACTS, PROBE)
+        assert "is full" in (kept.unstored or "")
+        assert "is full" in (kept.on_power("battery").unstored or "")
+    kept.save_widths(FACTS, PROBE)
+    assert kept.unstored is None
+
+
+# ------------------------------------------------------------------------------------------------ a busy machine
+
+
+def test_times_of_a_busy_machine_are_kept_until_there_are_better_ones(kept: Measurements) -> None:
+    assert kept.busy_share(FACTS) == 0.0
+    kept.save_times(FACTS, TIMES, busy=0.5)
+    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (TIMES, 0.5)
+    worse, better, quiet = (replace(TIMES, prompt_token_s=seconds) for seconds in (0.9, 0.2, 0.1))
+    kept.save_times(FACTS, worse, busy=0.6)
+    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (TIMES, 0.5)
+    kept.save_times(FACTS, better, busy=0.3)
+    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (better, 0.3)
+    kept.save_times(FACTS, quiet)
+    kept.save_times(FACTS, better, busy=0.3)
+    assert (kept.load_times(FACTS), kept.busy_share(FACTS)) == (quiet, 0.0)
+    kept.save_times(FACTS, TIMES)
+    assert kept.load_times(FACTS) == TIMES
+
+
+def test_plain_times_are_forgotten_alone(kept: Measurements) -> None:
+    kept.save_times(FACTS, TIMES)
+    kept.save_plain_s(FACTS, 0.5)
+    kept.forget_plain_s(FACTS)
+    assert kept.load_plain_s(FACTS) is None
+    assert kept.load_times(FACTS) == TIMES
+    kept.forget_plain_s(FACTS)

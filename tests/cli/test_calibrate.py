@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import re
@@ -12,8 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 import edgespec.engine.background_calibration as learning_module
@@ -21,7 +25,9 @@ import edgespec.hardware.bandwidth as bandwidth_module
 from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
+from edgespec.hardware import neighbours
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
+from edgespec.hardware.neighbours import Used
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes
@@ -134,6 +140,8 @@ def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ..
     assert found["drafting"]["model"] == "drafter"
     assert number(found["drafting"]["token_s"])
     assert number(found["took_s"])
+    assert found["stored"] is True
+    assert found["others_share"] == 0.0
     assert found["plan"]["target"]["model"] == "target"
 
 
@@ -180,6 +188,59 @@ def test_json_is_alone_on_stdout(options: tuple[str, ...], home: Home) -> None:
     assert result.json["schema_version"] == 1
     assert number(result.json["read_bytes_per_s"])
     assert result.err == ""
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_could_not_be_stored_is_not_called_stored(
+    here: InProcess, options: tuple[str, ...], as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("edgespec.calibration.measurement_store.write_json", full)
+    found = here("calibrate", "--quick", *options, *(["--json"] if as_json else []))
+    found.failed_well("nothing of what was measured is stored", "No space left on device", "EDGESPEC_HOME")
+    assert "and stored" not in found.err
+    assert stored(Home(here.home)) == {}
+    if as_json:
+        assert found.json["stored"] is False
+        assert found.json["curves"]
+    else:
+        assert "width" in found.out
+    monkeypatch.undo()
+
+
+def test_a_busy_machine_is_said_to_be_one(
+    here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+    half = lambda: Used(own_s=0.0, busy_s=0.5 * (now := float(next(looks))), total_s=now)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbours, "processor_seconds", half)
+        found = succeeded(here("calibrate", "--quick", *options))
+        assert "other programs took 50 % of the processor" in found.err
+        assert "the times are rough" in found.out
+        assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.5
+    quiet = succeeded(here("calibrate", "--quick", *options))
+    assert "other programs" not in quiet.err + quiet.out
+    assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.0
+
+
+def test_a_second_calibration_says_that_it_waits(here: InProcess, options: tuple[str, ...]) -> None:
+    home = Home(here.home)
+    held = threading.Event()
+
+    def hold() -> None:
+        with filelock.FileLock(home.create(home.locks) / "calibration.lock"):
+            held.set()
+            time.sleep(1.0)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(WAIT_S)
+    found = succeeded(here("calibrate", "--quick", *options))
+    other.join()
+    assert found.err.count("waiting for another calibration to end") == 1
 
 
 @pytest.mark.parametrize(
@@ -314,7 +375,7 @@ def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None
 class Failing:
     """An engine that cannot be measured."""
 
-    unmeasured = True
+    can_calibrate = True
 
     def __init__(self) -> None:
         self.calls = 0

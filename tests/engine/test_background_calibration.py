@@ -13,9 +13,11 @@ from edgespec.calibration.timing import FULL, QUICK
 from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
-from edgespec.engine.pair_measurements import PairMeasurements
+from edgespec.engine.pair_measurements import MEASURED_BUSY, PairMeasurements
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
+from edgespec.hardware import neighbours
+from edgespec.hardware.neighbours import Used
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
@@ -371,3 +373,73 @@ def test_closing_from_another_thread_waits_for_the_step(engine: Engine, sequence
         thread.join(20)
         assert outcome == [False]
         assert all_closed(sequences)
+
+
+# ------------------------------------------------------------------------------------------------ a busy machine
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The share of the processors that others take."""
+    looks, taken = itertools.count(), {"share": 0.0}
+    used = {"busy": 0.0}
+
+    def look() -> Used:
+        used["busy"] += taken["share"]
+        return Used(own_s=0.0, busy_s=used["busy"], total_s=float(next(looks)))
+
+    monkeypatch.setattr(neighbours, "processor_seconds", look)
+    return taken
+
+
+def test_what_a_busy_machine_gave_serves_until_it_is_quiet(
+    engine: Engine, home: Home, others: dict[str, float]
+) -> None:
+    others["share"] = 0.4
+    assert engine.calibrate() == pytest.approx(0.4)
+    assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
+    assert not engine.unmeasured
+    assert MEASURED_BUSY in engine.plan.reasons
+    assert engine.can_calibrate
+    before = engine.measurements.target_times()
+    assert engine.calibrate_for(1e9) == ()
+    assert engine.measurements.target_times() == before, "it is still busy"
+    others["share"] = 0.0
+    assert engine.calibrate_for(1e9) == (), "nobody is told twice"
+    assert engine.measurements.target_times() != before
+    assert not engine.can_calibrate
+    assert MEASURED_BUSY not in engine.plan.reasons
+    assert engine.calibrate() == 0.0
+
+
+def test_fewer_threads_are_not_believed_beside_others(
+    engine: Engine, home: Home, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a neighbour has one of two processors, one thread is faster than two for as long as it is there."""
+    fix_plain_ratio(monkeypatch, 0.5)
+    single = engine.target_model.facts_with(threads=1)
+    engine.measurements.store.save_plain_s(single, 1e-6)  # what an earlier one made of it
+    others["share"] = 0.4
+    engine.calibrate(afresh=True, alternatives=True)
+    assert engine.target_model.settings.threads == 2
+    assert engine.measurements.store.plain_s(single) is None
+    assert not engine.leave_slow_exact_setting()
+    others["share"] = 0.0
+    engine.calibrate(afresh=True, alternatives=True)
+    assert engine.target_model.settings.threads == 1
+
+
+def test_a_calibration_beside_an_answer_notices_it(engine: Engine, home: Home) -> None:
+    with engine.session() as session:
+        generation = session.generate("hello", max_tokens=5)
+        next(generation)
+        assert engine.pair.answering
+        assert engine.calibrate_for(1e9) == ()
+        assert measured(home) == {}, "it gives way"
+        assert engine.calibrate() == 1.0
+        assert engine.measurements.disturbed
+        generation.close()
+        assert not engine.pair.answering
+    while engine.can_calibrate:
+        engine.calibrate_for(1e9)
+    assert not engine.measurements.disturbed
