@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -13,9 +14,11 @@ import typer
 from edgespec import __version__
 from edgespec.cli import bench, calibrate, chat, doctor, export, generate, models, plan, profiles, verify
 from edgespec.cli.output import State, enable_native_log, prepare_streams, print_error
-from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ProfileError
+from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 app = typer.Typer(
     name="edgespec",
@@ -58,8 +61,20 @@ def _global_options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 130 interrupted."""
+    """Run one command line and return its exit code: 0 ok, 1 failed, 2 usage, 130 interrupted.
+
+    After SIGTERM and SIGHUP it is 128 and their number, as a shell has it.
+    """
     arguments, state = _take_global_flags(arguments)
+    with state.ending.installed() as ending:
+        try:
+            code = _run(arguments, state)
+        except OSError as error:  # of telling what went wrong
+            code = _output_lost(error)
+    return code if ending.exit_code is None else ending.exit_code
+
+
+def _run(arguments: Sequence[str], state: State) -> int:
     try:
         if not prepare_streams():
             return _stdout_closed()
@@ -77,18 +92,22 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_USAGE if isinstance(error, InvalidRequestError | ProfileError) else EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(state)
-    except BrokenPipeError:
-        return _stdout_closed()
+    except OSError as error:
+        if error.errno in _FULL and error.filename:
+            full = f"no space is left on the disk that holds {error.filename}"
+            print_error(
+                DiskSpaceError(full, needed_bytes=0, free_bytes=0, hint="free some space"), as_json=state.json
+            )
+            return EXIT_FAILED
+        # A terminal that is closed refuses what is written to it.
+        if error.errno not in {*_FULL, errno.EPIPE, errno.EIO if state.ending.number else errno.EPIPE}:
+            return _unexpected(error, state)
+        return _output_lost(error)
     except SystemExit as error:  # typer's answer to a closed pipe
         return _stdout_closed() if error.code == EXIT_FAILED else int(error.code or 0)
     except Exception as error:
         if not hasattr(error, "format_message"):
-            if state.debug:
-                traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            bug = EdgespecError(f"something unexpected went wrong: {reason}", hint="--debug shows where")
-            print_error(bug, as_json=state.json)
-            return EXIT_FAILED
+            return _unexpected(error, state)
         if not arguments:  # nothing was asked for: what it raised holds the help
             print(error.format_message(), file=sys.stderr)
             return EXIT_USAGE
@@ -96,6 +115,15 @@ def run(arguments: Sequence[str]) -> int:
         usage = InvalidRequestError(_sentence(error.format_message()), hint=f"see `{_command_help(arguments)}`")
         print_error(usage, as_json=state.json)
         return EXIT_USAGE
+
+
+def _unexpected(error: Exception, state: State) -> int:
+    if state.debug:
+        traceback.print_exc()
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    bug = EdgespecError(f"something unexpected went wrong: {reason}", hint="--debug shows where")
+    print_error(bug, as_json=state.json)
+    return EXIT_FAILED
 
 
 def _take_global_flags(arguments: Sequence[str]) -> tuple[list[str], State]:
@@ -114,10 +142,19 @@ def _interrupted(state: State) -> int:
     return EXIT_INTERRUPTED
 
 
-def _stdout_closed() -> int:
+def _output_lost(error: OSError) -> int:
+    """What is written to does not take it: a full disk, a reader or a terminal that went away."""
+    if error.errno not in _FULL:
+        return _stdout_closed()
+    return _stdout_closed("no space is left where the output is written to", "free some space, or write it elsewhere")
+
+
+def _stdout_closed(why: str = "the output was closed before everything was written", hint: str = "") -> int:
     """Whoever read our output went away: say so, and keep Python from complaining at exit."""
     try:
-        print("edgespec: the output was closed before everything was written", file=sys.stderr)
+        print(f"edgespec: {why}", file=sys.stderr)
+        if hint:
+            print(f"hint: {hint}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):
         pass
@@ -126,8 +163,11 @@ def _stdout_closed() -> int:
 
 def _command_help(arguments: Sequence[str]) -> str:
     known = {command.name for command in app.registered_commands} | {g.name for g in app.registered_groups}
-    command = next((argument for argument in arguments if argument in known), None)
-    return f"edgespec {command} --help" if command else "edgespec --help"
+    words = [argument for argument in arguments if argument in known][:1]
+    group = next((each.typer_instance for each in app.registered_groups if words == [each.name]), None)
+    within = {command.name for command in group.registered_commands} if group is not None else set()
+    words += [argument for argument in arguments if argument in within][:1]
+    return " ".join(["edgespec", *words, "--help"])
 
 
 def _sentence(message: str) -> str:

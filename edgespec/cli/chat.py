@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated
 
+import psutil
 import typer
 
+from edgespec.cli.ending import Ending
 from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.options import (
@@ -63,16 +65,24 @@ def chat(
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         sampling = Sampling(rule=chosen.rule)
         with _line_history(home()) if interactive else contextlib.nullcontext():
-            _Chat(engine, session, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
+            _Chat(engine, session, state.ending, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
                 _read_prompts(interactive), interactive
             )
 
 
 class _Chat:
     def __init__(
-        self, engine: Engine, session: Session, *, as_json: bool, max_tokens: int | None, sampling: Sampling
+        self,
+        engine: Engine,
+        session: Session,
+        ending: Ending,
+        *,
+        as_json: bool,
+        max_tokens: int | None,
+        sampling: Sampling,
     ) -> None:
         self._engine = engine
+        self._ending = ending
         self._session = session
         self._as_json = as_json
         self._max_tokens = max_tokens
@@ -83,7 +93,7 @@ class _Chat:
         self._idle = IdleCalibration(engine)
 
     def run(self, prompts: Iterator[tuple[str, bool]], interactive: bool) -> None:
-        with Interrupts(self._session).installed() as interrupts, self._idle:
+        with Interrupts(self._session, self._ending).installed() as interrupts, self._idle:
             while True:
                 try:
                     try:
@@ -100,10 +110,12 @@ class _Chat:
                         continue
                     with interrupts.answering():
                         self._answer(prompt)
+                    if self._ending.number is not None:
+                        raise KeyboardInterrupt
                     if interactive:
                         self._idle.start()
                 except KeyboardInterrupt:
-                    if interrupts.leaving or not interactive:
+                    if interrupts.leaving or self._ending.number is not None or not interactive:
                         raise
                     note("\nCtrl-C again within 2 s, or /exit, leaves", dim=True)
                     prompts = _read_prompts(interactive)
@@ -183,6 +195,7 @@ def _line_history(place: Home) -> Iterator[None]:
     except ImportError:
         yield
         return
+    _remove_torn_history(place)
     with contextlib.suppress(OSError):
         readline.read_history_file(place.history)
     try:
@@ -193,6 +206,15 @@ def _line_history(place: Home) -> Iterator[None]:
             readline.set_history_length(_HISTORY_LINES)
             readline.write_history_file(place.history)
             place.history.chmod(0o600)
+
+
+def _remove_torn_history(place: Home) -> None:
+    """What readline writes beside the history, of processes that were killed meanwhile."""
+    with contextlib.suppress(OSError):
+        for path in place.root.glob(f"{place.history.name}-*.tmp"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdigit() and not psutil.pid_exists(int(number)):
+                path.unlink()
 
 
 def _read_line(prompt: str) -> str | None:

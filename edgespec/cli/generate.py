@@ -57,7 +57,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, rule=chosen.rule)
     text = decode_input(sys.stdin.buffer.read()) if prompt == "-" else prompt
     with open_engine(chosen, state) as engine, engine.session() as session:
-        interrupts = Interrupts(session)
+        interrupts = Interrupts(session, state.ending)
         with interrupts.installed(), interrupts.answering():
             generation = session.generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None

