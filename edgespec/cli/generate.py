@@ -23,6 +23,7 @@ from edgespec.cli.options import (
 from edgespec.cli.output import decode_input
 from edgespec.cli.status import follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
+from edgespec.engine.session import check_request
 
 
 def generate(
@@ -56,6 +57,7 @@ def generate(
     )
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, rule=chosen.rule)
     text = decode_input(sys.stdin.buffer.read()) if prompt == "-" else prompt
+    check_request(text, stop=stop or (), raw=raw)  # before a model is loaded for it
     with open_engine(chosen, state) as engine, engine.session() as session:
         interrupts = Interrupts(session, state.ending)
         with interrupts.installed(), interrupts.answering():

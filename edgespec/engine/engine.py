@@ -22,7 +22,7 @@ from edgespec.engine.events import LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.engine.session import Session
-from edgespec.errors import ClosedError
+from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.home import Home, home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled
@@ -149,6 +149,8 @@ class Engine:
         ``speculation`` replaces the plan's drafters and policy in this session.
         """
         pair = self.pair
+        if system is not None and not isinstance(system, str):
+            raise InvalidRequestError(f"the system message is text, not {type(system).__name__}")
         with pair.lock:
             if pair.closed:
                 raise ClosedError("this engine is closed")

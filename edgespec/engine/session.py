@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
@@ -28,6 +29,7 @@ from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
+from edgespec.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,7 @@ class Session:
         however it ends, unless nothing was answered.
         """
         started = time.perf_counter()
-        _check_request(prompt, max_tokens, depth, raw=raw)
+        check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
         self._settle_forgotten()
         notices = self._pair.begin_answer()
         turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
@@ -364,14 +366,39 @@ class Session:
         self.close()
 
 
-def _check_request(prompt: str, max_tokens: int | None, depth: int | None, *, raw: bool) -> None:
-    """Raise InvalidRequestError for a request that makes no sense."""
+def check_request(
+    prompt: str,
+    *,
+    max_tokens: int | None = None,
+    sampling: Sampling | None = None,
+    stop: Sequence[str] = (),
+    depth: int | None = None,
+    raw: bool = False,
+) -> None:
+    """Raise InvalidRequestError for arguments of ``Session.generate`` that make no sense, whatever the model is."""
+    if not isinstance(prompt, str):
+        raise InvalidRequestError(
+            f"the prompt is text, not {_kind(prompt)}", hint="a session keeps the messages itself"
+        )
     if not raw and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character")
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
-    if depth is not None and depth < 0:
-        raise InvalidRequestError(f"depth must be 0 or more, not {depth}")
+    for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0)):
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise InvalidRequestError(f"{name} is a whole number, not {_kind(value)}")
+        if value is not None and value < least:
+            raise InvalidRequestError(f"{name} must be {f'at least {least}' if least else '0 or more'}, not {value}")
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise InvalidRequestError(
+            f"sampling is an edgespec.Sampling, not {_kind(sampling)}", hint="for example Sampling(temperature=0.7)"
+        )
+    if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
+        raise InvalidRequestError(f"stop strings are given as a list of texts, not as {_kind(stop)}")
+    StopStrings(stop)
+
+
+def _kind(value: object) -> str:
+    """What somebody gave instead, in Python's words."""
+    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
 
 
 def _busy() -> InvalidRequestError:

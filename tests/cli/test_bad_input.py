@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, run_cli, run_python, status_lines
 from tests.support.tiny_models import TinyModels, put_into_store
@@ -183,6 +184,34 @@ def test_a_file_given_as_prompt_with_bytes_that_are_no_text(tiny: TinyModels, ho
         chat = run_cli("chat", *options, home=home.root, stdin=b"hello\n\xff\xfe\nhello\n", env=env)
         chat.failed_well("not UTF-8")
         assert len(status_lines(chat.err)) == 2, "the chat goes on"
+
+
+@pytest.mark.parametrize("wrong", [("",), ("hi", "--stop", "")])
+def test_what_no_model_can_answer_is_refused_before_one_is_loaded(
+    wrong: tuple[str, ...], tiny: TinyModels, here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_arguments: object, **_settings: object) -> None:
+        raise AssertionError("it is loaded")
+
+    monkeypatch.setattr(Engine, "load", load)
+    here("generate", *wrong, "--target", tiny.target).failed_well("empty", code=2)
+
+
+def test_a_missing_argument_is_told_by_the_commands_own_help(here: InProcess) -> None:
+    for command in ("rm", "verify"):
+        result = here("models", command)
+        result.failed_well("MODEL", code=2)
+        assert result.hint == f"see `edgespec models {command} --help`"
+    assert here("pull").hint == "see `edgespec pull --help`"
+    assert here("models", "--nonsense").hint == "see `edgespec models --help`"
+
+
+def test_what_cannot_be_pulled_is_not_offered(here: InProcess) -> None:
+    result = here("pull", "nope")
+    result.failed_well("no model is called 'nope'")
+    assert "path" not in result.hint
+    assert "hf:ORG/REPO works too" in result.hint
+    assert "A path to a .gguf file" in here("generate", "hi", "--target", "nope").hint
 
 
 def test_an_empty_prompt(tiny: TinyModels, here: InProcess) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgespec.engine.assembly as loading_module
 from edgespec.engine.assembly import Limits
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Loading
+from edgespec.engine.session import check_request
 from edgespec.errors import (
     ClosedError,
     InvalidRequestError,
@@ -60,6 +63,50 @@ def needed_bytes(path: Path, context_length: int, runtime: str) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ arguments
+
+
+WRONG_TYPES: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
+    "no prompt": ((None,), {}, "the prompt is text, not None"),
+    "messages": (([{"role": "user", "content": "hi"}],), {}, "the prompt is text, not list"),
+    "bytes": ((b"hi",), {}, "the prompt is text, not bytes b'hi'"),
+    "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens is a whole number, not str '8'"),
+    "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens is a whole number, not float 1.5"),
+    "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens is a whole number"),
+    "no tokens": (("hi",), {"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+    "depth as text": (("hi",), {"depth": "auto"}, "depth is a whole number, not str 'auto'"),
+    "negative depth": (("hi",), {"depth": -1}, "depth must be 0 or more, not -1"),
+    "sampling as a mapping": (
+        ("hi",),
+        {"sampling": {"temperature": 1}},
+        "sampling is an edgespec.Sampling, not dict",
+    ),
+    "stop as one text": (("hi",), {"stop": "end"}, "stop strings are given as a list of texts"),
+    "stop of numbers": (("hi",), {"stop": [1]}, "stop strings are given as a list of texts, not as list"),
+    "no stop": (("hi",), {"stop": None}, "stop strings are given as a list of texts, not as None"),
+    "empty stop": (("hi",), {"stop": [""]}, "a stop string is empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TYPES)
+def test_what_is_of_the_wrong_type_is_refused_in_words(tiny: TinyModels, case: str) -> None:
+    arguments, settings, words = WRONG_TYPES[case]
+    with tiny.load(draft="none") as engine, engine.session() as session:
+        with pytest.raises(InvalidRequestError, match=re.escape(words)):
+            session.generate(*arguments, **settings)  # type: ignore[arg-type]
+        assert say_hello(engine, max_tokens=np.int64(2)).token_ids
+        assert answer(session.generate("hello", max_tokens=2)).text, "the session is as before"
+
+
+def test_a_system_message_is_text(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match="the system message is text"):
+        engine.session(system=5)  # type: ignore[arg-type]
+
+
+def test_requests_are_checked_by_these_defaults() -> None:
+    check_request("hi")
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        check_request(" ")
+    check_request(" ", raw=True)
 
 
 def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
