@@ -13,7 +13,7 @@ import typer
 from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
-from edgespec.cli.output import ProgressPrinter, State
+from edgespec.cli.output import ProgressPrinter, State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import sha256_file
 from edgespec.files.home import home
@@ -109,7 +109,11 @@ def export(
     trimmed = trimming is not None and trimming.kept is not None
     # Kept types are rounded to 8 bits at most, which costs next to nothing, and running that takes the memory.
     keeps = form.quant == "keep"
-    cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+    try:
+        cost = None if keeps else cost_of_rounding(source, output, manifest, trimmed=trimmed, state=state)
+    except KeyboardInterrupt:
+        note(f"{output} is written and complete; only its perplexity is not measured")
+        raise
     Written(
         folder=output,
         source_name=source.name,

@@ -50,7 +50,11 @@ def _spec(text: str) -> ModelSpec:
         raise InvalidRequestError(
             f"{text} is a path: there is nothing to fetch", hint="use the path itself as MODEL in other commands"
         )
-    return lookup(reference.name) if isinstance(reference, CatalogueName) else spec_of_hub_reference(reference)
+    return (
+        lookup(reference.name, to_fetch=True)
+        if isinstance(reference, CatalogueName)
+        else spec_of_hub_reference(reference)
+    )
 
 
 @app.callback()

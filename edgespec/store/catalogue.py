@@ -43,8 +43,11 @@ def catalogue() -> Mapping[str, ModelSpec]:
     return MappingProxyType(parse_catalogue(*texts))
 
 
-def lookup(name: str) -> ModelSpec:
-    """The entry called ``name``. Raises ModelNotFoundError with the nearest names as its hint."""
+def lookup(name: str, *, to_fetch: bool = False) -> ModelSpec:
+    """The entry called ``name``. Raises ModelNotFoundError with the nearest names as its hint.
+
+    ``to_fetch``: what is on this machine already does not do.
+    """
     known = catalogue()
     if name in known:
         return known[name]
@@ -52,7 +55,7 @@ def lookup(name: str) -> ModelSpec:
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(known)}."
     raise ModelNotFoundError(
         f"no model is called {name!r} in the catalogue",
-        hint=f"{hint} A path to a .gguf file or hf:ORG/REPO works too.",
+        hint=f"{hint} {'' if to_fetch else 'A path to a .gguf file or '}hf:ORG/REPO works too.",
     )
 
 

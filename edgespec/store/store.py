@@ -226,7 +226,8 @@ class Store:
                     reasons.append((source.label, error))
                 except OSError as error:
                     reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
-                if progress is not None:
+                # Of the last one the error tells, and of all of them where nothing was tried.
+                if progress is not None and source is not spec.sources[-1] and not offline:
                     note = reasons[-1][1].message
                     progress(ProgressEvent(stage="source failed", source=source.label, note=note))
             with contextlib.suppress(OSError):
@@ -344,7 +345,7 @@ class Store:
         """Hold the model's lock; the operating system releases it when a process dies, so it can never be stale."""
         path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
         lock = filelock.FileLock(path)
-        deadline = time.monotonic() + self._lock_timeout_s
+        deadline, told = time.monotonic() + self._lock_timeout_s, False
         while True:
             try:
                 lock.acquire(timeout=LOCK_POLL_S)
@@ -358,9 +359,10 @@ class Store:
                     f"another process has held the lock on {name} for {self._lock_timeout_s:.0f} s",
                     hint=f"let it finish or end it, then try again (the lock is {path})",
                 )
-            if progress is not None:
+            if progress is not None and not told:
                 note = f"{name} is being fetched or removed elsewhere"
                 progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
+                told = True
         try:
             yield
         finally:

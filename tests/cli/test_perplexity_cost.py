@@ -177,3 +177,18 @@ def test_the_words() -> None:
     plain = Cost(rounded=("BF16", "F16"), measured=None, reason="no reason")
     assert list(plain.lines()) == [("perplexity", "not measured: no reason")]
     assert plain.as_json() is None
+
+
+def test_ctrl_c_once_the_model_is_written_says_that_it_is(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perplexity_cost, "cost_of_rounding", interrupted)
+    out = tmp_path / "out"
+    found = here("export", tiny.target, *Q4_0, "-o", out)
+    assert found.code == 130
+    assert f"{out} is written and complete; only its perplexity is not measured" in found.err
+    assert found.err.splitlines()[-1] == "interrupted"
+    assert (out / "model.gguf").is_file()

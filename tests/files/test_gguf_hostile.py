@@ -305,3 +305,11 @@ def _use(header: GgufHeader) -> None:
     assert header.parameter_count >= 0
     assert header.bytes_per_forward <= header.tensor_bytes
     assert compare_vocabularies(header, header) is None or "tokenizer.ggml.tokens" not in header.metadata
+
+
+@pytest.mark.parametrize(("version", "hint"), [(1, "fetch a file of version 3"), (99, "update edgespec")])
+def test_another_version_is_no_download_that_was_cut_short(tmp_path: Path, version: int, hint: str) -> None:
+    with pytest.raises(ModelFileError, match=f"version {version} is not supported") as caught:
+        read(tmp_path / "m.gguf", build(version=version))
+    assert hint in (caught.value.hint or "")
+    assert "cut short" not in (caught.value.hint or "")

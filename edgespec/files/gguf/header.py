@@ -109,7 +109,9 @@ def _read(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
     if version & 0xFFFF == 0 and version != 0:
         raise cursor.fail("it is a big-endian GGUF, which is not supported", 4, "fetch a little-endian version of it")
     if version not in _VERSIONS:
-        raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)", 4)
+        newer = version > max(_VERSIONS)
+        hint = "update edgespec, or fetch a file of version 3" if newer else "fetch a file of version 3"
+        raise cursor.fail(f"GGUF version {version} is not supported (2 and 3 are)", 4, hint)
     tensor_count, key_count = cursor.u64("the tensor count"), cursor.u64("the key count")
     if tensor_count > min(_MOST_TENSORS, size // _LEAST_TENSOR_BYTES):
         raise cursor.fail(f"a count of {tensor_count} tensors is absurd for {size} bytes", 8)

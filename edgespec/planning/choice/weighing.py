@@ -60,7 +60,11 @@ class Weighing:
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
             return self._reject("which widths are bit-equal to plain decoding has not been measured there")
-        return self._reject("no width beyond 1 is bit-equal to plain decoding there") if self.cap < 1 else None
+        if self.cap >= 1:
+            return None
+        if self.target.curve.widths == (1,):  # where widths were compared, they were timed as well
+            return self._reject("only plain decoding has been measured there")
+        return self._reject("no width beyond 1 is bit-equal to plain decoding there")
 
     def serial(self, hand_over_s: float) -> Candidate | Rejected:
         cost = replace(self.drafter.cost, round_s=self.drafter.cost.round_s + hand_over_s)
