@@ -34,7 +34,9 @@ def generate(
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="No drafter, same numeric class.")] = False,
     depth: DepthOption = None,

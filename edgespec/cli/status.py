@@ -68,6 +68,8 @@ def _parts(done: Done) -> list[str]:
         parts.append(f"drafter {sources}" + (f" ({model})" if model else ""))
     parts.append(f"{plan.target.model} on {plan.target.device}")
     parts.append(exactness_words(done))
+    if not done.sampling.greedy:
+        parts.append(f"seed {done.sampling.seed}")
     if done.finish_reason == "cancelled":
         parts.append("stopped")
     elif done.finish_reason == "length":
@@ -95,6 +97,7 @@ def generate_json(done: Done) -> dict[str, Any]:
         "stats": done.stats.as_json(),
         "plan": done.plan.as_json(),
         "rule": done.sampling.rule,
+        "seed": done.sampling.seed,
         "same_text_as_plain": done.same_text and done.plan.exactness == "W",
         "speculation_off": done.speculation_off,
         "plain_tokens_per_s": done.plain_tokens_per_s,

@@ -9,8 +9,9 @@ it is in interfaces/drawing.py.
 from __future__ import annotations
 
 from collections import Counter, abc
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +45,8 @@ class Sampling:
     Scores are penalised (``repeat_penalty`` divides positive and multiplies negative scores of tokens seen;
     ``presence_penalty`` and ``frequency_penalty`` are subtracted once and per occurrence), divided by the
     temperature, then cut to the top k, to the smallest set of mass ``top_p``, and to probabilities of at least
-    ``min_p`` times the highest. Raises InvalidRequestError for a value out of its range.
+    ``min_p`` times the highest. With ``seed`` None each answer draws one, and its Done
+    tells which. Raises InvalidRequestError for a value of the wrong type or out of its range.
     """
 
     temperature: float = 0.0
@@ -54,10 +56,12 @@ class Sampling:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     rule: Rule = "keyed"
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            self._check_type(each.name, getattr(self, each.name))
         checks = (
             ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
@@ -66,12 +70,24 @@ class Sampling:
             ("repeat_penalty", 0 < self.repeat_penalty <= 10, "above 0, at most 10"),
             ("presence_penalty", -10 <= self.presence_penalty <= 10, "-10 to 10"),
             ("frequency_penalty", -10 <= self.frequency_penalty <= 10, "-10 to 10"),
-            ("seed", 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
             ("rule", self.rule in ("keyed", "rejection"), "keyed or rejection"),
         )
         for name, fits, allowed in checks:
             if not fits:
                 raise InvalidRequestError(f"{name} cannot be {getattr(self, name)}", hint=f"allowed: {allowed}")
+
+    def _check_type(self, name: str, value: object) -> None:
+        wanted = {"top_k": Integral, "seed": Integral, "rule": str}.get(name, Real)
+        if (name == "seed" and value is None) or (isinstance(value, wanted) and not isinstance(value, bool)):
+            return
+        kind = {Integral: "a whole number", Real: "a number", str: "text"}[wanted]
+        raise InvalidRequestError(f"{name} is {kind}, not {type(value).__name__} {value!r:.40}")
+
+    @property
+    def noise_seed(self) -> int:
+        """The key of the noise where no answer has drawn one."""
+        return 0 if self.seed is None else self.seed
 
     @property
     def greedy(self) -> bool:
@@ -111,7 +127,7 @@ def request_of(
     if sampling.greedy:
         return DrawRequest(wanted=wanted, measure=measure, **penalties)
     return DrawRequest(
-        key=noise_key(sampling.seed, len(context), purpose),
+        key=noise_key(sampling.noise_seed, len(context), purpose),
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
@@ -212,20 +228,20 @@ class Chooser:
         own = self.distribution(rows, index, context)
         if gate is not None and not gate.admits(own.peak, own.entropy if gate.needs_entropy else None):
             return None
-        seed = (self.sampling.seed + self.draft_stream * INCREMENT) % 2**64
+        seed = (self.sampling.noise_seed + self.draft_stream * INCREMENT) % 2**64
         token = draw(own, seed, len(context), Purpose.DRAFT)
         left = own.without(token) if runner_up else None
         return Draft(token, own, own.peak, None if left is None else left.likeliest)
 
     def accept_uniform(self, position: int) -> float:
         """The uniform number of the acceptance test at ``position``."""
-        key = noise_key(self.sampling.seed, position, Purpose.ACCEPT)
+        key = noise_key(self.sampling.noise_seed, position, Purpose.ACCEPT)
         return float(uniforms(key, np.zeros(1, dtype=np.int64))[0])
 
     def draw_dense(self, probs: FloatArray, position: int) -> int:
         """A token from full-vocabulary ``probs``, from the noise kept for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
-        return draw(Distribution(ids, probs[ids]), self.sampling.seed, position, Purpose.CORRECTION)
+        return draw(Distribution(ids, probs[ids]), self.sampling.noise_seed, position, Purpose.CORRECTION)
 
 
 def _measure(gate: ChainGate | None) -> Measure:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
 
@@ -30,6 +31,9 @@ from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.stop_strings import StopStrings
+
+# Seeds that are drawn are typed in again to get the same answer: nine digits are enough to tell answers apart.
+_SEEDS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +174,7 @@ class Session:
         )
         return _Answer(
             turn=turn,
-            sampling=sampling or Sampling(rule=pair.profile.rule),
+            sampling=_seeded(sampling or Sampling(rule=pair.profile.rule)),
             policy=policy,
             plan=pair.plan,
             drafts=drafts,
@@ -364,6 +368,13 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _seeded(sampling: Sampling) -> Sampling:
+    """With a seed of its own where it needs one and has none."""
+    if sampling.greedy or sampling.seed is not None:
+        return sampling
+    return replace(sampling, seed=secrets.randbelow(_SEEDS))
 
 
 def check_request(

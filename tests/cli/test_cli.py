@@ -202,6 +202,18 @@ def test_generate_plain_and_every_depth_are_equal(pair: tuple[str, ...], here: I
     assert len(rejection["token_ids"]) == 80
 
 
+def test_a_seed_that_is_drawn_is_told(pair: tuple[str, ...], here: InProcess) -> None:
+    base = ("generate", "hello world", *pair, "--max-tokens", "20", "--temperature", "0.9")
+    drawn = here(*base, "--json").json
+    assert isinstance(drawn["seed"], int)
+    told = here(*base, "--seed", str(drawn["seed"]))
+    assert told.out == drawn["text"] + "\n"
+    assert f"seed {drawn['seed']}" in " ".join(told.err.split())
+    greedy = here(*base[:-1], "0")
+    assert "seed" not in greedy.err
+    assert here(*base[:-1], "0", "--json").json["seed"] is None
+
+
 def test_generate_raw_and_stop(pair: tuple[str, ...], here: InProcess) -> None:
     raw = here("generate", "hello", *pair, "--raw", "--json", "--max-tokens", "20").json
     chat = here("generate", "hello", *pair, "--json", "--max-tokens", "20").json

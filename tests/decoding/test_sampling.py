@@ -307,7 +307,7 @@ def test_defaults() -> None:
     own = Sampling()
     assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.0, 0, 1.0, 0.0)
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.0, 0.0, 0.0)
-    assert (own.seed, own.rule) == (0, "keyed")
+    assert (own.seed, own.noise_seed, own.rule) == (None, 0, "keyed")
     assert own.greedy
     assert not own.penalises
     assert distribution(SCORES, own).ids.tolist() == [1]
@@ -325,7 +325,7 @@ def test_defaults() -> None:
         ("presence_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("frequency_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("seed", [0, 2**64 - 1], [-1, 2**64]),
-        ("rule", ["keyed", "rejection"], ["", "Keyed", None]),
+        ("rule", ["keyed", "rejection"], ["", "Keyed"]),
     ],
 )
 def test_ranges(name: str, inside: list[object], outside: list[object]) -> None:
@@ -336,6 +336,28 @@ def test_ranges(name: str, inside: list[object], outside: list[object]) -> None:
             Sampling(**{name: value})  # type: ignore[arg-type]
         assert name in caught.value.message
         assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", "1", "temperature is a number, not str '1'"),
+        ("temperature", None, "temperature is a number, not NoneType None"),
+        ("top_k", 1.5, "top_k is a whole number, not float 1.5"),
+        ("top_k", True, "top_k is a whole number, not bool True"),
+        ("top_p", [0.5], r"top_p is a number, not list \[0.5\]"),
+        ("seed", "5", "seed is a whole number, not str '5'"),
+        ("rule", None, "rule is text, not NoneType None"),
+    ],
+)
+def test_types(name: str, value: object, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        Sampling(**{name: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    own = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(2**63))  # type: ignore[arg-type]
+    assert (own.temperature, own.top_k, own.seed) == (0.5, 3, 2**63)
 
 
 @pytest.mark.parametrize(

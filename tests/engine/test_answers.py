@@ -129,6 +129,20 @@ def test_seeds_matter_and_are_kept(engine: Engine) -> None:
     assert texts[0] == texts[2] != texts[1]
 
 
+def test_a_seed_that_nobody_gave_is_drawn_for_each_answer_and_told(engine: Engine) -> None:
+    unseeded = Sampling(temperature=1.0)
+    found = [plain_text(engine, "hi", max_tokens=30, sampling=unseeded) for _ in range(3)]
+    seeds = [done.sampling.seed for done in found]
+    assert len(set(seeds)) == 3
+    assert len({done.token_ids for done in found}) > 1
+    for done, seed in zip(found, seeds, strict=True):
+        assert seed is not None
+        again = plain_text(engine, "hi", max_tokens=30, sampling=Sampling(temperature=1.0, seed=seed))
+        assert again.token_ids == done.token_ids
+    assert plain_text(engine, "hi", max_tokens=3).sampling.seed is None, "greedy needs none"
+    assert plain_text(engine, "hi", max_tokens=3, sampling=SAMPLED).sampling == SAMPLED
+
+
 def test_sampling_of_one_answer_does_not_leak_into_the_next(session: Session) -> None:
     greedy = answer(session.generate("hello", max_tokens=20)).token_ids
     session.clear()
