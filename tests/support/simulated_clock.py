@@ -1,0 +1,447 @@
+"""Whole requests on a simulated clock: a real depth policy decides, everything else only takes time.
+
+``serve`` is the stand-in for the loop: the order of decoding/serial.py and drafters/combination.py, without their
+tokens. ``tests/support/simulated_loop.py`` serves the same requests with the real ones; both must come to the same
+rounds (tests/planning/test_simulated_clock.py). What a request took is split by cause, and the parts add up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgespec.drafters.gates import admitted
+from edgespec.drafters.lookup import match_confidence
+from edgespec.interfaces.drafting import ChainGate
+from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.depth.cost_model import CostDepth, ProbeGate
+from tests.support.drawn_requests import Request, Scenario, World
+
+# Tokens of lag that a round leaves anyway (drafters/model.py): more of it is catching up.
+_ORDINARY_LAG = 2
+
+_WATCHED = 16
+
+# Where a request's time went, beside what plain decoding takes.
+CAUSES = ("load", "reading", "drafting", "widening", "probing", "noise")
+
+
+@dataclass(slots=True)
+class Clock:
+    """``now_s`` is everything spent; ``spent`` says on what."""
+
+    now_s: float = 0.0
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("prompt", "plain", *CAUSES), 0.0))
+
+    def spend(self, cause: str, seconds: float) -> None:
+        self.now_s += seconds
+        self.spent[cause] += seconds
+
+    def read(self) -> float:
+        return self.now_s
+
+
+@dataclass(slots=True)
+class Process:
+    """What a process holds beside its policy: whether the drafter is in memory."""
+
+    loaded: bool = False
+
+
+class Course:
+    """The physics of one request: what is right, and how long everything takes. Both ways of serving share it."""
+
+    def __init__(self, world: World, request: Request, process: Process) -> None:
+        self.world, self.request, self.process = world, request, process
+        self.clock = Clock()
+        self.probing = False  # what is spent on drafting now is spent on finding out
+        self._noises = 0
+        self._known = self._from = 0  # the drafter's cache holds the text's tokens from ``_from`` to ``_known``
+
+    def _slower(self, place: int, width: int) -> float:
+        neighbour = self.request.neighbour
+        return 1.0 if neighbour is None else neighbour.slower(place, width)
+
+    def _noise(self) -> float:
+        own = self.request.noise
+        self._noises += 1
+        return own[self._noises % len(own)]
+
+    def read_prompt(self) -> float:
+        """All of the prompt, and the answer's first token; seconds of the forward that brought it."""
+        tokens, before_s = self.request.prompt_tokens, self.clock.now_s
+        self.clock.spend("prompt", self._slower(0, 1) * self.world.prompt_s(tokens - 1))
+        read_s = self.clock.now_s
+        self.forward(1, 0)
+        assert read_s >= before_s
+        return self.clock.now_s - read_s
+
+    def forward(self, width: int, place: int) -> None:
+        """The target scores ``width`` rows; ``place`` is the answer's token that the first one scores."""
+        clock, context = self.clock, self.request.prompt_tokens + place - 1
+        plain_s = self.world.forward_s(1, context) * self._slower(place, 1)
+        clock.spend("plain", plain_s)
+        wide_s = plain_s
+        if width > 1:
+            wide_s = self.world.forward_s(width, context) * self._slower(place, width)
+            clock.spend("probing" if self.probing else "widening", wide_s - plain_s)
+        noise = self._noise()
+        if noise != 1.0:
+            clock.spend("noise", wide_s * (noise - 1.0))
+
+    def lag(self, place: int) -> int:
+        return max(0, self.request.prompt_tokens + place - 1 - self._known)
+
+    def load(self, place: int) -> float:
+        """Load the drafter if it is not there; the seconds it took."""
+        if self.process.loaded:
+            return 0.0
+        self.process.loaded = True
+        seconds = self.world.load_s * self._slower(place, 1)
+        self.clock.spend("load", seconds)
+        return seconds
+
+    def draft(self, place: int, depth: int, gate: ChainGate | None, window: int | None) -> Drafted:
+        """A chain to follow the answer's first ``place`` tokens, with a cache that holds at least the last ``window``
+        tokens (None: all of them)."""
+        clock, world, request = self.clock, self.world, self.request
+        context = request.prompt_tokens + place
+        lag = self.lag(place)
+        if self._known == 0 or (window is not None and window < lag) or (window is None and self._from):
+            lag = context - 1 if window is None else min(window, context - 1)
+            self._from = context - 1 - lag
+        slower = self._slower(place, 1)
+        cause = "probing" if self.probing else "drafting"
+        before_s = clock.now_s
+        noise = self._noise()
+        clock.spend("probing" if self.probing else "reading", slower * lag * world.lag_token_s * noise)
+        clock.spend(cause, slower * world.draft_token_s * noise)
+        sync_s = clock.now_s - before_s if lag + 1 > _ORDINARY_LAG else 0.0
+        missed = world.missed(context - self._from)
+        sure: list[float] = []
+        right: list[bool] = []
+        forwards, at = 1, place
+        while True:
+            confidence = request.sure[at]
+            if gate is not None and not gate.admits(confidence, None):
+                break
+            hit = request.right[at] and request.unread[at] >= missed
+            sure.append(confidence)
+            right.append(hit)
+            ended = len(sure) == depth or (hit and at == request.tokens - 1 and not request.cut)
+            if ended or (gate is not None and not gate.goes_on()):
+                break
+            clock.spend(cause, slower * world.draft_token_s * self._noise())
+            forwards += 1
+            at += 1
+        self._known = context + min(leading(right), forwards - 1)
+        return Drafted(sure, right, forwards, sync_s)
+
+    def copy(self, place: int, depth: int) -> Drafted | None:
+        """What stands above after the tokens that match, up to ``depth`` of it; None where nothing matches."""
+        request = self.request
+        matched = request.matched[place]
+        if not matched:
+            return None
+        right: list[bool] = []
+        for at in range(place, min(place + depth, len(request.copied))):
+            right.append(request.copied[at])
+            if request.copied[at] and at == request.tokens - 1 and not request.cut:
+                break
+        return Drafted([match_confidence(matched + index) for index in range(len(right))], right, 0, 0.0)
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A chain: how sure its drafter was of each token, and whether it is right if those before it are."""
+
+    sure: list[float]
+    right: list[bool]
+    forwards: int
+    sync_s: float
+
+    def cut(self, length: int) -> Drafted:
+        return Drafted(self.sure[:length], self.right[:length], self.forwards, self.sync_s)
+
+
+def leading(right: Sequence[bool]) -> int:
+    """Right tokens before the first wrong one."""
+    for index, hit in enumerate(right):
+        if not hit:
+            return index
+    return len(right)
+
+
+# ------------------------------------------------------------------------------------------------------- deciders
+
+
+class Decider(Protocol):
+    """What decides in a simulation: a depth policy, told what it may know."""
+
+    def begin(self, request: Request, prompt_s: float, first_s: float, loaded: bool) -> None:
+        """An answer begins: what was asked, and what reading its prompt and its first token took."""
+
+    def allow(self, source: str, lag: int) -> Allowance: ...
+
+    @property
+    def window(self) -> int | None:
+        """Of the text, how many last tokens the drafter has to have read; None: all of it."""
+
+    @property
+    def probing(self) -> bool:
+        """Whether the latest allowance was given to find out."""
+
+    def loaded(self, seconds: float) -> None: ...
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
+
+    def record(self, record: RoundRecord) -> None: ...
+
+    def end(self, tokens: int) -> None: ...
+
+    def restart(self) -> None:
+        """The next process: what is stored stays."""
+
+
+class Plain:
+    """Never drafts."""
+
+    window = None
+    probing = False
+
+    def begin(self, request: Request, prompt_s: float, first_s: float, loaded: bool) -> None: ...
+
+    def allow(self, source: str, lag: int) -> Allowance:
+        return Allowance(0)
+
+    def loaded(self, seconds: float) -> None: ...
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
+
+    def record(self, record: RoundRecord) -> None: ...
+
+    def end(self, tokens: int) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+class Always(Plain):
+    """Drafts as deep in every round, whatever it costs."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def allow(self, source: str, lag: int) -> Allowance:
+        return Allowance(self.depth)
+
+
+class Calibrated(Plain):
+    """The default policy of the product, as an engine uses it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        priors = {} if scenario.prior is None else {"model": scenario.prior}
+        self.policy = self._policy(priors)
+        self._gate: ChainGate | None = None
+
+    def _policy(self, priors: dict[str, AcceptancePrior]) -> CostDepth:
+        return CostDepth(self._scenario.world.depth_cap, ("lookup", "model"), self._scenario.costs, priors)
+
+    @property
+    def probing(self) -> bool:  # type: ignore[override]
+        return isinstance(self._gate, ProbeGate)
+
+    def allow(self, source: str, lag: int) -> Allowance:
+        allowance = self.policy.allow(source, lag)
+        self._gate = allowance.gate
+        return allowance
+
+    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
+        self.policy.learn(source, confidences, hits)
+
+    def record(self, record: RoundRecord) -> None:
+        self.policy.record(record)
+
+    def restart(self) -> None:
+        self.policy = self._policy(self.policy.priors())
+
+
+# ------------------------------------------------------------------------------------------------------- serving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One request. ``plain_s`` is what plain decoding takes for all of it, ``seconds`` what it took.
+
+    ``spent`` splits ``seconds``. ``saved_s`` are plain forwards that were not needed. Conservation:
+    seconds = plain_s - saved_s + what the causes took. ``depths`` are those of the rounds, ``tokens_at`` the tokens
+    that the answer had before each.
+    """
+
+    request: Request
+    plain_s: float
+    seconds: float
+    saved_s: float
+    spent: dict[str, float]
+    depths: list[int]
+    tokens_at: list[int]
+    records: list[RoundRecord]
+
+    @property
+    def ratio(self) -> float:
+        """The speed of this request, by plain decoding's: below 1 it was slower."""
+        return self.plain_s / self.seconds
+
+    @property
+    def rounds(self) -> int:
+        return len(self.depths)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return (self.request.tokens - 1) / self.rounds if self.rounds else 1.0
+
+    @property
+    def cause(self) -> str:
+        """Where most of what was lost went: rounds that drafted are judged by what they came to together."""
+        rounds_s = self.spent["drafting"] + self.spent["widening"] - self.saved_s
+        lost = {cause: self.spent[cause] for cause in ("load", "reading", "probing", "noise")}
+        return max((*lost, "rounds"), key=lambda cause: lost.get(cause, rounds_s))
+
+
+def plain_seconds(world: World, request: Request) -> float:
+    """What plain decoding takes, without noise."""
+    course = Course(world, request, Process())
+    slower = request.neighbour.slower if request.neighbour is not None else lambda place, width: 1.0
+    prompt = request.prompt_tokens
+    seconds = course.world.prompt_s(prompt - 1) * slower(0, 1)
+    if request.neighbour is None:
+        # The sum of an arithmetic series: context grows by one token a forward.
+        first, last = world.forward_s(1, prompt - 1), world.forward_s(1, prompt + request.tokens - 2)
+        return seconds + request.tokens * (first + last) / 2
+    return seconds + sum(world.forward_s(1, prompt + place - 1) * slower(place, 1) for place in range(request.tokens))
+
+
+def serve(
+    world: World, decider: Decider, request: Request, process: Process | None = None, *, keep: bool = False
+) -> Served:
+    """One request in a conversation of its own. ``keep``: its records too."""
+    course = Course(world, request, process or Process())
+    clock, tokens = course.clock, request.tokens
+    cap, most = world.depth_cap, request.max_tokens
+    watched: deque[tuple[int, Drafted]] = deque(maxlen=_WATCHED)
+    depths: list[int] = []
+    tokens_at: list[int] = []
+    records: list[RoundRecord] = []
+    first_s = course.read_prompt()
+    decider.begin(request, clock.now_s - first_s, first_s, course.process.loaded)
+    emitted = 1
+    while emitted < tokens:
+        limit = cap if most is None else min(cap, most - emitted - 1)
+        started = clock.now_s
+        source, chain = None, None
+        course.probing = False
+        if limit > 0:
+            if watched:
+                _judge(watched, emitted, decider)
+            chain = _copied(course, decider, emitted, limit, watched)
+            if chain is not None:
+                source = "lookup"
+            else:
+                allowance = decider.allow("model", course.lag(emitted))
+                allowed = min(limit, allowance.depth)
+                if allowed > 0:
+                    course.probing = decider.probing
+                    if not course.process.loaded:
+                        decider.loaded(course.load(emitted))
+                    source = "model"
+                    chain = course.draft(emitted, allowed, allowance.gate, decider.window)
+        drafted = clock.now_s
+        proposed = 0 if chain is None else len(chain.right)
+        course.forward(proposed + 1, emitted)
+        verified = clock.now_s
+        stood = 0 if chain is None else leading(chain.right)
+        brought = min(stood + 1, tokens - emitted)
+        evaluated = min(stood + (stood < proposed), brought)
+        record = RoundRecord(
+            width=proposed + 1,
+            context_length=request.prompt_tokens + emitted,
+            proposed=proposed,
+            evaluated=evaluated,
+            accepted=min(stood, brought),
+            invalid=0,
+            emitted=brought,
+            source=source,
+            draft_s=drafted - started,
+            sync_s=0.0 if chain is None else chain.sync_s,
+            verify_s=verified - drafted,
+            round_s=verified - started,
+            draft_forwards=0 if chain is None else chain.forwards,
+        )
+        decider.record(record)
+        if chain is not None and proposed and source == "model":
+            decider.learn("model", chain.sure[:evaluated], [index < stood for index in range(evaluated)])
+        depths.append(proposed)
+        tokens_at.append(emitted)
+        if keep:
+            records.append(record)
+        emitted += brought
+    decider.end(tokens)
+    plain_s = plain_seconds(world, request)
+    return Served(
+        request=request,
+        plain_s=plain_s,
+        seconds=clock.now_s,
+        saved_s=plain_s - clock.spent["prompt"] - clock.spent["plain"],
+        spent=clock.spent,
+        depths=depths,
+        tokens_at=tokens_at,
+        records=records,
+    )
+
+
+def _copied(
+    course: Course, decider: Decider, place: int, limit: int, watched: deque[tuple[int, Drafted]]
+) -> Drafted | None:
+    """As ``CombinationState._ask`` does with a drafter whose proposals are free; None if nothing is put forward."""
+    idea = course.copy(place, limit)
+    if idea is None:
+        return None
+    watched.append((place, idea))
+    allowance = decider.allow("lookup", 0)
+    kept = min(limit, allowance.depth, len(idea.right))
+    if allowance.gate is not None:
+        kept = admitted(allowance.gate, idea.sure[:kept])
+    return idea.cut(kept) if kept > 0 else None
+
+
+def _judge(watched: deque[tuple[int, Drafted]], emitted: int, decider: Decider) -> None:
+    for _ in range(len(watched)):
+        place, idea = watched.popleft()
+        seen = idea.right[: max(0, emitted - place)]
+        stood = leading(seen)
+        hits = seen[: stood + 1]
+        if len(hits) == len(idea.right) or stood < len(hits):
+            decider.learn("lookup", idea.sure[: len(hits)], hits)
+        else:
+            watched.append((place, idea))
+
+
+def serve_all(scenario: Scenario, decider: Decider, count: int, *, keep: bool = False) -> list[Served]:
+    """The scenario's first ``count`` requests, one after another, in as many processes as it says."""
+    return serve_each(scenario, decider, scenario.requests(count), keep=keep)
+
+
+def serve_each(
+    scenario: Scenario, decider: Decider, requests: Iterable[Request], *, keep: bool = False
+) -> list[Served]:
+    process = Process()
+    served = []
+    for place, request in enumerate(requests):
+        if place and place % scenario.process_requests == 0:
+            process = Process()
+            decider.restart()
+        served.append(serve(scenario.world, decider, request, process, keep=keep))
+    return served
