@@ -2,151 +2,41 @@
 
 Machines, beliefs about them, prompts, answers and texts are drawn (tests/support/drawn_requests.py); the depth
 policy is the real one. Printed: the share of requests below the bound, by kind and by the cause that took most; the
-mean over each distribution of lengths after the first requests of it; and what the order of texts does.
+mean over each distribution of lengths after the first requests of it; what the order of texts does; and every bound,
+held or not. With ``--check`` a bound that does not hold is exit status 1.
 
-    python -m benchmarks.simulated_requests [--policy calibrated|plain] [--requests 4000] [--seed 0] [--json]
+    python -m benchmarks.simulated_requests [--policy calibrated|controlled] [--requests 4000] [--seed 0] [--check]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from tests.support.drawn_requests import LENGTHS, LLAMA, NATIVE, Scenario, World, believed, draw_scenario, prior_of
-from tests.support.simulated_clock import Calibrated, Decider, Plain, Served, serve_all, serve_each
+from tests.support.controlled_clock import Controlled
+from tests.support.drawn_requests import LENGTHS, LLAMA, NATIVE
+from tests.support.request_bounds import (
+    LEARNED_AFTER,
+    LEAST,
+    LEAST_MEAN,
+    ORDER,
+    SOON_TOKENS,
+    Drawn,
+    Make,
+    Order,
+    order,
+    serve_drawn,
+)
+from tests.support.simulated_clock import Calibrated, Plain
 
-# The bounds of the issue.
-LEAST = 0.89
-LEAST_MEAN = 0.99
-LEARNED_AFTER = 20
-SOON_TOKENS = 24
-ORDER = 0.05
-
-# Requests of one scenario: twice as many as lengths are learned from.
-OF_A_SCENARIO = 40
-
-POLICIES: dict[str, Callable[[Scenario], Decider]] = {
+POLICIES: dict[str, Make] = {
     "calibrated": Calibrated,
+    "controlled": Controlled,
     "plain": lambda scenario: Plain(),
 }
-
-
-@dataclass(slots=True)
-class Drawn:
-    """What a number of drawn requests came to."""
-
-    requests: int = 0
-    seconds: float = 0.0
-    below: Counter[tuple[str, str]] = field(default_factory=Counter)
-    of_kind: Counter[str] = field(default_factory=Counter)
-    ratios: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    first: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    learned: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    means: list[tuple[float, int, str]] = field(default_factory=list)
-    worst: list[tuple[float, int, int]] = field(default_factory=list)
-
-    def add(self, served: Served, place: int, seed: int, *, first: bool) -> None:
-        kind, ratio = served.request.kind, served.ratio
-        self.requests += 1
-        self.of_kind[kind] += 1
-        self.ratios[kind].append(ratio)
-        if first:
-            self.first[kind].append(ratio)
-        for cause, seconds in served.spent.items():
-            self.spent[cause] += seconds
-        self.spent["saved"] += served.saved_s
-        self.spent["all of plain"] += served.plain_s
-        if ratio < LEAST:
-            self.below[served.cause, kind] += 1
-        self.worst.append((ratio, seed, place))
-
-
-def serve_drawn(make: Callable[[Scenario], Decider], requests: int, seed: int) -> Drawn:
-    drawn = Drawn()
-    began = time.perf_counter()
-    for one in range(max(1, requests // OF_A_SCENARIO)):
-        scenario = draw_scenario(seed + one)
-        served = serve_all(scenario, make(scenario), OF_A_SCENARIO)
-        for place, answer in enumerate(served):
-            drawn.add(answer, place, seed + one, first=place % scenario.process_requests == 0)
-        learned = [answer.ratio for answer in served[LEARNED_AFTER:]]
-        drawn.learned[scenario.lengths] += learned
-        drawn.means.append((statistics.fmean(learned), seed + one, scenario.lengths))
-    drawn.seconds = time.perf_counter() - began
-    drawn.worst.sort()
-    drawn.means.sort()
-    return drawn
-
-
-# ------------------------------------------------------------------------------------------------------- orders
-
-
-def pages(world: World, kind: str, seed: int) -> Scenario:
-    """Answers of one kind on a machine that is known, with a drafter of which something is known."""
-    return Scenario(
-        seed=seed,
-        world=replace(world, load_s=0.0),
-        costs=believed(world),
-        prior=prior_of(0.7),
-        kinds=(kind,),
-        lengths="alike",
-        length=2.0,
-        shortest_prompt=100,
-        longest_prompt=600,
-    )
-
-
-def tokens_per_round(served: list[Served]) -> float:
-    tokens = sum(answer.request.tokens - 1 for answer in served)
-    return tokens / max(1, sum(answer.rounds for answer in served))
-
-
-def two_deep_at(served: Served) -> int:
-    """Tokens of the answer before its first round that proposed two or more."""
-    places = (at for at, depth in zip(served.tokens_at, served.depths, strict=True) if depth >= 2)
-    return next(places, served.request.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Texts of ``kind`` alone and after twenty of ``before``."""
-
-    kind: str
-    before: str
-    alone: float
-    after: float
-    first_drafts: tuple[int, ...]
-
-    @property
-    def off(self) -> float:
-        return self.after / self.alone - 1.0
-
-
-def order(make: Callable[[Scenario], Decider], world: World, kind: str, before: str, seeds: int = 10) -> Order:
-    alone: list[Served] = []
-    after: list[Served] = []
-    soon = []
-    for seed in range(seeds):
-        later, sooner = pages(world, kind, 1000 + seed), pages(world, before, 2000 + seed)
-        texts = [later.request(place) for place in range(8)]
-        alone += serve_each(later, make(later), texts)
-        others = [sooner.request(place) for place in range(LEARNED_AFTER)]
-        served = serve_each(later, make(later), [*others, *texts])[LEARNED_AFTER:]
-        soon.append(two_deep_at(served[0]))
-        after += served
-    return Order(
-        kind=kind,
-        before=before,
-        alone=tokens_per_round(alone),
-        after=tokens_per_round(after),
-        first_drafts=tuple(soon),
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- printing
@@ -155,7 +45,7 @@ def order(make: Callable[[Scenario], Decider], world: World, kind: str, before: 
 def print_drawn(drawn: Drawn) -> None:
     causes = ("load", "reading", "rounds", "probing", "noise")
     each = 1e3 * drawn.seconds / drawn.requests
-    print(f"{drawn.requests} requests in {drawn.seconds:.0f} s ({each:.1f} ms each)\n")
+    print(f"{drawn.requests} requests in {drawn.seconds:.0f} s of one core ({each:.1f} ms each)\n")
     columns = ("kind", "requests", f"below {LEAST}", *causes, "least", "1 %", "mean", "first of a process")
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
@@ -191,35 +81,78 @@ def print_drawn(drawn: Drawn) -> None:
     print("Worst scenarios (mean, scenario, lengths):", [(round(m, 3), s, n) for m, s, n in drawn.means[:5]])
 
 
-def print_orders(make: Callable[[Scenario], Decider]) -> None:
-    print(
-        f"\nTokens a round after {LEARNED_AFTER} texts of another kind, and tokens before the first two-deep draft:"
+def print_orders(orders: list[tuple[str, Order]]) -> None:
+    print(f"\nTokens a round after {LEARNED_AFTER} other texts, and tokens before the first draft two deep:")
+    for name, one in orders:
+        print(
+            f"  {name:9} {one.kind:11} alone {one.alone:.3f}, after {one.before:11} {one.after:.3f} "
+            f"({100 * one.off:+.1f} %); two deep after {sorted(one.first_drafts)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One bound of the issue, what it asks and what came of it."""
+
+    name: str
+    asked: str
+    came: str
+    holds: bool
+
+
+def bounds(drawn: Drawn, orders: list[tuple[str, Order]]) -> Iterator[Bound]:
+    below, least = sum(drawn.below.values()), drawn.worst[0][0]
+    yield Bound(
+        name="every request",
+        asked=f">= {LEAST} of plain",
+        came=f"{below} of {drawn.requests} below, the least {least:.3f}",
+        holds=not below,
     )
-    for name, world in (("ours", NATIVE), ("llama.cpp", LLAMA)):
-        for kind, before in (("code", "translation"), ("translation", "code"), ("code", "foreign")):
-            one = order(make, world, kind, before)
-            print(
-                f"  {name:9} {kind:11} alone {one.alone:.3f}, after {before:11} {one.after:.3f} "
-                f"({100 * one.off:+.1f} %); two deep after {sorted(one.first_drafts)}"
+    for lengths, ratios in drawn.learned.items():
+        mean = statistics.fmean(ratios)
+        yield Bound(
+            name=f"mean of {lengths} answers", asked=f">= {LEAST_MEAN}", came=f"{mean:.3f}", holds=mean >= LEAST_MEAN
+        )
+    for name, one in orders:
+        # Where the drafter does not pay alone either, there is nothing to be late with.
+        if (one.kind, one.before) == ("code", "translation") and one.alone > 1.0 + ORDER:
+            late = sum(at > SOON_TOKENS for at in one.first_drafts)
+            yield Bound(
+                name=f"code after translations, {name}",
+                asked=f"two deep within {SOON_TOKENS} tokens",
+                came=f"{late} of {len(one.first_drafts)} later",
+                holds=not late,
+            )
+        if one.before != "foreign":
+            yield Bound(
+                name=f"{one.kind} after {one.before}, {name}",
+                asked=f"no more than {100 * ORDER:.0f} % fewer tokens a round than alone",
+                came=f"{100 * one.off:+.1f} %",
+                holds=one.off >= -ORDER,
             )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="calibrated")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the shares below the bound alone, as JSON")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a bound does not hold")
     options = parser.parse_args()
     make = POLICIES[options.policy]
     drawn = serve_drawn(make, options.requests, options.seed)
-    if options.json:
-        below = {f"{cause} {kind}": count / drawn.of_kind[kind] for (cause, kind), count in drawn.below.items()}
-        print(json.dumps({"requests": drawn.requests, "below": below}))
-        return
+    texts = (("code", "translation"), ("translation", "code"), ("code", "foreign"))
+    machines = (("ours", NATIVE), ("llama.cpp", LLAMA))
+    orders = [(name, order(make, world, *pair)) for name, world in machines for pair in texts]
     print_drawn(drawn)
-    print_orders(make)
+    print_orders(orders)
+    print("\nBounds:")
+    all_hold = True
+    for bound in bounds(drawn, orders):
+        print(f"  {'held' if bound.holds else 'BROKEN':6} {bound.name}: {bound.asked}; {bound.came}")
+        all_hold &= bound.holds
+    return 0 if all_hold or not options.check else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

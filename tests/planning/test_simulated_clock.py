@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.planning.cost.curve import DraftCost, expected_tokens
+from tests.support.controlled_clock import Controlled
 from tests.support.drawn_requests import (
     LLAMA,
     NATIVE,
@@ -168,7 +169,7 @@ def test_the_same_seed_is_the_same_request_and_the_same_seconds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [Calibrated])
+@pytest.mark.parametrize("make", [Calibrated, Controlled])
 @pytest.mark.parametrize("seed", range(20))
 def test_the_stand_in_comes_to_the_rounds_of_the_real_loop(seed: int, make: Callable[[Scenario], Decider]) -> None:
     """Ten requests each: load, learned acceptance and times are carried from one to the next."""

@@ -1,0 +1,80 @@
+"""T(w) as it is now: calibrated lines over the context, one factor for all widths, and what each width is off."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
+
+# Forwards whose median is the machine's pace: two stalls in a row move nothing, three slow forwards are a change.
+_RECENT = 5
+
+# Forwards after a plain one that are compared with it, and how many of them a calibrated ratio counts for. Half a
+# sentence: the pace of a shared machine holds about that long.
+_COMPARED = 8
+_CALIBRATION_WEIGHT = 3.0
+
+# The most that a width's own deviation keeps of its past: about the last thirty comparisons.
+_MOST_WEIGHT = 30.0
+
+# What one comparison may claim, as a logarithm: a stall is no deviation.
+_MOST_OFF = 0.7
+
+
+class LiveTimes:
+    """Not safe for several threads; its owner guards it."""
+
+    def __init__(self, curves: ContextCurves, widest: int) -> None:
+        low, high = curves.curves[0], curves.curves[-1]
+        apart = max(1, curves.contexts[-1] - curves.contexts[0])
+        self._base, self._slope = [0.0], [0.0]  # by width: seconds over an empty context, and for each token of it
+        for width in range(1, widest + 1):
+            slope = max(0.0, (high.seconds(width) - low.seconds(width)) / apart)
+            self._slope.append(slope)
+            self._base.append(max(low.seconds(width) - slope * curves.contexts[0], 0.1 * low.seconds(width)))
+        self._own = [1.0] * (widest + 1)
+        self._weight = [_CALIBRATION_WEIGHT] * (widest + 1)
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._plain: float | None = None  # the factor of the latest plain forward
+        self._compared = 0
+        self.factor = self.latest = 1.0  # of several forwards, and of the last one
+        self.since_plain = 0
+
+    def usual_s(self, width: int, context: int) -> float:
+        """Seconds of such a forward at the speed of calibration."""
+        return (self._base[width] + self._slope[width] * context) * self._own[width]
+
+    def now_s(self, width: int, context: int) -> float:
+        return self.factor * self.usual_s(width, context)
+
+    def all_now(self, context: int) -> list[float]:
+        """T(1), T(2), ... as they are now."""
+        factor = self.factor
+        lines = zip(self._base, self._slope, self._own, strict=True)
+        return [factor * own * (base + slope * context) for base, slope, own in lines][1:]
+
+    @property
+    def moved(self) -> float:
+        """By what factor, 1 or more, the pace has changed since plain decoding was timed."""
+        if self._plain is None:
+            return 1.0
+        return max(self.factor / self._plain, self._plain / self.factor)
+
+    def record(self, width: int, context: int, seconds: float) -> float | None:
+        """Learn from a forward; the factor that it showed, None if it was not a time."""
+        usual_s = self.usual_s(width, context)
+        if not 0.0 < seconds < IMPLAUSIBLE_FACTOR * usual_s * self.factor:
+            return None
+        shown = self.latest = seconds / usual_s
+        self.since_plain += 1
+        if width == 1:
+            self._plain, self._compared, self.since_plain = shown, _COMPARED, 0
+        elif self._compared and self._plain is not None:
+            self._compared -= 1
+            off = min(_MOST_OFF, max(-_MOST_OFF, math.log(shown / self._plain)))
+            self._own[width] *= math.exp(off / self._weight[width])
+            self._weight[width] = min(_MOST_WEIGHT, self._weight[width] + 1.0)
+        self._recent.append(shown)
+        self.factor = sorted(self._recent)[len(self._recent) // 2]
+        return shown
