@@ -124,6 +124,18 @@ def test_a_window_reads_less_and_is_right_less_often() -> None:
     assert windowed.tokens_per_round < whole.tokens_per_round
 
 
+def test_reading_that_takes_too_long_is_left_off_and_gone_on_with() -> None:
+    class Impatient(Always):
+        patience_s = 20 * NATIVE.lag_token_s
+
+    served = serve(replace(NATIVE, attention_s=0.0), Impatient(3), all_right(41), keep=True)
+    # 100 tokens in slices of 16, two at a time; what was written meanwhile is read as well.
+    assert served.depths[:4] == [0, 0, 0, 3]
+    assert [record.draft_forwards for record in served.records[:3]] == [0, 0, 0]
+    assert served.records[0].sync_s == pytest.approx(32 * NATIVE.lag_token_s)
+    assert served.spent["reading"] == pytest.approx((103 + served.rounds - 4) * NATIVE.lag_token_s, rel=0.01)
+
+
 def test_a_neighbour_slows_both_ways_alike() -> None:
     request = replace(all_right(100), neighbour=Neighbour(first=20, last=60, factor=2.0))
     quiet = plain_seconds(NATIVE, replace(request, neighbour=None))

@@ -37,6 +37,10 @@ class Controlled(Plain):
         return self._now.window
 
     @property
+    def patience_s(self) -> float:  # type: ignore[override]
+        return self._now.patience_s
+
+    @property
     def probing(self) -> bool:  # type: ignore[override]
         return self._now.probing
 

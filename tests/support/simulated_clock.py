@@ -7,6 +7,7 @@ rounds (tests/planning/test_simulated_clock.py). What a request took is split by
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from tests.support.drawn_requests import Request, Scenario, World
 _ORDINARY_LAG = 2
 
 _WATCHED = 16
+
+# Tokens that the drafter reads between two looks at the clock.
+_SLICE = 16
 
 # Where a request's time went, beside what plain decoding takes.
 CAUSES = ("load", "reading", "drafting", "widening", "probing", "noise")
@@ -104,20 +108,31 @@ class Course:
         self.clock.spend("load", seconds)
         return seconds
 
-    def draft(self, place: int, depth: int, gate: ChainGate | None, window: int | None) -> Drafted:
+    def draft(
+        self, place: int, depth: int, gate: ChainGate | None, window: int | None, patience_s: float = math.inf
+    ) -> Drafted:
         """A chain to follow the answer's first ``place`` tokens, with a cache that holds at least the last ``window``
-        tokens (None: all of them)."""
+        tokens (None: all of them). Reading that takes longer than ``patience_s`` is left off, and nothing drafted."""
         clock, world, request = self.clock, self.world, self.request
         context = request.prompt_tokens + place
         lag = self.lag(place)
-        if self._known == 0 or (window is not None and window < lag) or (window is None and self._from):
+        fresh = self._known == 0 or (window is not None and window < lag) or (window is None and self._from > 0)
+        if fresh:
             lag = context - 1 if window is None else min(window, context - 1)
             self._from = context - 1 - lag
         slower = self._slower(place, 1)
         cause = "probing" if self.probing else "drafting"
         before_s = clock.now_s
         noise = self._noise()
-        clock.spend("probing" if self.probing else "reading", slower * lag * world.lag_token_s * noise)
+        reading = "probing" if self.probing else "reading"
+        read_s = slower * lag * world.lag_token_s * noise
+        if read_s > patience_s:
+            # In slices, between which it looks at the clock.
+            read = min(lag, _SLICE * math.ceil(patience_s / read_s * lag / _SLICE))
+            clock.spend(reading, read_s * read / lag)
+            self._known = self._from + read if fresh else self._known + read
+            return Drafted([], [], 0, clock.now_s - before_s)
+        clock.spend(reading, read_s)
         clock.spend(cause, slower * world.draft_token_s * noise)
         sync_s = clock.now_s - before_s if lag + 1 > _ORDINARY_LAG else 0.0
         missed = world.missed(context - self._from)
@@ -191,6 +206,10 @@ class Decider(Protocol):
         """Of the text, how many last tokens the drafter has to have read; None: all of it."""
 
     @property
+    def patience_s(self) -> float:
+        """How long reading may take for the latest allowance."""
+
+    @property
     def probing(self) -> bool:
         """Whether the latest allowance was given to find out."""
 
@@ -210,6 +229,7 @@ class Plain:
     """Never drafts."""
 
     window = None
+    patience_s = math.inf
     probing = False
 
     def begin(self, request: Request, prompt_s: float, first_s: float, loaded: bool) -> None: ...
@@ -357,7 +377,7 @@ def serve(
                     if not course.process.loaded:
                         decider.loaded(course.load(emitted))
                     source = "model"
-                    chain = course.draft(emitted, allowed, allowance.gate, decider.window)
+                    chain = course.draft(emitted, allowed, allowance.gate, decider.window, decider.patience_s)
         drafted = clock.now_s
         proposed = 0 if chain is None else len(chain.right)
         course.forward(proposed + 1, emitted)

@@ -66,7 +66,7 @@ class _Drafter:
         else:
             if not course.process.loaded:
                 self._decider.loaded(course.load(place))
-            drafted = course.draft(place, depth, gate, self._decider.window)
+            drafted = course.draft(place, depth, gate, self._decider.window, self._decider.patience_s)
         tokens = [len(context) + index if hit else WRONG for index, hit in enumerate(drafted.right)]
         return Proposal(
             tokens=tuple(tokens),

@@ -69,6 +69,9 @@ READ_REST_GAIN = 0.05
 # Loading takes longer than last time where its file has to come from the disk again.
 LOAD_MARGIN = 1.25
 
+# Reading that takes so much longer than it was bought for is left off: somebody else has begun to compute.
+PATIENCE = 1.25
+
 # Plain decoding is timed in one round of so many, and when the pace has changed by so much.
 PLAIN_EVERY = 64
 PLAIN_AGAIN, MOVED = 4, 1.25
@@ -157,7 +160,7 @@ class DepthControl:
     def learn_price(self, record: RoundRecord, load_s: float, read: int) -> None:
         """How many times longer drafting takes than it was calibrated to, at the pace of the target's own forward."""
         cost, pace = self.costs.get("model"), self.times.latest
-        if cost is None:
+        if cost is None or not record.draft_forwards:  # reading that was left off says how much it read to nobody
             return
         forwards = record.draft_forwards - (record.sync_s > 0)
         if forwards > 0:
@@ -176,7 +179,8 @@ class DepthControl:
 
 class AnswerDepth:
     """Decides for one answer. ``window``: how many of the text's last tokens the drafter has to have read (None: all
-    of them). ``probing``: whether the latest allowance is a trial."""
+    of them). ``patience_s``: how long reading may take for the latest allowance, before it is left off and nothing is
+    drafted. ``probing``: whether that is a trial."""
 
     def __init__(
         self,
@@ -204,6 +208,7 @@ class AnswerDepth:
         self._load_s = 0.0  # of the round under way
         self._read = 0
         self.window: int | None = None
+        self.patience_s = 0.0
         self._windowed = False
         control.times.record(1, prompt_tokens, first_s)
         self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
@@ -234,7 +239,7 @@ class AnswerDepth:
             depth = self._affordable(cost, read)
             if depth < 1:
                 return OFF
-            self._read = read
+            self._read, self.patience_s = read, PATIENCE * read * cost.lag_token_s
             return Allowance(depth, PricedGate(self._now, cost.token_s, known, depth, self._going_rate()))
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
