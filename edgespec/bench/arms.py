@@ -13,9 +13,10 @@ from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, Restarting
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.factory import make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 

@@ -25,9 +25,10 @@ from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.factory import make_budget, make_policy
 from edgespec.planning.depth.pipelined import PipelinedDepth
 from edgespec.profiles.profile import Profile

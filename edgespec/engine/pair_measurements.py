@@ -17,11 +17,12 @@ from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank
 from edgespec.planning.choice.weighing import taken_bytes
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, choose_depth
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, probe_starts
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.runtimes.llama.context import EVERY_LAYER
 
 # Drafters that need no model cost nothing worth counting.

@@ -15,9 +15,10 @@ from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
-from edgespec.planning.depth.cost_model import PLAIN_EVERY_ROUNDS, Costs
+from edgespec.planning.depth.cost_model import PLAIN_EVERY_ROUNDS
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.planning.depth.pipelined import PipelinedDepth
 from tests.decoding.test_pipeline import at_once

@@ -8,9 +8,10 @@ import pytest
 
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.factory import make_budget, make_policy
 from tests.support.simulated_decoding import FLAT, STEEP, Machine, Source, always, costs_of, decode
 

@@ -8,11 +8,12 @@ import random
 import pytest
 
 from edgespec.planning.cost.acceptance import AcceptancePrior, SiblingOdds, choose_siblings
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth, CostGate, Costs
+from edgespec.planning.depth.cost_model import CostDepth, CostGate
 from edgespec.planning.depth.factory import make_policy
 from tests.support.simulated_decoding import FLAT, MODEL
 

@@ -19,9 +19,9 @@ from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_curve import ContextCurves
-from edgespec.planning.depth.cost_model import Costs
 
 # Measured on two cores, 1.5B target at four bits: a kernel made for a few rows, and one that is not.
 _MEASURED = (1, 2, 3, 4, 5, 8, 16)

@@ -9,10 +9,10 @@ from typing import Literal
 from edgespec.planning.choice.plan import Mode
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, by_position, drafting_speedup
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
-from edgespec.planning.depth.cost_model import Costs
 
 ModeRequest = Literal["auto", "serial", "pipelined"]
 _Way = Literal["serial", "pipelined"]

@@ -10,8 +10,8 @@ from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
 from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeRequest, weigh_sources
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
-from edgespec.planning.depth.cost_model import Costs
 
 # Why a plan is plain in another setting than the one whose widths are bit-equal.
 EXACT_SETTING_TOO_SLOW = (

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from edgespec.interfaces.policy import Allowance, DepthPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import TimedPolicy
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 
 # Rounds that one choice lasts: a drafter that is turned on for a single round would pay for catching up and earn
 # nothing of it.

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, DraftCost, best_possible, drafting_speedup
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import OFF
 from edgespec.planning.depth.chain_gate import PricedGate
-from edgespec.planning.depth.cost_model import Costs
 from edgespec.planning.depth.purchase import Ledger, Lengths, Offer, worth_buying
 
 # Plain steps that a trial may lose before drafting rests; the same where drafting has hardly paid of late; and the

@@ -24,9 +24,9 @@ from edgespec.planning.cost.acceptance import (
     SiblingOdds,
     choose_siblings,
 )
-from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, drafting_speedup
-from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
+from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import OFF, TimedPolicy
 
@@ -153,22 +153,6 @@ class ProbeGate:
 
     def goes_on(self) -> bool:
         return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What calibration knows: target curves (None: not calibrated) and the price of each source's drafts.
-
-    ``plain_s`` is T(1), which may be known where the curves are not.
-    A source that is missing was not measured and does not draft. ``acceptance`` holds what earlier conversations
-    taught, by position. ``contention`` is what target and drafting model cost each other (None: not measured).
-    """
-
-    curves: ContextCurves | None = None
-    plain_s: float | None = None
-    drafts: Mapping[str, DraftCost] = field(default_factory=dict)
-    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    contention: Contention | None = None
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
-from edgespec.planning.depth.cost_model import CostDepth, Costs
+from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.planning.depth.pipelined import PipelinedDepth
 

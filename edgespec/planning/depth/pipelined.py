@@ -16,9 +16,10 @@ from edgespec.interfaces.drafting import ChainGate
 from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import Curve, DraftCost, choose_window
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.depth.cost_model import HORIZON_TOKENS, CostDepth, Costs, SourceState
+from edgespec.planning.depth.cost_model import HORIZON_TOKENS, CostDepth, SourceState
 
 # Rounds whose times say how much slower the target is than calibration had it, both at work: a sentence or two.
 _RECENT_ROUNDS = 25
