@@ -17,8 +17,7 @@ from edgespec.bench.arms import PLAIN
 from edgespec.bench.run import Answer
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import ContextCurves, DraftCost
 
 # Forwards of one width, and drafts, whose median tells how fast the machine is at present: a third of an answer of
 # the quick suite, so that one stall is outvoted and what was true a minute ago is not what counts.

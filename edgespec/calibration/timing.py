@@ -22,8 +22,7 @@ from edgespec.interfaces.model import FrequentHeadSequence, Model, Sequence
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.widths import POSITIONS, WidthProbe, probe_starts
 
 # Widths worth knowing: every one a chain may use, then enough to see where the curve bends.

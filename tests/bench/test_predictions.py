@@ -13,8 +13,7 @@ from edgespec.bench.report import bench_report
 from edgespec.bench.run import Answer
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
 # A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.

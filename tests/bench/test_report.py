@@ -13,8 +13,7 @@ import pytest
 from edgespec.bench.report import arm_report, bench_report, compared_json, noise_json
 from edgespec.bench.run import Answer
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
 # A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.

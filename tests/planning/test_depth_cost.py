@@ -10,8 +10,7 @@ import pytest
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.depth.cost_model import (
     CHANGED_SPEED,
     FIRST_REST_TOKENS,

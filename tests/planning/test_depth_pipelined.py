@@ -16,8 +16,7 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.depth.cost_model import PLAIN_EVERY_ROUNDS
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.planning.depth.pipelined import PipelinedDepth

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from edgespec.planning.cost.curve import Curve
-from edgespec.planning.cost.live_curve import ContextCurves, LiveCurve
+from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.planning.cost.live_curve import LiveCurve
 
 CURVE = Curve(widths=(1, 2, 4), forward_s=(0.1, 0.12, 0.2))
 CURVES = ContextCurves(contexts=(100,), curves=(CURVE,))

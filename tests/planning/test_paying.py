@@ -10,8 +10,7 @@ import pytest
 from edgespec.planning.choice.paying import NOT_CALIBRATED, Paying, weigh_sources
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))

@@ -9,8 +9,7 @@ import pytest
 
 from edgespec.planning.cost.acceptance import AcceptancePrior, SiblingOdds, choose_siblings
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.cost_model import CostDepth, CostGate

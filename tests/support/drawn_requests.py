@@ -14,8 +14,7 @@ import numpy as np
 
 from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 
 Lengths = Literal["short", "long", "mixed", "bimodal", "alike", "cut"]
 LENGTHS: tuple[Lengths, ...] = get_args(Lengths)

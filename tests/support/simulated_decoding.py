@@ -20,8 +20,7 @@ from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, P
 from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 
 # Measured on two cores, 1.5B target at four bits: a kernel made for a few rows, and one that is not.
 _MEASURED = (1, 2, 3, 4, 5, 8, 16)

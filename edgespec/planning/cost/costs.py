@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import DraftCost
-from edgespec.planning.cost.live_curve import ContextCurves
+from edgespec.planning.cost.curve import ContextCurves, DraftCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +16,8 @@ class Costs:
     ``plain_s`` is T(1), which may be known where the curves are not.
     A source that is missing was not measured and does not draft. ``acceptance`` holds what earlier conversations
     taught, by position. ``contention`` is what target and drafting model cost each other (None: not measured).
-    ``load_s`` is what loading the drafting model is expected to take from the answer under way; 0.0 once it is loaded.
+    ``load_s`` is what loading the drafting model is expected to take from the answer under way; 0.0 once it is
+    loaded.
     ``measured`` is False where the times are priors, scaled to this machine.
     """
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgespec.planning.cost.curve import Curve
+from edgespec.planning.cost.curve import ContextCurves, Curve
 
 # Forwards whose median tells how fast the machine is at present: five slow ones in a row are a change (heat, battery,
 # a busy neighbour), one is a stall.
@@ -38,37 +38,6 @@ _MEDIAN_ERROR = 1.2533
 
 # Plain forwards before their speed is called measured.
 _PLAIN_ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextCurves:
-    """T(w) at one or more context lengths, ascending; every curve has the same widths."""
-
-    contexts: tuple[int, ...]
-    curves: tuple[Curve, ...]
-
-    def __post_init__(self) -> None:
-        if not self.contexts or len(self.contexts) != len(self.curves):
-            raise ValueError("a curve for each context length")
-        if list(self.contexts) != sorted(set(self.contexts)):
-            raise ValueError("context lengths ascend")
-        if len({curve.widths for curve in self.curves}) != 1:
-            raise ValueError("curves of the same widths")
-
-    def at(self, context_length: int) -> Curve:
-        """The curve at a context length: linear in between, constant outside of what was measured."""
-        contexts, curves = self.contexts, self.curves
-        if context_length <= contexts[0]:
-            return curves[0]
-        for place in range(1, len(contexts)):
-            if context_length <= contexts[place]:
-                share = (context_length - contexts[place - 1]) / (contexts[place] - contexts[place - 1])
-                low, high = curves[place - 1], curves[place]
-                return Curve(
-                    widths=low.widths,
-                    forward_s=tuple(a + share * (b - a) for a, b in zip(low.forward_s, high.forward_s, strict=True)),
-                )
-        return curves[-1]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR, ContextCurves
+from edgespec.planning.cost.curve import ContextCurves
+from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR
 
 # Forwards whose median is the machine's pace: two stalls in a row move nothing, three slow forwards are a change.
 _RECENT = 5

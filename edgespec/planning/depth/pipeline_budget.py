@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, overlapped_tokens
-from edgespec.planning.cost.live_curve import ContextCurves, LiveCurve
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.live_curve import LiveCurve
 
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
