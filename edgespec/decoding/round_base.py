@@ -32,11 +32,13 @@ FinishReason = Literal["stop", "length"]
 class Step:
     """What one forward brought: ``tokens`` to emit, and ``record`` unless it was the prefill.
 
-    ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if the budget or the context is
-    used up, else None.
+    ``guessed_by`` names for each token the drafter that proposed it, or None where it is the target's own: a
+    correction, a bonus, the prefill's. ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if
+    the budget or the context is used up, else None.
     """
 
     tokens: tuple[int, ...]
+    guessed_by: tuple[str | None, ...]
     record: RoundRecord | None
     finish: FinishReason | None
 
@@ -103,7 +105,7 @@ class Rounds(ABC):
             target.forward(history[target.length : -1], 0)
         rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, history)
-        return self._commit([token], None)
+        return self._commit([token], None, [])
 
     def _depth_limit(self) -> int:
         """Never more than the class allows, nor past the budget or the context with the token that follows."""
@@ -148,7 +150,8 @@ class Rounds(ABC):
         with contextlib.suppress(EdgespecError):
             self._target.rewind(min(self._target.length, len(self._history) - 1))
 
-    def _commit(self, tokens: list[int], record: RoundRecord | None) -> Step:
+    def _commit(self, tokens: list[int], record: RoundRecord | None, guessed_by: Sequence[str]) -> Step:
+        """``guessed_by`` names who proposed each of the leading tokens; the others are the target's own."""
         self._history.extend(tokens)
         self._emitted += len(tokens)
         finish: FinishReason | None = None
@@ -156,7 +159,8 @@ class Rounds(ABC):
             finish = "stop"
         elif self._depth_room() < 0:
             finish = "length"
-        return Step(tokens=tuple(tokens), record=record, finish=finish)
+        own = (None,) * (len(tokens) - len(guessed_by))
+        return Step(tokens=tuple(tokens), guessed_by=(*guessed_by, *own), record=record, finish=finish)
 
 
 # How far the probabilities of a proposal may be from summing to one: DESIGN.md's contract, loose enough for
@@ -238,14 +242,16 @@ def height(proposal: Proposal) -> int:
 class DecodeStats:
     """What one answer took. The token sampled from the prefill belongs to no round.
 
-    ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``proposed`` counts siblings too. ``ttft_s``
-    runs from the request to the first token, ``decode_s`` from there to the last; both are None until there is such
-    a token.
+    ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``guessed_tokens`` of the ``emitted_tokens``
+    are a drafter's; ``accepted`` may be more, since a stop string drops what its round had accepted behind it.
+    ``proposed`` counts siblings too. ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to
+    the last; both are None until there is such a token.
     """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     emitted_tokens: int = 0
+    guessed_tokens: int = 0
     rounds: int = 0
     proposed: int = 0
     evaluated: int = 0
@@ -302,6 +308,7 @@ class DecodeStats:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "emitted_tokens": self.emitted_tokens,
+            "guessed_tokens": self.guessed_tokens,
             "rounds": self.rounds,
             "proposed": self.proposed,
             "evaluated": self.evaluated,

@@ -16,12 +16,19 @@ from edgespec.interfaces.policy import DepthPolicy, RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What a forward of the target made of a proposal. ``outcome``: what became of its chain, or its first one."""
+    """What a forward of the target made of a proposal. ``outcome``: what became of its chain, or its first one.
+
+    ``guessed_by`` names who proposed each of the accepted tokens, which ``committed`` begins with.
+    """
 
     committed: list[int]
     evaluated: int
-    accepted: int
+    guessed_by: list[str]
     outcome: Outcome
+
+    @property
+    def accepted(self) -> int:
+        return len(self.guessed_by)
 
 
 class DecodeLoop(Rounds):
@@ -79,7 +86,7 @@ class DecodeLoop(Rounds):
             draft_forwards=proposal.forwards,
             sibling_count=proposed - height(proposal),
         )
-        step = self._commit(committed, record)
+        step = self._commit(committed, record, compared.guessed_by)
         self._policy.record(record)
         if proposed:
             self._drafter.observe(compared.outcome)
@@ -116,7 +123,7 @@ class DecodeLoop(Rounds):
         accepted = min(verdict.accepted, len(committed))
         evaluated = min(verdict.evaluated, len(committed))
         outcome = Outcome(proposal=proposal, evaluated=evaluated, accepted=accepted, committed=tuple(committed))
-        return _Compared(committed, evaluated, accepted, outcome)
+        return _Compared(committed, evaluated, [proposal.source_of(index) for index in range(accepted)], outcome)
 
     def _compare_tree(self, proposal: Proposal, parents: tuple[int, ...], target: TreeSequence) -> _Compared:
         """The last committed token is the root of the tree that is fed; every row is that of a path."""
@@ -141,4 +148,4 @@ class DecodeLoop(Rounds):
         stood = next((place for place, index in enumerate(taken) if index != place), len(taken))
         seen = min(stood + (stood == accepted < evaluated or stood < accepted), len(chain.tokens))
         outcome = Outcome(proposal=chain, evaluated=seen, accepted=stood, committed=tuple(committed))
-        return _Compared(committed, evaluated, accepted, outcome)
+        return _Compared(committed, evaluated, [proposal.source_of(index) for index in taken], outcome)

@@ -109,7 +109,7 @@ class AnswerTask:
         self._notices = notices
         self._started = started
         self._first_token_at: float | None = None
-        self._unshown_ids: list[int] = []
+        self._unshown: list[tuple[int, str | None]] = []  # tokens and who guessed them
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # tells the event loop that waits for an event
@@ -145,8 +145,8 @@ class AnswerTask:
         finally:
             steps.close()
         rest = self._answer.flush()
-        if rest or self._unshown_ids:
-            self._put(Text(rest, tuple(self._unshown_ids)))
+        if rest or self._unshown:
+            self._show(rest)
 
     def _take(self, step: Step) -> bool:
         """Show one step's tokens; True if the answer is complete."""
@@ -159,9 +159,10 @@ class AnswerTask:
             self.stats.add_round(step.record)
             self._put(Round(step.record))
         shown, stopped = "", False
-        for place, token in enumerate(step.tokens):
+        for place, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
             self.stats.emitted_tokens += 1
-            self._unshown_ids.append(token)
+            self.stats.guessed_tokens += guessed_by is not None
+            self._unshown.append((token, guessed_by))
             piece, stopped = self._answer.feed(token)
             shown += piece
             if stopped:
@@ -169,13 +170,17 @@ class AnswerTask:
                 del self._history[len(self._history) - (len(step.tokens) - place - 1) :]
                 break
         if shown:
-            self._put(Text(shown, tuple(self._unshown_ids)))
-            self._unshown_ids.clear()
+            self._show(shown)
         if stopped:
             self.finish_reason = "stop"
         elif step.finish is not None:
             self.finish_reason = step.finish
         return stopped or step.finish is not None
+
+    def _show(self, text: str) -> None:
+        tokens, guessed_by = zip(*self._unshown, strict=True) if self._unshown else ((), ())
+        self._put(Text(text, tokens, guessed_by))
+        self._unshown.clear()
 
     def _put(self, event: Event | BaseException | None) -> None:
         # A reader that stopped reading must not keep the interpreter from exiting either.

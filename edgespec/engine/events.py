@@ -17,10 +17,15 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with it."""
+    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with it.
+
+    ``guessed_by`` has an entry for each of them: the drafter that guessed it (``model``, ``lookup``), or None where
+    it is the target's own. Bytes of the last token may still be held back, so the text can end before its tokens do.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
+    guessed_by: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

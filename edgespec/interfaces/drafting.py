@@ -112,6 +112,10 @@ class Proposal:
             alternatives=self.alternatives[:length],
         )
 
+    def source_of(self, place: int) -> str:
+        """Who proposed the token at ``place``; ``drafted_by``, or ``unknown``, where ``sources`` does not reach."""
+        return self.sources[place] if place < len(self.sources) else self.drafted_by or "unknown"
+
 
 NOTHING = Proposal()
 

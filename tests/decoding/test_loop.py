@@ -46,12 +46,16 @@ class Answer:
     history: list[int]
     sequence: FakeSequence
     tokens: list[int] = field(default_factory=list)
+    guessed_by: list[str | None] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
     finish: str | None = None
 
     def take(self, steps: Iterator[Step]) -> Answer:
         for step in steps:
             self.tokens += step.tokens
+            self.guessed_by += step.guessed_by
+            guesses = 0 if step.record is None else step.record.accepted
+            assert [each is not None for each in step.guessed_by] == [at < guesses for at in range(len(step.tokens))]
             if step.record is not None:
                 self.records.append(step.record)
             self.finish = step.finish
@@ -165,6 +169,37 @@ def test_the_text_is_plain_decodings(drafter: str, rule: str) -> None:
         assert answer.history == PROMPT + answer.tokens
         check_statistics(answer)
         assert max(answer.sequence.log.widths[2:]) <= depth + 1
+
+
+def test_who_guessed_each_token_is_told() -> None:
+    """A drafter that is right k times and then wrong: k guesses a round, and a token of the target's own."""
+    known, kind = KNOWN["greedy"], scripted.KIND
+    for right in range(5):
+
+        def script(tokens: list[int], depth: int, right: int = right) -> list[int]:
+            said = known[len(tokens) :][:depth]
+            return [token if at < right else (token + 1) % VOCABULARY_SIZE for at, token in enumerate(said)]
+
+        answer = answer_to(GREEDY, scripted.Scripted(script), 4, max_tokens=1 + 3 * (right + 1))
+        assert answer.guessed_by == [None, *[*[kind] * right, None] * 3]
+
+
+def test_each_token_has_the_source_that_its_proposal_names() -> None:
+    known = KNOWN["greedy"]
+    named = answer_to(GREEDY, scripted.Named(known, ("copy", "model", "copy"), drafted_by="copy"), 3, max_tokens=9)
+    assert named.guessed_by == [None, *["copy", "model", "copy", None] * 2]
+    spent = answer_to(GREEDY, scripted.Named(known, (), drafted_by="model"), 3, max_tokens=5)
+    assert spent.guessed_by == [None, "model", "model", "model", None]
+    nobody = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
+    assert nobody.guessed_by == [None, "unknown", "unknown", "unknown", None]
+
+
+def test_an_end_that_was_guessed_is_a_guess() -> None:
+    stop = PLAIN["greedy"][4]
+    answer = answer_to(GREEDY, scripted.oracle(KNOWN["greedy"]), 6, stop_ids=frozenset({stop}))
+    end = PLAIN["greedy"].index(stop)
+    assert answer.tokens == PLAIN["greedy"][: end + 1]
+    assert answer.guessed_by == [None, *[scripted.KIND] * end]
 
 
 @pytest.mark.parametrize("rule", TEXT_RULES)

@@ -174,6 +174,22 @@ def test_an_oracle_is_accepted_without_a_bonus_token() -> None:
     ]
 
 
+def test_who_guessed_each_token_is_told() -> None:
+    """Right k times and then wrong: the round that verifies k + 1 of them says so of k, and corrects the last."""
+    known = KNOWN["greedy"]
+    for right in range(4):
+
+        def script(tokens: list[int], depth: int, right: int = right) -> list[int]:
+            first = len(PROMPT) + 1
+            said = known[len(tokens) :][:depth]
+            wrong = [(len(tokens) + at - first) % (right + 1) == right for at in range(len(said))]
+            return [(token + bad) % VOCABULARY_SIZE for token, bad in zip(said, wrong, strict=True)]
+
+        own = start(FakeModel(), PROMPT)
+        own.take(pipelined(own, scripted.Scripted(script), depth=4, max_tokens=1 + 3 * (right + 1)).steps())
+        assert own.guessed_by == [None, *[*[scripted.KIND] * right, None] * 3]
+
+
 def test_a_drafter_that_is_always_wrong_never_costs_a_token_or_a_wider_forward() -> None:
     own = start(FakeModel(), PROMPT)
     own.take(pipelined(own, scripted.worst(KNOWN["greedy"], VOCABULARY_SIZE), depth=3).steps())
@@ -220,15 +236,25 @@ def test_a_word_too_many_is_skipped() -> None:
         wrong = (right[0] + 1) % VOCABULARY_SIZE if right else 0
         return [wrong, *right][:depth] if len(tokens) == len(PROMPT) + 1 else right
 
-    rounds = []
+    class Numbered(scripted.Scripted):
+        def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+            said = tuple(stutter(tokens, depth))
+            sources = tuple(f"{len(tokens) - len(PROMPT)}.{place}" for place in range(len(said)))
+            return Proposal(tokens=said, sources=sources, drafted_by=scripted.KIND)
+
+    rounds, sources = [], []
     for reuse in (False, True):
-        own, state = start(FakeModel(), PROMPT), scripted.Scripted(stutter)
+        own, state = start(FakeModel(), PROMPT), Numbered(stutter)
         budget = FixedBudget(most=4, ahead=5, patience=0.0, reuse=reuse)
         own.take(pipelined(own, state, depth=4, budget=budget).steps())
         assert own.tokens == PLAIN["greedy"][:TOKENS]
         check(own, 4)
         rounds.append([record.accepted for record in own.records[:3]])
+        sources.append(own.guessed_by[:6])
     assert rounds == [[0, 1, 5], [0, 4, 5]]
+    anew, reused = sources
+    assert anew == [None, None, "2.0", "2.1", "2.2", "2.3"]
+    assert reused == [None, None, "1.2", "1.3", "1.4", "5.0"], "each keeps the name that it was first drafted under"
 
 
 # ----------------------------------------------------------------------------------- limits, stops, outcomes

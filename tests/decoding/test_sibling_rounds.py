@@ -127,6 +127,7 @@ def test_a_drafter_that_is_wrong_and_knows_it() -> None:
     assert {(r.emitted, r.accepted, r.evaluated, r.depth, r.sibling_count) for r in own.records[:-1]} == {
         (2, 1, 1, 1, 1)
     }
+    assert own.guessed_by[:5] == [None, "model", None, "model", None]
     assert all(hits == [True, False, False] for _, hits in policy.learned)
     assert len(policy.learned) == len([record for record in own.records if record.proposed])
 

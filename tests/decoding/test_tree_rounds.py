@@ -106,6 +106,27 @@ def tree_model(**options: Any) -> FakeModel:
     return FakeModel(can_branch=True, **options)
 
 
+def test_a_sibling_that_stands_has_its_own_source() -> None:
+    """The second child of each place is right: the path's tokens are named by it, not by the chain beside it."""
+
+    class Beside(scripted.Scripted):
+        def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+            right = list(KNOWN["greedy"][len(tokens) :][:2])
+            wrong = [(token + 1) % VOCABULARY_SIZE for token in right]
+            said = tuple(token for pair in zip(wrong, right, strict=True) for token in pair)
+            return Proposal(
+                tokens=said,
+                sources=("chain", "sibling", "chain", "sibling below")[: len(said)],
+                parents=(-1, -1, 1, 1)[: len(said)],
+                drafted_by="chain",
+            )
+
+    own = start(tree_model(), PROMPT)
+    own.take(loop_of(own, Beside(lambda tokens, depth: []), 4, max_tokens=13).steps())
+    assert own.guessed_by[:10] == [None, *["sibling", "sibling below", None] * 3]
+    assert own.tokens == PLAIN["greedy"][:13]
+
+
 # ------------------------------------------------------------------------------------------------------ same text
 
 

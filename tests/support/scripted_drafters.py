@@ -58,6 +58,18 @@ class Scripted:
         self.closed += 1
 
 
+class Named(Scripted):
+    """Knows the text, and says that its tokens are from ``sources`` and its time was ``drafted_by``'s."""
+
+    def __init__(self, known: Sequence[int], sources: tuple[str, ...], *, drafted_by: str | None = None) -> None:
+        super().__init__(lambda tokens, depth: _next_tokens(known, tokens, depth))
+        self._sources, self._drafted_by = sources, drafted_by
+
+    def _proposal(self, tokens: list[int], depth: int) -> Proposal:
+        plain = super()._proposal(tokens, depth)
+        return Proposal(tokens=plain.tokens, sources=self._sources[:depth], drafted_by=self._drafted_by)
+
+
 def _next_tokens(known: Sequence[int], tokens: list[int], depth: int) -> list[int]:
     return list(known[len(tokens) : len(tokens) + depth])
 

@@ -75,6 +75,11 @@ class PutForward:
     place: int
 
     @property
+    def source(self) -> str:
+        """Who proposed it."""
+        return self.piece.proposal.source_of(self.place)
+
+    @property
     def probs(self) -> Distribution | None:
         own = self.piece.proposal.draft_probs
         return own[self.place] if own is not None and self.place < len(own) else None

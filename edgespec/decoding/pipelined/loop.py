@@ -129,7 +129,7 @@ class PipelinedLoop(Rounds):
             draft_forwards=branching.forwards + (0 if drafted is None else drafted.forwards),
             overlapped=overlapped,
         )
-        step = self._commit(committed, record)
+        step = self._commit(committed, record, [each.source for each in chain[:accepted]])
         self._policy.record(record)
         self._budget.record(record)
         self._settle(chain[:evaluated], accepted, rest, tuple(committed))
@@ -276,8 +276,13 @@ class PipelinedLoop(Rounds):
         """
         for index, each in enumerate(behind[:_WORDS_TOO_MANY]):
             if each.token == correction:
-                tokens = tuple(own.token for own in behind[index + 1 :])
-                return put_forward(Proposal(tokens=tokens, drafted_by=each.piece.proposal.drafted_by), origin="again")
+                rest = behind[index + 1 :]
+                again = Proposal(
+                    tokens=tuple(own.token for own in rest),
+                    sources=tuple(own.source for own in rest),
+                    drafted_by=each.piece.proposal.drafted_by,
+                )
+                return put_forward(again, origin="again")
         return []
 
     def _tell(self) -> None:

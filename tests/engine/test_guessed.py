@@ -1,0 +1,172 @@
+"""Text events say which of their tokens were guessed, and by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from edgespec.decoding.pipelined.budget import Budget
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Round, Text
+from edgespec.engine.loaded_pair import Speculation
+from edgespec.engine.session import Session
+from edgespec.interfaces.drafting import Context, DraftRequest
+from edgespec.planning.depth.base import FixedDepth
+from tests.engine.answers import plain_text
+from tests.support.budgets import FixedBudget
+from tests.support.scripted_drafters import KIND, Scripted
+from tests.support.tiny_models import read_all, require_speculation
+
+TOKENS = 41
+
+
+class RightThenWrong:
+    """A drafter that knows an answer: ``right`` tokens of each proposal are those, the next one is not."""
+
+    kind = KIND
+
+    def __init__(self, prompt_length: int, answer: Sequence[int], right: int) -> None:
+        self._prompt_length, self._answer, self._right = prompt_length, answer, right
+
+    def start(self, request: DraftRequest) -> Scripted:
+        def script(tokens: list[int], depth: int) -> list[int]:
+            known = list(self._answer[len(tokens) - self._prompt_length :][:depth])
+            return [t if at < self._right else (t + 1) % request.vocabulary_size for at, t in enumerate(known)]
+
+        return Scripted(script)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def session_of(engine: Engine, plain: Done, right: int, depth: int, budget: Callable[[], Budget | None]) -> Session:
+    drafter = RightThenWrong(plain.stats.prompt_tokens, plain.token_ids, right)
+    return engine.session(
+        speculation=Speculation(drafters=(drafter,), policy=FixedDepth(depth), depth_cap=depth, budget=budget)
+    )
+
+
+def guessed(events: Sequence[object]) -> list[str | None]:
+    texts = [event for event in events if isinstance(event, Text)]
+    assert all(len(event.guessed_by) == len(event.token_ids) for event in texts)
+    return [each for event in texts for each in event.guessed_by]
+
+
+@pytest.mark.parametrize("right", range(5))
+def test_a_drafter_that_is_right_k_times(engine: Engine, right: int) -> None:
+    require_speculation(engine, 4)
+    plain = plain_text(engine, "hello world", max_tokens=TOKENS)
+    with session_of(engine, plain, right, 4, lambda: None) as session:
+        events, done = read_all(session.generate("hello world", max_tokens=TOKENS))
+    assert done.token_ids == plain.token_ids
+    rounds, rest = divmod(TOKENS - 1, right + 1)
+    # The last round proposes as many as the answer still has room for beside the target's own token.
+    last = [*[KIND] * (rest - 1), None] if rest else []
+    assert guessed(events) == [None, *[*[KIND] * right, None] * rounds, *last]
+    assert done.stats.guessed_tokens == done.stats.accepted == rounds * right + max(0, rest - 1)
+
+
+def test_plain_answers_have_no_guesses(engine: Engine, session: Session) -> None:
+    events, done = read_all(session.generate("hello world", max_tokens=12, depth=0))
+    assert guessed(events) == [None] * 12
+    assert done.stats.guessed_tokens == done.stats.as_json()["guessed_tokens"] == 0
+
+
+@pytest.mark.parametrize("patience", [0.0, 10.0])
+def test_the_pipelined_loop(engine: Engine, patience: float) -> None:
+    require_speculation(engine, 4)
+    plain = plain_text(engine, "hello world", max_tokens=TOKENS)
+    budget = FixedBudget(most=3, ahead=4, patience=patience)
+    with session_of(engine, plain, 3, 4, lambda: budget) as session:
+        events, done = read_all(session.generate("hello world", max_tokens=TOKENS))
+    assert done.token_ids == plain.token_ids
+    expected: list[str | None] = [None]
+    for event in events:
+        if isinstance(event, Round):
+            own = event.record.emitted - event.record.accepted
+            expected += [*[event.record.source] * event.record.accepted, *[None] * own]
+    assert guessed(events) == expected
+    assert done.stats.guessed_tokens == done.stats.accepted == sum(each is not None for each in expected)
+    assert done.stats.guessed_tokens or not patience, "who waits for the drafter has its guesses"
+
+
+def test_a_stop_string_inside_a_round_ends_the_guesses_with_the_text(engine: Engine) -> None:
+    """What a round accepted behind the stop string is no part of the answer, and counts as no guessed token of it."""
+    require_speculation(engine, 4)
+    plain = plain_text(engine, "hello world", max_tokens=TOKENS)
+    cut = 0
+    for start in range(8, 40, 3):
+        stop = plain.text[start : start + 3]
+        if not stop.strip() or "\ufffd" in stop:
+            continue
+        with session_of(engine, plain, 9, 4, lambda: None) as session:
+            events, done = read_all(session.generate("hello world", max_tokens=TOKENS, stop=[stop]))
+        count = len(done.token_ids)
+        assert done.token_ids == plain.token_ids[:count]
+        assert guessed(events) == [None, *[*[KIND] * 4, None] * TOKENS][:count]
+        assert done.stats.guessed_tokens == sum(each is not None for each in guessed(events))
+        cut += done.stats.accepted > done.stats.guessed_tokens
+    assert cut, "some round had accepted tokens behind the stop string"
+
+
+def test_tokens_whose_text_is_held_back_keep_their_origin(engine: Engine) -> None:
+    """A stop string that nearly comes: its tokens arrive late, each with its own name."""
+    require_speculation(engine, 4)
+    plain = plain_text(engine, "hello world", max_tokens=TOKENS)
+    almost = plain.text[10:20] + "\0never"
+    with session_of(engine, plain, 2, 4, lambda: None) as session:
+        events, _ = read_all(session.generate("hello world", max_tokens=TOKENS, stop=[almost]))
+    assert guessed(events) == [None, *[KIND, KIND, None] * 13, None]
+    assert max(len(event.token_ids) for event in events if isinstance(event, Text)) > 3, "some were held back"
+
+
+def test_characters_in_pieces_keep_the_origin_of_each_piece(engine: Engine) -> None:
+    """At this temperature every byte token is as likely as any word."""
+    require_speculation(engine, 4)
+    most = 0
+    for seed in range(6):
+        broken = Sampling(temperature=100.0, seed=seed)
+        plain = plain_text(engine, "hello", max_tokens=181, sampling=broken)
+        with session_of(engine, plain, 1, 4, lambda: None) as session:
+            events, done = read_all(session.generate("hello", max_tokens=181, sampling=broken))
+        assert done.token_ids == plain.token_ids
+        assert guessed(events) == [None, *[KIND, None] * 90][: len(done.token_ids)]
+        most = max(most, *(len(event.token_ids) for event in events if isinstance(event, Text)))
+    assert most > 2, "a round without a whole character waits for the next one"
+
+
+def test_each_drafter_of_a_combination_has_its_name(engine: Engine) -> None:
+    class Copies(RightThenWrong):
+        """Speaks at every third place only."""
+
+        kind = "copies"
+
+        def start(self, request: DraftRequest) -> Scripted:
+            whole = super().start(request)
+            ask = whole.propose
+
+            class Sometimes(Scripted):
+                def propose(self, context: Context, depth: int, gate: object = None):  # type: ignore[no-untyped-def]
+                    said = ask(context, depth if len(context) % 3 == 0 else 0)
+                    by = "copies" if said.tokens else None
+                    return replace(said, sources=("copies",) * len(said.tokens), drafted_by=by)
+
+            return Sometimes(lambda tokens, depth: [])
+
+    require_speculation(engine, 4)
+    plain = plain_text(engine, "hello world", max_tokens=TOKENS)
+    known = plain.stats.prompt_tokens, plain.token_ids
+    drafters = Copies(*known, right=1), RightThenWrong(*known, right=3)
+    speculation = Speculation(drafters=drafters, policy=FixedDepth(4), depth_cap=4)
+    with engine.session(speculation=speculation) as session:
+        events, _ = read_all(session.generate("hello world", max_tokens=TOKENS))
+    expected: list[str | None] = [None]
+    while len(expected) < TOKENS:
+        third = (plain.stats.prompt_tokens + len(expected)) % 3 == 0
+        expected += ["copies", None] if third else [KIND, KIND, KIND, None]
+    last = [*expected[: TOKENS - 1], None]
+    assert guessed(events) == last
+    assert {"copies", KIND} <= set(last)
