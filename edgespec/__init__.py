@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WorkerLostError as WorkerLostError,
     )
     from edgespec.planning.choice.plan import Plan as Plan
-    from edgespec.runtimes.process.restarting import WorkerSettings as WorkerSettings
+    from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ _HOMES = {
     "Sampling": "decoding.sampling",
     "Session": "engine.session",
     "Text": "engine.events",
-    "WorkerSettings": "runtimes.process.restarting",
+    "WorkerSettings": "runtimes.process.settings",
 }
 
 __all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]

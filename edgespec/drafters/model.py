@@ -20,7 +20,7 @@ from edgespec.interfaces.drafting import (
     Proposal,
     SiblingGate,
 )
-from edgespec.interfaces.model import FrequentHeadSequence, Model, Restarting, Sequence
+from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
@@ -288,4 +288,4 @@ def _undrawn(draft: Draft) -> Draft:
 
 
 def _waits_because(model: Model) -> str | None:
-    return model.waits_because if isinstance(model, Restarting) else None
+    return model.waits_because if isinstance(model, LoadsInBackground) else None

@@ -37,7 +37,7 @@ from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.library import load as load_library
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator

@@ -22,7 +22,7 @@ from edgespec.engine.events import Loading
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
-from edgespec.interfaces.model import Model, ModelFacts, Restarting
+from edgespec.interfaces.model import LoadsInBackground, Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place
 from edgespec.placement.settings import fewer_threads, other_caches
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
@@ -284,7 +284,7 @@ class BackgroundCalibration:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             times = yield from self._labelled(steps, label)
             # A drafter in a process of its own is what keeps the processor busy itself.
-            store.save_times(facts, times, busy=0.0 if isinstance(drafter, Restarting) else self._busy)
+            store.save_times(facts, times, busy=0.0 if isinstance(drafter, LoadsInBackground) else self._busy)
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
@@ -390,7 +390,7 @@ def setting_words(facts: ModelFacts) -> str:
 
 def _until_loaded(model: Model) -> Steps:
     """Wait for a model that loads in a process of its own. Raises what loading raises."""
-    while isinstance(model, Restarting) and not model.wait(_LOOK_AGAIN_S):
+    while isinstance(model, LoadsInBackground) and not model.wait(_LOOK_AGAIN_S):
         yield Loading(f"loading {model.facts.name}")
 
 

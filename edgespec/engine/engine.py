@@ -37,7 +37,7 @@ from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import Profile
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store

@@ -138,7 +138,7 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Restarting(Protocol):
+class LoadsInBackground(Protocol):
     """A Model in a process of its own: loaded while others go on, and perhaps lost and started again."""
 
     @property

@@ -12,7 +12,7 @@ from edgespec.interfaces.model import Model
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.placement.memory import MemoryEstimate, memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 
 
@@ -51,8 +51,8 @@ class ModelPool:
     def drafter_model(self) -> Model:
         """The drafter, loaded at its first proposal and shared by all sessions.
 
-        In a process of its own it is ``Restarting``: it may still be loading. Raises ClosedError if there is none,
-        MemoryLimitError if it does not fit beside the target, and what loading raises.
+        In a process of its own it is ``LoadsInBackground``: it may still be loading. Raises ClosedError if there is
+        none, MemoryLimitError if it does not fit beside the target, and what loading raises.
         """
         return self._drafter(self.drafter)
 

@@ -12,7 +12,7 @@ from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.settings import choose_runtime
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.frames import LoadRequest
-from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, LoadedModel, Runtime, Settings
 from edgespec.runtimes.table import runtime_of
 
@@ -46,7 +46,7 @@ class PreparedModel:
         return runtime_of(self.settings).load(self.file, self.settings, self.form)
 
     def open(self, worker: WorkerSettings) -> Model:
-        """The model, or on its way in a process of its own, which is not waited for (see ``Restarting``).
+        """The model, or on its way in a process of its own, which is not waited for (see ``LoadsInBackground``).
 
         Raises what ``load`` raises.
         """

@@ -14,7 +14,7 @@ from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.interfaces.model import ModelFacts
 from edgespec.placement.prepared import Preparation
 from edgespec.profiles.profile import load_profile
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 from tests.support.fake_runtime import FakeModel

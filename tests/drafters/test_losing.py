@@ -10,7 +10,7 @@ from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.errors import CancelledError, WorkerLostError
 from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence
-from edgespec.interfaces.model import Restarting
+from edgespec.interfaces.model import LoadsInBackground
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
@@ -57,7 +57,7 @@ class Process:
 
 
 def started(process: Process) -> ModelDraftState:
-    assert isinstance(process, Restarting)
+    assert isinstance(process, LoadsInBackground)
     state = ModelDrafter(lambda: process).start(REQUEST)
     assert isinstance(state, ExplainsSilence)
     return state

@@ -18,13 +18,14 @@ from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
-from edgespec.interfaces.model import Restarting
+from edgespec.interfaces.model import LoadsInBackground
 from edgespec.placement.memory import memory_needed
 from edgespec.placement.prepared import PROCESS_BYTES, Preparation
 from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.restarting import RestartingModel, WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.calibrating import shorten_contention
@@ -55,14 +56,14 @@ def drafter(request: pytest.FixtureRequest, tiny: TinyModels) -> Path:
     return tiny.drafter if request.param in ("llama", "native") else request.getfixturevalue(request.param)
 
 
-def wait_for_drafter(engine: Engine) -> RestartingModel:
+def wait_for_drafter(engine: Engine) -> BackgroundModel:
     model = engine.pair.pool.drafter_model()
-    assert isinstance(model, RestartingModel)
+    assert isinstance(model, BackgroundModel)
     assert model.wait(WAIT_S)
     return model
 
 
-def kill(model: RestartingModel) -> None:
+def kill(model: BackgroundModel) -> None:
     (process,) = psutil.Process().children()
     process.kill()
     for _ in range(int(WAIT_S * 100)):
@@ -114,8 +115,8 @@ def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny:
     for isolation, processes in (("auto", 0), ("thread", 0), ("process", 1)):
         with tiny.load(lookup=False, draft_isolation=isolation) as engine:
             model = engine.pair.pool.drafter_model()
-            assert isinstance(model, Restarting) is bool(processes)
-            if isinstance(model, Restarting):
+            assert isinstance(model, LoadsInBackground) is bool(processes)
+            if isinstance(model, LoadsInBackground):
                 model.wait(WAIT_S)
             assert len(psutil.Process().children()) == processes
 
@@ -207,5 +208,5 @@ def test_one_that_is_lost_while_it_is_measured_is_left_out(load: Load, monkeypat
 def test_the_arm_with_the_drafter_in_memory_waits_for_it(load: Load) -> None:
     with load() as engine, open_arm(engine, "loaded", 2).session:
         model = engine.pair.pool.drafter_model()
-        assert isinstance(model, Restarting)
+        assert isinstance(model, LoadsInBackground)
         assert model.waits_because is None

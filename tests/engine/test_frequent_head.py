@@ -24,7 +24,7 @@ from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.frequent_head import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store

@@ -18,7 +18,7 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared
 from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, REQUANTIZED_SIDECAR, NativeRuntime
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store

@@ -25,11 +25,11 @@ from edgespec.engine.events import Done, Event, Round, Text
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import WorkerLostError
-from edgespec.interfaces.model import Restarting
+from edgespec.interfaces.model import LoadsInBackground
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.process import link as worker_link
 from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from tests.engine.answers import SAMPLED, plain_text
 from tests.support.budgets import FixedBudget
 from tests.support.tiny_models import TinyModels, answer, require_speculation
@@ -114,7 +114,7 @@ def open_session(engine: Engine, mode: str) -> Session:
 
 def wait_for_drafter(engine: Engine) -> None:
     model = engine.pair.pool.drafter_model()
-    assert isinstance(model, Restarting)
+    assert isinstance(model, LoadsInBackground)
     assert model.wait(WAIT_S)
 
 
@@ -133,7 +133,7 @@ def is_missed(engine: Engine, lost: psutil.Process) -> bool:
     if worker_process_or_none() not in (lost, None):
         return True  # there is another one already
     model = engine.pair.pool.drafter_model()
-    assert isinstance(model, Restarting)
+    assert isinstance(model, LoadsInBackground)
     try:
         return not model.wait(0.0)
     except WorkerLostError:

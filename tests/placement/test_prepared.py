@@ -34,7 +34,7 @@ from edgespec.runtimes.onnx import runtime as onnx_runtime
 from edgespec.runtimes.onnx.model import describe_onnx
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.process.frames import LoadRequest
-from edgespec.runtimes.process.restarting import WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator

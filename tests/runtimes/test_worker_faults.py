@@ -26,7 +26,7 @@ from edgespec.runtimes.process import frames as worker_frames, link as worker_li
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.model import WorkerModel, WorkerSequence, start_model
-from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
 
@@ -326,7 +326,7 @@ def test_a_child_that_talks_nonsense_is_lost(code: str, words: str) -> None:
 
 PARENT = """
 import sys, time
-from edgespec.runtimes.process.restarting import WorkerSettings, run_in_process
+from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from edgespec.runtimes.process.model import start_model, LoadRequest
 from pathlib import Path
 from tests.support.fake_runtime import FakeModel

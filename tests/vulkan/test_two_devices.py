@@ -12,7 +12,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
 from edgespec.files.home import Home
-from edgespec.runtimes.process.restarting import RestartingModel
+from edgespec.runtimes.background import BackgroundModel
 from tests.support.tiny_models import TinyModels, answer, invent_measurements
 from tests.support.vulkan import (
     NATIVE_LOG,
@@ -58,7 +58,7 @@ def check(engine: Engine) -> None:
 def loaded_drafter(engine: Engine) -> Any:
     """The drafter, once it is there: before that nothing is drafted."""
     model = engine.pair.pool.drafter_model()
-    if isinstance(model, RestartingModel):
+    if isinstance(model, BackgroundModel):
         assert model.wait(WAIT_S)
     return model
 
@@ -77,7 +77,7 @@ def test_a_target_on_the_cpu_with_a_drafter_on_the_device(
     name = device.name
     with pair(tiny, home, device="cpu", draft_device=name, depth=3, mode=mode) as engine:
         drafter = loaded_drafter(engine)
-        assert isinstance(drafter, RestartingModel)
+        assert isinstance(drafter, BackgroundModel)
         assert drafter.facts.device == name
         if shows_threads(device):
             (worker,) = psutil.Process().children()
@@ -95,7 +95,7 @@ def test_a_drafter_on_the_device_in_this_process(
     caplog.set_level(logging.DEBUG, logger=NATIVE_LOG)
     name = second_device().name
     with pair(tiny, home, device="cpu", draft_device=name, depth=3, draft_isolation="thread") as engine:
-        assert not isinstance(loaded_drafter(engine), RestartingModel)
+        assert not isinstance(loaded_drafter(engine), BackgroundModel)
         check(engine)
     assert on_device(buffers(caplog.records), name) > 0
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from edgespec.errors import ClosedError, EdgespecError, ModelFileError, RuntimeUnavailableError, WorkerLostError
-from edgespec.interfaces.model import Model, Restarting
+from edgespec.interfaces.model import LoadsInBackground, Model
+from edgespec.runtimes.background import RESTART_AFTER_S, BackgroundModel
 from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.restarting import RESTART_AFTER_S, RestartingModel, WorkerSettings
+from edgespec.runtimes.process.settings import WorkerSettings
 from tests.support.fake_runtime import FakeModel
 
 WAIT_S = 20.0
@@ -81,11 +82,11 @@ def house() -> House:
 
 
 @pytest.fixture
-def restarting(house: House) -> Iterator[Callable[[float], RestartingModel]]:
-    models: list[RestartingModel] = []
+def restarting(house: House) -> Iterator[Callable[[float], BackgroundModel]]:
+    models: list[BackgroundModel] = []
 
-    def make(restart_after_s: float = 0.0) -> RestartingModel:
-        models.append(RestartingModel(FACTS, house.start, restart_after_s=restart_after_s))
+    def make(restart_after_s: float = 0.0) -> BackgroundModel:
+        models.append(BackgroundModel(FACTS, house.start, restart_after_s=restart_after_s))
         return models[-1]
 
     yield make
@@ -94,10 +95,10 @@ def restarting(house: House) -> Iterator[Callable[[float], RestartingModel]]:
     assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-worker-start"]
 
 
-Make = Callable[..., RestartingModel]
+Make = Callable[..., BackgroundModel]
 
 
-def started(house: House, model: RestartingModel, number: int = 0) -> Losable:
+def started(house: House, model: BackgroundModel, number: int = 0) -> Losable:
     """The model of that start, which succeeds."""
     start = house.nth(number)
     start.finish()
@@ -109,7 +110,7 @@ def started(house: House, model: RestartingModel, number: int = 0) -> Losable:
 def test_nobody_waits_while_it_loads(house: House, restarting: Make) -> None:
     model = restarting()
     assert isinstance(model, Model)
-    assert isinstance(model, Restarting)
+    assert isinstance(model, LoadsInBackground)
     assert model.facts is FACTS
     for _ in range(2):
         assert model.waits_because == "fake is still loading in a process of its own"
@@ -281,7 +282,7 @@ def test_closing_ends_a_back_off(house: House, restarting: Make) -> None:
 
 
 def test_defaults() -> None:
-    assert inspect.signature(RestartingModel).parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
+    assert inspect.signature(BackgroundModel).parameters["restart_after_s"].default == RESTART_AFTER_S == 5.0
     assert dataclasses.asdict(WorkerSettings()) == {
         "command": None,
         "environment": {},

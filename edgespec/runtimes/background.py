@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.errors import ClosedError, EdgespecError, RuntimeUnavailableError, WorkerLostError
 from edgespec.interfaces.model import ModelFacts, Sequence
-from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.frames import LoadRequest
-from edgespec.runtimes.process.model import StartingWorker
 
 # A device that was reset is back after one to a few seconds, and drivers themselves wait about two before they reset
 # one that hangs: a restart within that time would be lost the same way.
@@ -41,40 +36,10 @@ class StartingModel(Protocol):
         """Give it up, from any thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """How an application wants worker processes started and given up on.
-
-    ``command`` starts one that calls ``edgespec.runtimes.process.worker.main``. None starts this interpreter; a
-    frozen application has none that could be started, and needs a command of its own. ``environment`` is added to the
-    environment of the process, and to nobody else's.
-    """
-
-    command: abc.Sequence[str] | None = None
-    environment: abc.Mapping[str, str] = field(default_factory=dict)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    restart_after_s: float = RESTART_AFTER_S
-
-
-def run_in_process(facts: ModelFacts, request: LoadRequest, settings: WorkerSettings) -> RestartingModel:
-    """The model of ``request``, which will have these facts, in a process of its own. Does not wait for it."""
-    request = replace(request, path=request.path.absolute())  # a restart may come in another working directory
-    return RestartingModel(
-        facts,
-        lambda: StartingWorker(
-            request,
-            command=settings.command,
-            environment=settings.environment,
-            deadlines=settings.deadlines,
-        ),
-        restart_after_s=settings.restart_after_s,
-    )
-
-
-class RestartingModel:
+class BackgroundModel:
     """Starts a model on a thread of its own, and starts it again once after it was lost, a back-off later.
 
-    Implements the contracts of Model and of Restarting. Sequences of a lost model stay lost: their owner opens
+    Implements the contracts of Model and of LoadsInBackground. Sequences of a lost model stay lost: their owner opens
     others when it need not wait any more.
     """
 
