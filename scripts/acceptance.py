@@ -30,6 +30,7 @@ from acceptance_export import EXPORT_STEPS
 from acceptance_native import NATIVE_STEPS
 from acceptance_optimum import OPTIMUM_STEPS
 from acceptance_pipelined import PIPELINED_STEPS
+from acceptance_promises import PROMISE_STEPS
 from acceptance_quality import QUALITY_STEPS
 from acceptance_sampling import SAMPLING_STEPS
 from acceptance_static import STATIC_STEPS
@@ -213,6 +214,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     **PIPELINED_STEPS,
     **NATIVE_STEPS,
     **SAMPLING_STEPS,
+    **PROMISE_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }
