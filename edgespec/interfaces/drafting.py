@@ -5,6 +5,7 @@ Everything here speaks token ids. The words (round, width, depth, committed, ...
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -18,10 +19,11 @@ class Context:
     A view: it does not copy, and the tokens behind it only ever grow between two calls or change after
     ``committed_length``; a drafter finds out how far it agrees by ``common_prefix``. ``wants_runners_up``: whoever
     asks has a use for ``Proposal.runners_up``. With ``wants_siblings`` a chain with other tokens beside
-    its own is welcome.
+    its own is welcome. ``window`` and ``patience_s`` are those of an Allowance (interfaces/policy.py): how much a
+    drafter needs to have read, and how long that may take.
     """
 
-    __slots__ = ("committed_length", "tokens", "wants_runners_up", "wants_siblings")
+    __slots__ = ("committed_length", "patience_s", "tokens", "wants_runners_up", "wants_siblings", "window")
 
     def __init__(
         self,
@@ -35,6 +37,8 @@ class Context:
         self.committed_length = len(tokens) if committed_length is None else committed_length
         self.wants_runners_up = wants_runners_up
         self.wants_siblings = wants_siblings
+        self.window: int | None = None
+        self.patience_s = math.inf
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -200,6 +204,18 @@ class DraftState(Protocol):
 
     def close(self) -> None:
         """Idempotent."""
+
+
+@runtime_checkable
+class LoadsAtLeisure(Protocol):
+    """A DraftState whose model is loaded beside the answer, on a thread of its own."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded; until then nothing is proposed."""
+
+    def load(self) -> None:
+        """Begin to load it, and return at once. Idempotent."""
 
 
 @runtime_checkable
