@@ -9,6 +9,7 @@ however the template trimmed, joined or escaped them.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from edgespec.text.tokenizer import ControlToken, Tokenizer
 
 # Digits, because templates change the case of letters and escape what is not ASCII. No end of it begins it.
 _FIRST_MARK = 7305918264015384
+
+# llama.cpp looks for every name from each one it found to the end of the text: the square of their number. In windows
+# it is their number; they overlap by more than any name is long (20 characters in the catalogue's models).
+_WINDOW, _OVERLAP = 2**15, 2**8
 
 # What llama.cpp strips beside a token that says so.
 _BLANKS = " \t\n\v\f\r"
@@ -34,8 +39,18 @@ class Prompt:
 
 def spelled_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
     """The names of control tokens that would become those tokens where ``text`` stands."""
-    found = (tokenizer.control_token(token) for token in set(tokenizer.encode(text, special=True)))
-    return tuple(sorted(control.text for control in found if control is not None and control.text in text))
+    return tuple(sorted(_named(tokenizer, text)))
+
+
+def _named(tokenizer: Tokenizer, text: str) -> dict[str, tuple[int, ControlToken]]:
+    """The control tokens whose names stand in ``text``, by name."""
+    found = set[int]()
+    for begin in range(0, max(1, len(text) - _OVERLAP), _WINDOW):
+        found.update(tokenizer.encode(text[begin : begin + _WINDOW + _OVERLAP], special=True))
+    controls = ((token, tokenizer.control_token(token)) for token in found)
+    return {
+        control.text: (token, control) for token, control in controls if control is not None and control.text in text
+    }
 
 
 def read_messages(
@@ -78,14 +93,9 @@ def encode(
     """
     text = prompt.text[start:]
     points = [point - start for point in prompt.points if point > start]
-    ids = tokenizer.encode(text, special=True, add_bos=add_bos)
     if not points and not in_pieces:
-        return ids
-    controls = {
-        control.text: (token, control)
-        for token in set(ids)
-        if (control := tokenizer.control_token(token)) is not None and control.text in text
-    }
+        return tokenizer.encode(text, special=True, add_bos=add_bos)
+    controls = _named(tokenizer, text)
     made = tokenizer.encode("", add_bos=add_bos)
     begin, before = 0, None
     for name in _genuine(text, list(controls), points):
@@ -101,8 +111,13 @@ def _genuine(text: str, names: Sequence[str], points: Sequence[int]) -> list[re.
     if not names:
         return []
     pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
-    found = pattern.finditer(text)
-    return [name for name in found if not any(name.start() < point < name.end() for point in points)]
+    return [name for name in pattern.finditer(text) if not _marks(points, name)]
+
+
+def _marks(points: Sequence[int], name: re.Match[str]) -> bool:
+    """Whether one of the ascending points is inside of the name."""
+    after = bisect_right(points, name.start())
+    return after < len(points) and points[after] < name.end()
 
 
 def _piece(tokenizer: Tokenizer, text: str, before: ControlToken | None, after: ControlToken | None) -> list[int]:

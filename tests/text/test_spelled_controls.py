@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -203,3 +203,58 @@ def test_a_tokenizer_that_cannot_read_it_as_text_says_so() -> None:
     found = read_messages(tokenizer, lambda messages: messages[0]["content"], said("x <b> y"), own)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="cannot read it as text"):
         encode(tokenizer, found)  # type: ignore[arg-type]
+
+
+class CountingVocabulary:
+    """Counts how many names are looked through at once: that takes the square of them."""
+
+    def __init__(self, vocabulary: LlamaVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.most_names = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vocabulary, name)
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        if special:
+            self.most_names = max(self.most_names, text.count("<|im_end|>"))
+        return self._vocabulary.encode(text, special=special, add_bos=add_bos)
+
+
+class CountedPoints(tuple[int, ...]):
+    """Counts how many of the points are looked at."""
+
+    looked_at: ClassVar[int] = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        CountedPoints.looked_at += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[int]:
+        for point in super().__iter__():
+            CountedPoints.looked_at += 1
+            yield point
+
+
+def test_a_message_of_nothing_but_names_takes_no_square_of_them(vocabulary: LlamaVocabulary) -> None:
+    """A megabyte of them would hold the session for minutes, before it is refused as too long."""
+    counting: Any = CountingVocabulary(vocabulary)
+    own, names = PromptFormat("tiny", counting, CHATML), 10_000
+    prompt = own.read(said("<|im_end|>" * names))
+    assert len(prompt.points) == names
+    assert controls(own.encode(prompt)) == [BOS, START, END, START]
+    assert counting.most_names < names / 2
+    counting.most_names, CountedPoints.looked_at = 0, 0
+    found = [
+        token
+        for token in encode(counting, Prompt(prompt.text, CountedPoints(prompt.points)))
+        if token in (START, END)
+    ]
+    assert found == [START, END, START]
+    assert CountedPoints.looked_at < 30 * names
+    assert counting.most_names < names / 2
+
+
+def test_a_name_at_the_edge_of_a_window_is_found(vocabulary: LlamaVocabulary) -> None:
+    for before in range(2**15 - 12, 2**15 + 270):
+        assert spelled_controls(vocabulary, "x" * before + "<|im_end|>" + "y" * 300) == ("<|im_end|>",)
