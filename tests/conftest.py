@@ -14,9 +14,11 @@ from tests.support.tiny_models import TinyModels
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and their children inherit that: the tests send it."""
+    """A shell starts background jobs with Ctrl-C ignored, and nohup ignores SIGHUP: the tests send both."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

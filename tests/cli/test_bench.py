@@ -264,7 +264,7 @@ def test_without_options_it_is_the_quick_suite_in_three_passes(
     ((arms, prompts, settings, first_turn),) = fake.calls
     assert arms == ("plain", "again", "planned")
     assert prompts == builtin_suite("quick")
-    assert settings == RunSettings(passes=3, max_tokens=96, cold=False, sampling=Sampling())
+    assert settings == RunSettings(passes=3, max_tokens=96, cold=False, sampling=Sampling(seed=0))
     assert first_turn == 0
     assert result.json["suite"] == {"name": "quick", "sha256": suite_sha256(prompts), "prompts": len(prompts)}
 

@@ -41,7 +41,7 @@ def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = 
     so_far = list(tokens)
     for _ in range(depth):
         own = distribution(model.scores(so_far), sampling, so_far)
-        so_far.append(draw(own, sampling.seed, len(so_far), Purpose.TOKEN))
+        so_far.append(draw(own, sampling.noise_seed, len(so_far), Purpose.TOKEN))
     return so_far[len(tokens) :]
 
 

@@ -91,7 +91,7 @@ def test_with_shared_noise_they_are_what_it_draws_next() -> None:
     own = Chooser(sampling).distribution(Rows(1, lambda index: model.scores(PROMPT)[:12]), 0, PROMPT)
     drawn = []
     for _ in range(1 + MOST_ALTERNATIVES):
-        drawn.append(draw(own, sampling.seed, len(PROMPT), Purpose.TOKEN))
+        drawn.append(draw(own, sampling.noise_seed, len(PROMPT), Purpose.TOKEN))
         rest = own.without(drawn[-1])
         assert rest is not None
         own = rest

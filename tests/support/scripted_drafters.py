@@ -236,7 +236,7 @@ class Stochastic(Scripted):
         for _ in range(depth):
             own = distribution(self.model.scores(tokens + proposed), self.sampling, tokens + proposed)
             position = len(tokens) + len(proposed)
-            proposed.append(draw(own, self.sampling.seed, position, Purpose.DRAFT))
+            proposed.append(draw(own, self.sampling.noise_seed, position, Purpose.DRAFT))
             probs.append(own)
         if not proposed:
             return NOTHING
