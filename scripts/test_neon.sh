@@ -4,6 +4,7 @@
 # docs/kernels.md says what to install.
 #
 #   PYTHON=python3.12   compile with this interpreter; any that runs edgespec will do
+#   DRAWS=1000000       compare so many draws of tokens, not 3000
 #   SYSROOT=FOLDER      where ARM's C library is, if not in /usr/aarch64-linux-gnu
 set -eu
 cd -- "$(dirname -- "$0")/.."
@@ -40,11 +41,11 @@ END
 
 build aarch64 aarch64-linux-gnu-gcc
 build "$(uname -m)" cc
-emulated="$(qemu-aarch64 -L "${SYSROOT:-/usr/aarch64-linux-gnu}" "$place/aarch64/compare")" || {
+emulated="$(qemu-aarch64 -L "${SYSROOT:-/usr/aarch64-linux-gnu}" "$place/aarch64/compare" "${DRAWS:-3000}")" || {
     say "in the emulator: $emulated"
     exit 1
 }
-here="$("$place/$(uname -m)/compare")" || {
+here="$("$place/$(uname -m)/compare" "${DRAWS:-3000}")" || {
     say "on this machine: $here"
     exit 1
 }

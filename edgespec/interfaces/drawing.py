@@ -161,10 +161,10 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
     columns, occurrences = seen_columns(request.seen, len(scores), ids)
     scores = np.array(scores, dtype=np.float32)
     own = scores[columns].astype(np.float64)
-    own = np.where(own > 0, own / request.repeat_penalty, own * request.repeat_penalty)
-    own -= request.presence_penalty
-    own -= request.frequency_penalty * occurrences.astype(np.float64)
     with np.errstate(over="ignore"):
+        own = np.where(own > 0, own / request.repeat_penalty, own * request.repeat_penalty)
+        own -= request.presence_penalty
+        own -= request.frequency_penalty * occurrences.astype(np.float64)
         scores[columns] = own.astype(np.float32)
     return scores
 

@@ -29,7 +29,8 @@ static int may_be(int64_t count, const struct es_draw_request *request)
         if (request->seen[i] < 0 || request->seen[i] >= count)
             return 0;
     return es_draw_scratch(count) && request->seen_count >= 0 && request->seen_count <= count && request->top_k >= 0 &&
-           request->wanted >= 1 && request->wanted <= ES_MOST_DRAWN && request->scale > 0.0f;
+           request->wanted >= 1 && request->wanted <= ES_MOST_DRAWN && request->scale > 0.0f &&
+           (!request->noisy || (request->top_p > 0.0 && request->min_p <= 1.0)); /* or nothing would be left */
 }
 
 int32_t es_draw(float *scores, int64_t count, const struct es_draw_request *request, void *scratch,

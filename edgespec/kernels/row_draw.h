@@ -254,7 +254,7 @@ static void cut(struct drawing *drawing, int weighted, double wanted)
     drawing->list_count = kept;
 }
 
-/* Makes the list of the `most` best whose exponents are not below `lowest`.
+/* Makes the list of scores whose exponents are not below `lowest`, the `most` best among them, and not many others.
  *
  * Each of the `most` blocks with the highest maxima has a score from the least of those maxima on, so none below that
  * can be among the best. */
@@ -268,9 +268,6 @@ static void collect_best(struct drawing *drawing, size_t most, float lowest)
         least = border > least ? border : least;
     }
     collect(drawing, least, lowest);
-    weigh_list(drawing);
-    if (drawing->list_count > most)
-        cut(drawing, 0, (double)most);
 }
 
 /* The weights of all scores. */
@@ -370,24 +367,30 @@ struct race {
     float reach; /* log2 of the time that a token has to arrive in, rounded up */
 };
 
+/* Keeps the `wanted` least values of those that were inserted, ascending; of equal ones the first come first. */
+static void insert(struct es_drawn *drawn, int64_t wanted, int64_t id, double value)
+{
+    int64_t place = drawn->count;
+    while (place && value < drawn->values[place - 1])
+        place--;
+    if (place == wanted)
+        return;
+    drawn->count += drawn->count < wanted;
+    for (int64_t i = drawn->count - 1; i > place; i--) {
+        drawn->values[i] = drawn->values[i - 1];
+        drawn->ids[i] = drawn->ids[i - 1];
+    }
+    drawn->values[place] = value;
+    drawn->ids[place] = id;
+}
+
 static void enter(struct race *race, uint32_t id, float weight)
 {
     const uint32_t *key = race->request->key;
     double high = (double)noise_bits(id, key[0], key[1]), low = (double)(noise_bits(id, key[2], key[3]) >> 12);
     double time = exponential_of((high * 0x1p20 + low + 0.5) * 0x1p-52) / (double)weight;
     struct es_drawn *drawn = race->drawn;
-    int64_t place = drawn->count;
-    while (place && time < drawn->values[place - 1]) /* ids ascend, so a tie stays behind */
-        place--;
-    if (place == race->request->wanted)
-        return;
-    drawn->count += drawn->count < race->request->wanted;
-    for (int64_t i = drawn->count - 1; i > place; i--) {
-        drawn->values[i] = drawn->values[i - 1];
-        drawn->ids[i] = drawn->ids[i - 1];
-    }
-    drawn->values[place] = time;
-    drawn->ids[place] = (int64_t)id;
+    insert(drawn, race->request->wanted, (int64_t)id, time);
     if (drawn->count == race->request->wanted)
         race->reach = (float)log2(drawn->values[drawn->count - 1]) + 0x1p-10f;
 }
@@ -453,18 +456,11 @@ static void take_best(struct drawing *drawing, struct es_drawn *drawn)
         return;
     }
     collect_best(drawing, (size_t)request->wanted, -INFINITY);
-    float scores[ES_MOST_DRAWN];
-    for (size_t i = 0; i < drawing->list_count; i++) {
-        int64_t place = drawn->count++;
-        for (; place && drawing->list_scores[i] > scores[place - 1]; place--) {
-            scores[place] = scores[place - 1];
-            drawn->values[place] = drawn->values[place - 1];
-            drawn->ids[place] = drawn->ids[place - 1];
-        }
-        float y = (drawing->list_scores[i] - drawing->best) * request->scale;
-        scores[place] = drawing->list_scores[i];
-        drawn->values[place] = y < LEAST_EXPONENT ? 0.0 : (double)drawing->list_weights[i];
-        drawn->ids[place] = (int64_t)drawing->list_ids[i];
+    for (size_t i = 0; i < drawing->list_count; i++)
+        insert(drawn, request->wanted, (int64_t)drawing->list_ids[i], -(double)drawing->list_scores[i]);
+    for (int64_t i = 0; i < drawn->count; i++) {
+        float y = ((float)-drawn->values[i] - drawing->best) * request->scale;
+        drawn->values[i] = y < LEAST_EXPONENT ? 0.0 : (double)power_of_two(y, 0);
     }
 }
 
@@ -504,6 +500,9 @@ static int32_t draw(const float *scores, size_t count, const struct es_draw_requ
     }
     if (request->top_k) {
         collect_best(&drawing, (size_t)request->top_k, LEAST_EXPONENT);
+        weigh_list(&drawing);
+        if (drawing.list_count > (size_t)request->top_k)
+            cut(&drawing, 0, (double)request->top_k);
         if (request->top_p < 1.0) {
             int64_t total = 0;
             add_weights(drawing.list_scores, drawing.list_count, drawing.best, request->scale, &total, NULL);

@@ -2,7 +2,7 @@
  * that the tests in Python do not reach: scripts/test_neon.sh runs it in an emulator.
  *
  * Prints a line for each level, and a digest of everything that was computed: processors of other families give the
- * same one. Ends with 1 at the first difference, with 2 if only the portable level runs. */
+ * same one. The number of draws may be given. Ends with 1 at the first difference, with 2 if only the portable level runs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -220,17 +220,18 @@ static void compare_draw(int64_t number, float *scores, int64_t count, const str
     expect("draw", number, code == expected ? ES_OK : code, &portable, &found, sizeof found);
 }
 
-static void compare_draws(void)
+static void compare_draws(int64_t draws)
 {
-    static const double top_ps[] = {1.0, 0.95, 0.5}, min_ps[] = {0.0, 0.05, 1e-6};
+    static const double top_ps[] = {1.0, 0.95, 0.5, 0x1.fffffffffffffp-1, 5e-324},
+                        min_ps[] = {0.0, 0.05, 1e-6, 1.0};
     static const int64_t top_ks[] = {0, 1, 40, 700}, seen[] = {0, 7, 2}, occurrences[] = {1, 9, 2};
-    static const float sizes[] = {0.1f, 3.0f, 30.0f};
+    static const float sizes[] = {0.1f, 3.0f, 30.0f}, scales[] = {1.442695f, 2.060993f, 0.01442695f, 0x1p60f};
     static float scores[MOST_SCORES];
     static int64_t ids[MOST_SCORES];
     void *scratch = take((size_t)es_draw_scratch(MOST_SCORES));
     for (int64_t i = 0; i < MOST_SCORES; i++)
         ids[i] = 3 * i + 1;
-    for (int64_t number = 0; number < 3000; number++) {
+    for (int64_t number = 0; number < draws; number++) {
         int64_t count = number % 10 ? 10 + number % 100 : MOST_SCORES - number % 300;
         fill(scores, (size_t)count, sizes[number % 3]);
         if (number % 5 == 1) /* ties */
@@ -241,13 +242,22 @@ static void compare_draws(void)
                 scores[i] = -INFINITY;
         if (number % 500 == 499)
             scores[count / 2] = NAN;
+        if (number % 11 == 1) /* neighbours */
+            for (int64_t i = 0; i < count; i++)
+                scores[i] = 1.0f + (float)(i * 7 % 4) * 0x1p-23f;
+        if (number % 13 == 1) /* subnormal */
+            for (int64_t i = 0; i < count; i++)
+                scores[i] *= 0x1p-140f;
+        if (number % 17 == 1) /* all but one far below */
+            for (int64_t i = 0; i < count; i++)
+                scores[i] = i == number % count ? 3e38f : number % 2 ? -INFINITY : -3e38f;
         struct es_draw_request request = {
             .ids = number % 4 ? NULL : ids,
             .seen = seen, .occurrences = occurrences, .seen_count = number % 6 ? 0 : 3,
             .repeat_penalty = 1.1, .presence_penalty = 0.1, .frequency_penalty = 0.2,
-            .top_k = top_ks[number % 4], .top_p = top_ps[number / 4 % 3], .min_p = min_ps[number / 12 % 3],
+            .top_k = top_ks[number % 4], .top_p = top_ps[number / 4 % 5], .min_p = min_ps[number / 20 % 4],
             .key = {(uint32_t)number, 5, 6, 7},
-            .scale = number % 2 ? 1.442695f : 2.060993f,
+            .scale = scales[number / 3 % 4],
             .noisy = number % 9 != 0, .wanted = 1 + (int32_t)(number % ES_MOST_DRAWN), .measures = (int32_t)(number % 3),
         };
         compare_draw(number, scores, count, &request, scratch);
@@ -321,8 +331,9 @@ static void compare_models(void)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    int64_t draws = argc > 1 ? atoll(argv[1]) : 3000;
     uint64_t last = 0;
     for (level_tested = ES_PORTABLE + 1; level_tested < ES_LEVELS; level_tested++) {
         if (!es_level_name(level_tested))
@@ -332,7 +343,7 @@ int main(void)
         compare_coarse();
         compare_rows();
         compare_attention();
-        compare_draws();
+        compare_draws(draws);
         compare_models();
         printf("%s: %ld comparisons, the portable level's bits\n", es_level_name(level_tested), compared);
         last = digest;

@@ -8,13 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from edgespec.errors import ForwardError, NonFiniteLogitsError, RuntimeUnavailableError
 from edgespec.interfaces.drawing import MOST_DRAWN, DrawRequest, Measure, draw_from, noise_key
 from edgespec.runtimes.native import draws as module
 from edgespec.runtimes.native.draws import DrawnRows, NativeDraws
 from edgespec.runtimes.native.library import BAD_REQUEST, LEVELS, DrawnStruct, DrawRequestStruct, NativeLibrary
-from tests.support.score_rows import ScoreRow, natively, score_rows, shaped
+from tests.support.score_rows import (
+    ScoreRow,
+    by_kernels,
+    by_numpy,
+    by_specification,
+    natively,
+    or_nothing,
+    score_rows,
+    shaped,
+)
 
 VOCABULARY = 151_936
 COMMON = {
@@ -30,7 +40,45 @@ COMMON = {
 def test_short_rows(library: NativeLibrary, level: str) -> None:
     draws = NativeDraws(library.api, level)
     for row in score_rows(LEVELS[level], 20_000):
-        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+        assert by_kernels(draws, row) == by_numpy(row), row
+
+
+@given(
+    scores=st.lists(st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, -math.inf]), min_size=1, max_size=40),
+    request=st.builds(
+        DrawRequest,
+        key=st.none() | st.tuples(*[st.integers(0, 2**32 - 1)] * 4),
+        temperature=st.floats(1e-9, 100),
+        top_k=st.integers(0, 50),
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repeat_penalty=st.floats(0, 10, exclude_min=True),
+        presence_penalty=st.floats(-10, 10),
+        frequency_penalty=st.floats(-10, 10),
+        seen=st.dictionaries(st.integers(0, 50), st.integers(1, 9), max_size=4),
+        wanted=st.integers(1, MOST_DRAWN),
+        measure=st.sampled_from(Measure),
+    ),
+)
+def test_kernels_numpy_and_the_specification_agree(
+    library: NativeLibrary, scores: list[float], request: DrawRequest
+) -> None:
+    """Whatever the scores are, and whatever may be asked of them."""
+    row = ScoreRow(scores=np.float32(scores), request=request, ids=None)
+    expected = by_specification(row)
+    assert by_numpy(row) == expected
+    for level in library.levels:
+        assert by_kernels(NativeDraws(library.api, level), row) == expected, level
+
+
+def test_no_more_memory_is_written_than_is_asked_for(library: NativeLibrary, level: str) -> None:
+    for row in score_rows(13, 2000, longest=600):
+        draws = NativeDraws(library.api, level)
+        size = library.api.es_draw_scratch(len(row.scores))
+        memory = np.full(size + 4096, 0xA5, dtype=np.uint8)
+        draws._scratch = memory  # it is taken as it is where it is large enough
+        by_kernels(draws, row)
+        assert (memory[size:] == 0xA5).all(), row
 
 
 @pytest.mark.slow
@@ -39,14 +87,14 @@ def test_longer_rows(library: NativeLibrary, level: str, count: int) -> None:
     """About the blocks that are looked at one at a time, and more than one of each."""
     draws = NativeDraws(library.api, level)
     for row in score_rows(count, 200, count=count):
-        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+        assert by_kernels(draws, row) == by_numpy(row), row
 
 
 @pytest.mark.slow
 def test_rows_of_a_whole_vocabulary(library: NativeLibrary, level: str) -> None:
     draws = NativeDraws(library.api, level)
     for row in score_rows(7, 40, count=VOCABULARY):
-        assert natively(draws, row) == draw_from(row.scores, row.request, row.ids), row
+        assert by_kernels(draws, row) == by_numpy(row), row
 
 
 @pytest.mark.parametrize("name", COMMON)
@@ -79,7 +127,9 @@ def test_nothing_is_drawn_from_garbage(library: NativeLibrary, level: str, spoil
 
 def test_requests_that_cannot_be(library: NativeLibrary) -> None:
     draws, scores = NativeDraws(library.api, "portable"), np.zeros(9, dtype=np.float32)
-    for request in (DrawRequest(wanted=0), DrawRequest(wanted=MOST_DRAWN + 1), DrawRequest(top_k=-1)):
+    drawn_of_nothing = [replace(DrawRequest(key=(1, 2, 3, 4)), **own) for own in ({"top_p": 0.0}, {"min_p": 1.1})]
+    few_or_many = [DrawRequest(wanted=0), DrawRequest(wanted=MOST_DRAWN + 1), DrawRequest(top_k=-1)]
+    for request in (*few_or_many, *drawn_of_nothing):
         with pytest.raises(ForwardError, match="a draw from 9 scores was refused"):
             draws.draw(scores.ctypes.data, 9, request, None)
     api, drawn = library.api, DrawnStruct()
@@ -89,14 +139,12 @@ def test_requests_that_cannot_be(library: NativeLibrary) -> None:
     assert api.es_draw_scratch(2**21) > 0
     scratch = np.empty(api.es_draw_scratch(9), dtype=np.uint8)
     seen = np.array([9], dtype=np.int64)
-    request = DrawRequestStruct(
-        wanted=1, scale=1.0, seen=seen.ctypes.data, occurrences=seen.ctypes.data, seen_count=1
-    )
+    struct = DrawRequestStruct(wanted=1, scale=1.0, seen=seen.ctypes.data, occurrences=seen.ctypes.data, seen_count=1)
     for column in (9, -1):
         seen[0] = column
-        code = api.es_draw(scores.ctypes.data, 9, ctypes.byref(request), scratch.ctypes.data, drawn, 0)
+        code = api.es_draw(scores.ctypes.data, 9, ctypes.byref(struct), scratch.ctypes.data, drawn, 0)
         assert code == BAD_REQUEST
-    assert api.es_draw(scores.ctypes.data, 9, request, scratch.ctypes.data, drawn, 99) == BAD_REQUEST
+    assert api.es_draw(scores.ctypes.data, 9, struct, scratch.ctypes.data, drawn, 99) == BAD_REQUEST
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -108,7 +156,7 @@ def test_rows_of_other_runtimes_draw_with_the_kernels_where_there_are_some(
     for row in score_rows(12, 200):
         row.scores.flags.writeable = False
         rows = DrawnRows(1, lambda _, row=row: row.scores)  # type: ignore[misc]
-        assert rows.draw(0, row.request, row.ids) == draw_from(row.scores, row.request, row.ids)
+        assert or_nothing(lambda: rows.draw(0, row.request, row.ids)) == by_numpy(row)  # noqa: B023
 
 
 def test_without_a_library_there_are_no_kernels_to_draw_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +171,5 @@ def test_a_request_leaves_nothing_for_the_next(library: NativeLibrary) -> None:
     """The same memory serves rows of other lengths, with and without ids, penalties and noise."""
     draws = NativeDraws(library.api, library.levels[-1])
     rows = list(score_rows(11, 200, longest=600))
-    drawn = [natively(draws, row) for row in rows]
-    assert drawn == [natively(NativeDraws(library.api, library.levels[-1]), row) for row in rows]
+    drawn = [by_kernels(draws, row) for row in rows]
+    assert drawn == [by_kernels(NativeDraws(library.api, library.levels[-1]), row) for row in rows]

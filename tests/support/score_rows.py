@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest, Measure, noise_key
+from edgespec.errors import NonFiniteLogitsError
+from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest, Measure, draw_from, noise_key
 from edgespec.runtimes.native.draws import NativeDraws
+from tests.interfaces.draw_specification import specified
 
-SHAPES = ("flat", "text", "peaky", "tied", "two", "infinities", "wide", "equal")
+SHAPES = (
+    "flat",
+    "text",
+    "peaky",
+    "tied",
+    "two",
+    "infinities",
+    "wide",
+    "equal",
+    "alone",
+    "steps",
+    "neighbours",
+    "subnormal",
+    "extreme",
+    "spoilt",
+)
+ALMOST = 1 - 2.0**-53
+LARGEST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +66,24 @@ def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.floa
         scores *= np.float32(10.0) ** draw.integers(-3, 5, count).astype(np.float32)
     if shape == "equal":
         scores[:] = scores[0]
+    if shape == "alone":
+        scores[:] = -np.inf
+        scores[draw.integers(0, count)] = draw.standard_normal() * 1e3
+    if shape == "steps":  # about eighths of an exponent, which are the kernels' bands, at temperature 1
+        scores = np.float32(np.log(2) / 8) * draw.integers(-400, 1, count).astype(np.float32)
+        scores = np.nextafter(scores, np.float32(1e9) * draw.integers(-1, 2, count).astype(np.float32))
+    if shape == "neighbours":  # that differ in the last bit or two
+        scores[:] = np.abs(scores[0]) + np.float32(1.0)
+        scores.view(np.int32)[...] += draw.integers(0, 4, count).astype(np.int32)
+        scores *= draw.choice(np.float32([-1.0, 1.0]))
+    if shape == "subnormal":
+        scores = (draw.integers(-9, 10, count) * 2.0**-149).astype(np.float32)
+    if shape == "extreme":
+        few = np.float32([LARGEST, -LARGEST, -np.inf, 0.0, -0.0, 1e-38, -60.0, 1e30])
+        scores = draw.choice(few, size=count)
+        scores[draw.integers(0, count)] = draw.choice(np.float32([LARGEST, 0.0, -LARGEST]))
+    if shape == "spoilt":
+        scores[draw.integers(0, count, 2)] = draw.choice(np.float32([np.nan, np.inf, -np.inf]))
     return scores
 
 
@@ -59,10 +96,10 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
     seed, position = int(draw.integers(2**63)), int(draw.integers(10**5))
     request = DrawRequest(
         key=noise_key(seed, position, int(draw.integers(4))) if draw.random() < 0.9 else None,
-        temperature=one_of(0.7, 1.0, 1.0, 0.2, 1.5, 30.0, 1e-4, float(draw.uniform(0.3, 2.0))),
+        temperature=one_of(0.7, 1.0, 1.0, 0.2, 1.5, 30.0, 100.0, 1e-4, 1e-6, 5e-324, float(draw.uniform(0.3, 2.0))),
         top_k=int(one_of(0, 0, 1, 2, 5, 40, 200, count, count + 3)),
-        top_p=one_of(1.0, 1.0, 0.95, 0.9, 0.5, 1e-9, 0.9999999, float(draw.uniform(0.01, 1.0))),
-        min_p=one_of(0.0, 0.0, 0.05, 0.3, 1.0, 1e-6, 1e-30),
+        top_p=one_of(1.0, 1.0, 1.0, 0.95, 0.9, 0.5, 1e-9, 5e-324, 0.9999999, ALMOST, float(draw.uniform(0.01, 1.0))),
+        min_p=one_of(0.0, 0.0, 0.0, 0.05, 0.3, 1.0, ALMOST, 0.125, 2.0**-40, 1e-6, 1e-30, 5e-324),
         wanted=int(one_of(1, 1, 1, 2, 4, MOST_DRAWN)),
         measure=Measure(int(draw.integers(3))),
     )
@@ -72,7 +109,7 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
     return replace(
         request,
         seen=Counter(draw.choice(among, size=int(draw.integers(1, 12))).tolist()),
-        repeat_penalty=one_of(1.0, 1.1, 0.5),
+        repeat_penalty=one_of(1.0, 1.1, 0.5, 10.0, 5e-324),
         presence_penalty=one_of(0.0, 0.7, -1.3),
         frequency_penalty=one_of(0.0, 0.1, -0.2),
     )
@@ -90,9 +127,30 @@ def score_rows(seed: int, number: int, longest: int = 80, count: int | None = No
         yield ScoreRow(scores=scores, request=requested(draw, ids, own), ids=ids)
 
 
+def or_nothing(draw: Callable[[], Drawn]) -> Drawn | None:
+    """What is drawn, as ``specified`` tells it: None where a score is not finite."""
+    try:
+        return draw()
+    except NonFiniteLogitsError:
+        return None
+
+
+def by_numpy(row: ScoreRow) -> Drawn | None:
+    return or_nothing(lambda: draw_from(row.scores, row.request, row.ids))
+
+
+def by_specification(row: ScoreRow) -> Drawn | None:
+    return specified(row.scores.tolist(), row.request, None if row.ids is None else row.ids.tolist())
+
+
+def by_kernels(draws: NativeDraws, row: ScoreRow) -> Drawn | None:
+    return or_nothing(lambda: natively(draws, row))
+
+
 def natively(draws: NativeDraws, row: ScoreRow) -> Drawn:
     """By the kernels, which must leave the scores as they were."""
     before = row.scores.tobytes()
-    drawn = draws.draw(row.scores.ctypes.data, len(row.scores), row.request, row.ids)
-    assert row.scores.tobytes() == before
-    return drawn
+    try:
+        return draws.draw(row.scores.ctypes.data, len(row.scores), row.request, row.ids)
+    finally:
+        assert row.scores.tobytes() == before
