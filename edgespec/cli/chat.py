@@ -26,7 +26,7 @@ from edgespec.cli.options import (
     state_of,
 )
 from edgespec.cli.output import decode_input, note, print_error
-from edgespec.cli.status import follow_answer, print_done
+from edgespec.cli.status import StatusLine, follow_answer, print_done, stats_lines
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
@@ -88,6 +88,7 @@ class _Chat:
         self._max_tokens = max_tokens
         self._sampling = sampling
         self._last: Done | None = None
+        self._status = StatusLine()
         self._failed = False
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
         self._idle = IdleCalibration(engine)
@@ -123,14 +124,15 @@ class _Chat:
             raise typer.Exit(1)
 
     def _say_what_was_measured(self) -> None:
-        for line in self._idle.stop():
+        line = self._idle.stop()
+        if line is not None:
             note(line, dim=True)
 
     def _answer(self, prompt: str) -> None:
         try:
             generation = self._session.generate(prompt, max_tokens=self._max_tokens, sampling=self._sampling)
             self._last = follow_answer(generation, as_json=self._as_json)
-            print_done(self._last, as_json=self._as_json)
+            print_done(self._last, self._status, as_json=self._as_json)
         except EdgespecError as error:
             self._fail(error)
 
@@ -153,8 +155,8 @@ class _Chat:
                 if self._last is None:
                     note("no answer yet")
                 else:
-                    for key, value in self._last.stats.as_json().items():
-                        note(f"{key:24} {'not measured' if value is None else value}")
+                    for line in stats_lines(self._last):
+                        note(line)
             case "/plan":
                 for reason in self._engine.plan.reasons:
                     note(f"- {reason}")

@@ -21,7 +21,7 @@ from edgespec.cli.options import (
     state_of,
 )
 from edgespec.cli.output import decode_input
-from edgespec.cli.status import follow_answer, print_done
+from edgespec.cli.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.session import check_request
 
@@ -67,7 +67,7 @@ def generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
             )
             done = follow_answer(generation, as_json=json)
-    print_done(done, as_json=json)
+    print_done(done, StatusLine(), as_json=json)
     state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)

@@ -8,6 +8,9 @@ from types import TracebackType
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 
+# A speed-up below this would be printed as 1.0x.
+TELLING = 1.05
+
 
 class IdleCalibration:
     """``Engine.calibrate_for`` on a thread of its own between two answers: a context manager around the chat.
@@ -20,7 +23,7 @@ class IdleCalibration:
         self._engine = engine
         self._measuring = threading.Lock()
         self._stop = threading.Event()  # one for each thread
-        self._lines: tuple[str, ...] = ()
+        self._line: str | None = None
         self._given_up = False
 
     def start(self) -> None:
@@ -38,17 +41,17 @@ class IdleCalibration:
                 reasons = self._engine.calibrate_for(stop=stop)
             except EdgespecError as error:
                 self._given_up = True
-                self._lines = (f"measuring this machine failed: {error.message}",)
+                self._line = f"measuring this machine failed: {error.message}"
                 return
             if reasons:
-                self._lines = ("measured this machine meanwhile:", *(f"- {reason}" for reason in reasons))
+                self._line = f"measured: {_worth(self._engine)} (/plan says why)"
 
-    def stop(self) -> tuple[str, ...]:
-        """Leave off within one forward; lines that say what was measured since the last call, once it is complete."""
+    def stop(self) -> str | None:
+        """Leave off within one forward; a line that says what came of it, at the first call after it is complete."""
         self._stop.set()
         with self._measuring:
-            lines, self._lines = self._lines, ()
-        return lines
+            line, self._line = self._line, None
+        return line
 
     def __enter__(self) -> IdleCalibration:
         return self
@@ -57,3 +60,15 @@ class IdleCalibration:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _worth(engine: Engine) -> str:
+    """What the new plan makes of guessing, in a few words."""
+    plan, costs = engine.plan, engine.measurements.costs()
+    if plan.mode == "plain":
+        return "decoding without guesses is fastest here"
+    predicted, plain_s = plan.predicted_tokens_per_s, costs.plain_s
+    # A plan expects nothing of copies, whose worth depends on the text: where they are all there is it predicts 1.00.
+    if predicted is None or plain_s is None or predicted * plain_s < TELLING:
+        return "guessing begins, where the text makes it pay"
+    return f"guessing is worth about {predicted * plain_s:.1f}x here"

@@ -1,7 +1,8 @@
-"""An answer as it is shown: its text, then one line that says how fast, how, and how exact it was."""
+"""An answer as it is shown: its text, then a line that says how fast it was, what was guessed, and how exact."""
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from typing import Any
@@ -11,6 +12,13 @@ from edgespec.engine.events import Done, Notice, Text
 from edgespec.engine.generation import Generation
 
 _SEPARATOR = " · "
+
+# What a level of exactness means for the reader (docs/glossary.md); the code stays in the JSON.
+_SAME_TEXT = {
+    "W": "same text as without guessing",
+    "N": "may differ in rare ties",
+    "D": "not checked on this machine",
+}
 
 
 def follow_answer(generation: Generation, *, as_json: bool) -> Done:
@@ -27,65 +35,136 @@ def follow_answer(generation: Generation, *, as_json: bool) -> Done:
     return done
 
 
-def print_done(done: Done, *, as_json: bool) -> None:
+class StatusLine:
+    """The line after each answer of one session, which says once why there are no guesses."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def print(self, done: Done) -> None:
+        """End the answer on stdout and write the line to stderr, broken where the terminal is too narrow."""
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        note(self.text(done, stderr_columns()), dim=True)
+
+    def text(self, done: Done, columns: int | None = None) -> str:
+        """For example ``31.4 tok/s · 1.35x faster than without · 88 of 101 guesses right (0.5B drafter + copies)``.
+
+        With a width in ``columns`` it is broken between its parts, and inside one that is longer than a line.
+        """
+        parts = [*_parts(done), *self._reason(done)]
+        if columns is None:
+            return _SEPARATOR.join(parts)
+        lines = [parts[0]]
+        for part in parts[1:]:
+            if len(lines[-1]) + len(_SEPARATOR) + len(part) <= columns:
+                lines[-1] += _SEPARATOR + part
+            else:
+                lines += textwrap.wrap(part, max(20, columns), subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def _reason(self, done: Done) -> list[str]:
+        """Why there are no guesses, or not those of every drafter; nothing if that was said before."""
+        stats = done.stats
+        reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
+        key = re.sub(r"[0-9.]+", "#", reason)  # the same reason with other figures is no news
+        if not reason or key in self._said:
+            return []
+        self._said.add(key)
+        return [reason if stats.proposed else f"no guesses: {reason}"]
+
+
+def print_done(done: Done, status: StatusLine, *, as_json: bool) -> None:
     """What comes after the text: the status line on stderr, or the JSON object."""
     if as_json:
         print_json(generate_json(done))
     else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        note(status_line(done, stderr_columns()), dim=True)
-
-
-def status_line(done: Done, width: int | None = None) -> str:
-    """For example ``31.4 tok/s · 1.35x plain · 2.1 tokens/round · drafter lookup · qwen on cpu · exact (W)``.
-
-    With a ``width`` in columns the line is broken between its parts, never inside a word.
-    """
-    parts = _parts(done)
-    if width is None:
-        return _SEPARATOR.join(parts)
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(_SEPARATOR) + len(part) <= width:
-            lines[-1] += _SEPARATOR + part
-        else:
-            lines += textwrap.wrap(part, max(20, width), initial_indent="  ", subsequent_indent="  ")
-    return "\n".join(lines)
+        status.print(done)
 
 
 def _parts(done: Done) -> list[str]:
-    stats, plan = done.stats, done.plan
+    stats = done.stats
     speed = stats.decode_tokens_per_s
-    parts = [f"{stats.emitted_tokens} tokens" if speed is None else f"{speed:.1f} tok/s"]
-    speculated = stats.proposed > 0
-    if speculated and speed is not None and done.plain_tokens_per_s:
-        parts.append(f"{speed / done.plain_tokens_per_s:.2f}x plain")
-    if speculated and stats.tokens_per_round is not None:
-        parts.append(f"{stats.tokens_per_round:.2f} tokens/round")
-        sources = "+".join(stats.rounds_by_source)
-        model = plan.drafter.model if plan.drafter is not None and "model" in stats.rounds_by_source else None
-        parts.append(f"drafter {sources}" + (f" ({model})" if model else ""))
-    parts.append(f"{plan.target.model} on {plan.target.device}")
-    parts.append(exactness_words(done))
+    parts = [_count(stats.emitted_tokens, "token") if speed is None else f"{speed:.1f} tok/s"]
+    if stats.proposed:
+        if speed is not None and done.plain_tokens_per_s:
+            parts.append(_times(speed / done.plain_tokens_per_s))
+        parts += [_guesses(done), _same_text(done)]
     if not done.sampling.greedy:
         parts.append(f"seed {done.sampling.seed}")
     if done.finish_reason == "cancelled":
         parts.append("stopped")
     elif done.finish_reason == "length":
         parts.append("cut at the token limit")
-    if speculated:
-        parts += [done.speculation_off] if done.speculation_off else []
-    else:
-        parts.append(f"plain decoding: {done.speculation_off or 'no drafter had anything to propose'}")
     return parts
 
 
-def exactness_words(done: Done) -> str:
-    """The level of exactness, short."""
-    if not done.same_text:
-        return "same distribution, not the same text"
-    return {"W": "exact (W)", "N": "near (N)", "D": "not probed (D)"}[done.plan.exactness]
+def _times(ratio: float) -> str:
+    shown = f"{ratio:.2f}"
+    if float(shown) == 1:
+        return "as fast as without"
+    return f"{shown}x faster than without" if ratio > 1 else f"{shown}x the speed without"
+
+
+def _guesses(done: Done) -> str:
+    stats = done.stats
+    guesses = f"{stats.accepted} of {_count(stats.proposed, 'guess', 'guesses')} right"
+    # Drafting models first: their names say most.
+    sources = sorted(stats.rounds_by_source, key=lambda source: source != "model")
+    return f"{guesses} ({' + '.join(_drafter(done, source) for source in sources)})" if sources else guesses
+
+
+def _drafter(done: Done, source: str) -> str:
+    """A drafter in a word or two: a model by its size, as far as its name tells it."""
+    if source != "model":
+        return {"lookup": "copies"}.get(source, source)
+    name = done.plan.drafter.model if done.plan.drafter is not None else None
+    size = re.search(r"(?<![\w.])\d+(?:\.\d+)?[bm](?![a-z0-9])", name or "", re.IGNORECASE)
+    return f"{size.group().upper()} drafter" if size else "drafter"
+
+
+def _same_text(done: Done) -> str:
+    return _SAME_TEXT[done.plan.exactness] if done.same_text else "same odds as without guessing, another text"
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def stats_lines(done: Done) -> list[str]:
+    """The counters of an answer for a person: rounded, with units."""
+    stats = done.stats
+    cached = f", {stats.cached_tokens} of them read before" if stats.cached_tokens else ""
+    rows = [
+        ("prompt", _count(stats.prompt_tokens, "token") + cached),
+        ("answer", _count(stats.emitted_tokens, "token") + _per_second(stats.decode_tokens_per_s)),
+        ("first token", _seconds(stats.ttft_s)),
+        ("decoding", _seconds(stats.decode_s)),
+        ("  target", _seconds(stats.verify_s)),
+        ("  drafters", _seconds(stats.draft_s)),
+    ]
+    if stats.tokens_per_round is not None:
+        rows.append(("rounds", f"{stats.rounds}, {stats.tokens_per_round:.2f} tokens/round"))
+    if stats.proposed:
+        share = f" ({100 * stats.accepted / stats.proposed:.0f} %)"
+        rows.append(("guesses", f"{stats.accepted} of {stats.proposed} right{share}"))
+        by_source = [f"{_drafter(done, source)} in {count}" for source, count in stats.rounds_by_source.items()]
+        rows.append(("drafted by", f"{', '.join(by_source)} rounds"))
+        right = [f"{length} in {count}" for length, count in sorted(stats.accepted_lengths.items())]
+        rows.append(("right a round", f"{', '.join(right)} rounds"))
+    if stats.invalid_proposals:
+        rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
+    return [f"{name:14} {value}" for name, value in rows]
+
+
+def _per_second(speed: float | None) -> str:
+    return "" if speed is None else f", {speed:.1f} tok/s"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "not measured"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def generate_json(done: Done) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 from edgespec.store.catalogue import lookup
 from edgespec.store.store import Store
+
+if TYPE_CHECKING:
+    from edgespec.bench.equality import EqualityReport
 
 # A fifth of the built-in forty: a few minutes on a laptop. --prompts 40 runs all.
 _DEFAULT_PROMPTS = 8
@@ -59,7 +62,8 @@ def verify(
         depths = depths_to_check(engine)
         if not depths:
             raise EdgespecError(
-                "there is no speculation to verify: " + engine.plan.reasons[-1], hint="see `edgespec doctor`"
+                "there is no speculation to verify: " + engine.plan.reasons[-1],
+                hint="`edgespec plan --explain` says what was considered",
             )
         ways = ", ".join(map(str, depths))
         note(
@@ -88,11 +92,26 @@ def verify(
             shape = f"a tree of {divergence.depth}" if divergence.tree else f"depth {divergence.depth}"
             where = f"{divergence.prompt_id} at token {divergence.position}, {shape}, {kind}"
             print(f"divergence  {where}: gap {divergence.gap:.4f}, bound {report.bound:.4f}")
-        if report.nothing_proposed:
-            print("nothing was proposed, so nothing was verified" + (f": {report.why}" if report.why else ""))
-        print("the promise holds" if report.kept else "THE PROMISE DOES NOT HOLD")
+        print(_verdict(report))
     if not report.kept:
+        note(f"hint: {_next_step(report)}")
         raise typer.Exit(1)
+
+
+def _verdict(report: EqualityReport) -> str:
+    if report.nothing_proposed:
+        return "nothing was guessed, so nothing was verified" + (f": {report.why}" if report.why else "")
+    return "the promise holds" if report.kept else "the promise does not hold: guessing changed the text"
+
+
+def _next_step(report: EqualityReport) -> str:
+    if report.nothing_proposed:
+        return "longer answers (--max-tokens) give more to guess; `edgespec plan --explain` says who may draft"
+    safe = "--exactness stable" if report.level == "N" else "--depth 0, or depth = 0 in a profile,"
+    return (
+        f"{safe} keeps this model to plain decoding's text; please report it with the output of "
+        "`edgespec verify --json` and `edgespec doctor --json`"
+    )
 
 
 def _prompts(suite: Path | None, state: State) -> list[Prompt]:

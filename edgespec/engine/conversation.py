@@ -19,10 +19,14 @@ _MESSAGES_KNOWN = 256
 
 
 class PromptFormat:
-    """How a model wants to be talked to: its tokenizer, and its chat template where it has one."""
+    """How a model wants to be talked to: its tokenizer, its chat template where it has one, its longest context.
 
-    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None) -> None:
+    ``longest`` counts the tokens that the model was made for; None if its file does not say.
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
         self.tokenizer = tokenizer
+        self.longest = longest
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
@@ -137,11 +141,17 @@ class Conversation:
             while kept and kept[0]["role"] != "user":
                 del kept[0]
             dropped += 1
-        turns = "turn was" if dropped == 1 else "turns were"
-        notice = f"the conversation outgrew the context: the oldest {dropped} {turns} dropped" if dropped else None
+        notice = self._dropped(dropped, context) if dropped else None
         return Turn(
             message=prompt, text=asked.text, tokens=tokens, dropped=len(self._messages) - len(kept), notice=notice
         )
+
+    def _dropped(self, turns: int, context: int) -> str:
+        """What a person is told of turns that were left out, and what would keep more of them."""
+        larger = min(2 * context, self._prompts.longest or 2 * context)
+        more = f"--context {larger} keeps more" if larger > context else "this model's context is not larger"
+        oldest = "turn was" if turns == 1 else f"{turns} turns were"
+        return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
     def _encode(self, prompt: Prompt) -> list[int]:
         """Tokens of ``prompt``, keeping the ones the model itself wrote where its text continues the history.

@@ -75,7 +75,9 @@ class LoadedPair:
         self.home = home
         self.target = target
         self.tokenizer = tokenizer
-        self.prompts = PromptFormat(target.facts.name, tokenizer, target.header.chat_template)
+        self.prompts = PromptFormat(
+            target.facts.name, tokenizer, target.header.chat_template, target.header.context_length
+        )
         self.pool = pool
         self.request = request
         self.probe = probe

@@ -313,7 +313,7 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
         terminal.wait_for(r"> ")
         assert stored(home) == {}
         terminal.type("hello\r")
-        terminal.wait_for(r"plain decoding:\s+this\s+machine\s+is\s+not\s+calibrated\s+yet")
+        terminal.wait_for(r"no\s+guesses:\s+this\s+machine\s+is\s+not\s+calibrated\s+yet")
         terminal.wait_for(r"> ")
         until = time.monotonic() + WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
@@ -321,16 +321,15 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
         # What it learned is said before the next answer, which follows it. Where the drafter could pay there is a
         # little more to measure, which one more pause may take.
         status = ""
-        while "meanwhile" not in terminal.screen and time.monotonic() < until:
+        while "measured: " not in terminal.screen and time.monotonic() < until:
             time.sleep(0.5)
             terminal.type("hello again\r")
-            status = terminal.wait_for(r"tok/s ·(.|\n)*?> ")
-        assert "measured this machine meanwhile:" in terminal.screen
-        assert "a plain step takes" in terminal.screen
+            status = terminal.wait_for(r"tok/s(.|\n)*?> ")
+        assert re.search(r"^measured: .+ here \(/plan says why\)|pay \(/plan says why\)", terminal.screen, re.M)
         assert "not calibrated" not in status
         terminal.type("once more\r")
-        assert "not calibrated" not in terminal.wait_for(r"tok/s ·(.|\n)*?> ")
-        assert terminal.screen.count("meanwhile") == 1
+        assert "not calibrated" not in terminal.wait_for(r"tok/s(.|\n)*?> ")
+        assert terminal.screen.count("measured: ") == 1
         terminal.type("/exit\r")
         assert terminal.exit_code() == 0
 
@@ -364,8 +363,8 @@ def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None
     )
     lines = status_lines(result.err)
     assert len(lines) == 3
-    assert all("not calibrated yet" in line for line in lines)
-    assert "meanwhile" not in result.err
+    assert ["not calibrated yet" in line for line in lines] == [True, False, False], "it is said once"
+    assert "measured: " not in result.err
     assert stored(home) == {}
     found = succeeded(run_cli("chat", *options, "--max-tokens", "5", "--json", home=home.root, stdin="hello\nmore\n"))
     answers = [json.loads(line) for line in found.out.splitlines()]
@@ -393,9 +392,9 @@ def test_a_chat_that_cannot_learn_goes_on() -> None:
     with IdleCalibration(engine) as idle:  # type: ignore[arg-type]
         idle.start()
         assert engine.called.wait(WAIT_S)
-        assert idle.stop() == ("measuring this machine failed: the device went away",)
+        assert idle.stop() == "measuring this machine failed: the device went away"
         idle.start()
-        assert idle.stop() == ()
+        assert idle.stop() is None
     assert engine.calls == 1
 
 
@@ -412,7 +411,7 @@ def test_ctrl_c_while_the_measuring_thread_starts(monkeypatch: pytest.MonkeyPatc
     idle = IdleCalibration(engine)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt), idle:
         idle.start()
-    assert idle.stop() == ()
+    assert idle.stop() is None
     late[0].run()
     assert engine.calls == 0
 
@@ -431,4 +430,4 @@ def test_ctrl_c_in_the_start_of_a_thread_that_measures_already() -> None:
         idle = IdleCalibration(engine)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             idle.start()
-    assert idle.stop() == ("measuring this machine failed: the device went away",)
+    assert idle.stop() == "measuring this machine failed: the device went away"

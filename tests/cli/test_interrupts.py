@@ -42,7 +42,7 @@ def chat(tiny: TinyModels, slow_options: tuple[str, ...]) -> Iterator[Terminal]:
 
 # The answer has begun; some of its characters are rare kinds of space.
 BEGUN = r"hello\s+\S+\s+\S"
-STOPPED = r"(tok/s|tokens) ·(.|\n)*?stopped"
+STOPPED = r"(tok/s|tokens?) ·(.|\n)*?stopped"
 
 
 def leave(chat: Terminal, first_at: float) -> int:
@@ -72,7 +72,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(chat: Terminal) -> None:
         chat.wait_for(STOPPED)
         chat.wait_for(r"> ")
     chat.type("/stats\r")
-    chat.wait_for(r"emitted_tokens +\d+")
+    chat.wait_for(r"answer +\d+ tokens?")
     chat.wait_for(r"> ")
     chat.type(CTRL_D)
     assert chat.exit_code() == 0

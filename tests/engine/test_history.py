@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from edgespec.engine.conversation import Conversation, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.engine.session import Session
@@ -96,7 +99,8 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
             assert session.messages[-2]["content"] == f"question {turn} of many words"
             assert session.messages[-1]["content"] == done.text
         assert notices
-        assert all("dropped" in notice and "oldest" in notice for notice in notices)
+        outgrew = r"the conversation outgrew the context: the oldest (turn was|\d turns were) dropped \(%s\)"
+        assert all(re.fullmatch(outgrew % "--context 512 keeps more", notice) for notice in notices)
         assert "question 0 of many words" not in [message["content"] for message in session.messages]
         # What is left answers like a fresh session that was never told the rest.
         prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "end"}])
@@ -105,6 +109,28 @@ def test_a_context_that_overflows_loses_its_oldest_turns_whole(tiny: TinyModels)
             expected = answer(session.generate("end", max_tokens=20)).token_ids
             with engine.session() as fresh:
                 assert answer(fresh.generate(prompt, max_tokens=20, raw=True)).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("longest", "more"),
+    [
+        (300, "--context 300 keeps more"),
+        (256, "this model's context is not larger"),
+        (None, "--context 512 keeps more"),
+    ],
+)
+def test_turns_that_are_dropped_are_said_with_what_keeps_more(engine: Engine, longest: int | None, more: str) -> None:
+    own = engine.pair.prompts
+    template = engine.pair.target.header.chat_template
+    conversation = Conversation(PromptFormat("tiny", own.tokenizer, template, longest), None)
+    notice = None
+    for turn in range(9):
+        begun = conversation.turn(f"question {turn} of many words", 30, 256, raw=False)
+        conversation.begin(begun, list(begun.tokens))
+        conversation.end(begun, "word " * 5, [])
+        notice = notice or begun.notice
+    assert notice is not None
+    assert notice.endswith(f" dropped ({more})")
 
 
 def test_the_context_ends_the_answer_when_it_is_full(tiny: TinyModels) -> None:

@@ -18,7 +18,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from edgespec.cli.status import status_line
+from edgespec.cli.status import StatusLine
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Round, Text
@@ -181,7 +181,7 @@ def test_an_answer_does_not_wait_for_a_drafter_that_loads(load: Load, mode: str)
         assert done.token_ids == plain_text(engine, PROMPT, raw=True, max_tokens=TOKENS).token_ids
         assert done.stats.proposed == 0
         assert done.speculation_off == "drafter is still loading in a process of its own"
-        assert "plain decoding: drafter is still loading" in status_line(done)
+        assert "no guesses: drafter is still loading" in StatusLine().text(done)
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_between_loss_and_restart_the_status_line_says_why(load: Load, hit: sign
         why = {signal.SIGKILL: "it was ended by SIGKILL", signal.SIGSTOP: "it does not answer"}[hit]
         expected = f"the worker process of drafter is lost: {why}; it is being started again"
         assert (done.stats.proposed, done.speculation_off) == (0, expected)
-        assert f"plain decoding: {expected}" in status_line(done)
+        assert f"no guesses: {expected}" in StatusLine().text(done)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_drafter_lost_twice_is_off_and_the_status_line_says_why(load: Load, mo
                 done = say(own)
             assert done.token_ids == expected
             assert (done.stats.proposed, done.speculation_off) == (0, off)
-            assert status_line(done).endswith(f"plain decoding: {off}")
+            assert StatusLine().text(done).endswith(f"no guesses: {off}")
 
 
 @pytest.mark.slow

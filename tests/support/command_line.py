@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -125,4 +126,4 @@ def run_python(code: str, *arguments: str | Path, home: Path) -> Result:
 
 def status_lines(err: str) -> Sequence[str]:
     """The lines after answers."""
-    return [line for line in err.splitlines() if " tok/s · " in line or " tokens · " in line]
+    return [line for line in err.splitlines() if re.match(r"(\d+\.\d tok/s|\d+ tokens?)( · |$)", line)]

@@ -40,7 +40,7 @@ def chatml(body: str) -> str:
 
 
 def prompts(vocabulary: LlamaVocabulary, template: str = CHATML) -> PromptFormat:
-    return PromptFormat("tiny", vocabulary, template)
+    return PromptFormat("tiny", vocabulary, template, None)
 
 
 def controls(ids: Sequence[int]) -> list[int]:

@@ -1,0 +1,305 @@
+"""The line after an answer, and what /stats shows: plain words, once what is to be said once, at any width."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from edgespec.cli.idle_calibration import IdleCalibration
+from edgespec.cli.status import StatusLine, stats_lines
+from edgespec.decoding.round_base import DecodeStats
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.events import Done
+from edgespec.interfaces.model import NumericClass
+from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.cost.costs import Costs
+
+NUMERIC_CLASS = NumericClass(
+    runtime="native", build="1", device="cpu", threads=2, kv_type="f16", settings={}, widths=(1, 2, 3)
+)
+SAMPLED = Sampling(temperature=0.7, seed=12)
+
+
+def plan(
+    drafter: str | None = "qwen2.5-coder-0.5b",
+    exactness: Exactness = "W",
+    mode: Mode = "serial",
+    predicted: float | None = None,
+) -> Plan:
+    return Plan(
+        mode=mode,
+        exactness=exactness,
+        numeric_class=NUMERIC_CLASS,
+        target=PlannedModel(model="qwen2.5-coder-1.5b", runtime="native", device="cpu", threads=2),
+        drafter=None if drafter is None else PlannedDrafter(kind="model", model=drafter),
+        depth_cap=7,
+        context_length=4096,
+        predicted_tokens_per_s=predicted,
+        reasons=("plain: so it is",),
+    )
+
+
+def drafted(**changed: Any) -> DecodeStats:
+    settings: dict[str, Any] = {
+        "prompt_tokens": 310,
+        "cached_tokens": 280,
+        "emitted_tokens": 158,
+        "guessed_tokens": 88,
+        "rounds": 69,
+        "proposed": 101,
+        "evaluated": 95,
+        "accepted": 88,
+        "draft_s": 0.6123,
+        "verify_s": 4.2666,
+        "ttft_s": 0.36049,
+        "decode_s": 5.0,
+        "accepted_lengths": Counter({0: 7, 1: 20, 2: 34}),
+        "rounds_by_source": Counter({"lookup": 9, "model": 52}),
+    }
+    return DecodeStats(**{**settings, **changed})
+
+
+def plainly(**changed: Any) -> DecodeStats:
+    none = {"guessed_tokens": 0, "proposed": 0, "evaluated": 0, "accepted": 0, "rounds": 157, "draft_s": 0.0}
+    return drafted(**{**none, "accepted_lengths": Counter(), "rounds_by_source": Counter(), **changed})
+
+
+def done(stats: DecodeStats | None = None, **changed: Any) -> Done:
+    settings: dict[str, Any] = {
+        "finish_reason": "stop",
+        "text": "",
+        "token_ids": (),
+        "stats": stats or drafted(),
+        "plan": plan(),
+        "sampling": Sampling(),
+        "plain_tokens_per_s": 23.26,
+    }
+    return Done(**{**settings, **changed})
+
+
+def line(*answers: Done) -> str:
+    """What is said of the last of these answers of one session."""
+    status = StatusLine()
+    return [status.text(each) for each in answers][-1]
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+def test_a_drafted_answer() -> None:
+    assert line(done()) == (
+        "31.4 tok/s · 1.35x faster than without · 88 of 101 guesses right (0.5B drafter + copies) · "
+        "same text as without guessing"
+    )
+
+
+def test_a_plain_answer_has_its_speed_alone() -> None:
+    status = StatusLine()
+    assert status.text(done(plainly())) == "31.4 tok/s · no guesses: nothing to guess from yet"
+    assert status.text(done(plainly())) == "31.4 tok/s"
+
+
+@pytest.mark.parametrize("exactness", ["W", "N", "D"])
+@pytest.mark.parametrize("stats", [drafted(), plainly()], ids=["drafted", "plain"])
+def test_no_code_letter_is_shown(exactness: Exactness, stats: DecodeStats) -> None:
+    shown = line(done(stats, plan=plan(exactness=exactness)))
+    assert not re.search(r"\b[WND]\b", shown)
+    words = {"W": "same text as without guessing", "N": "may differ in rare ties", "D": "not checked on this machine"}
+    assert {each for each in words.values() if each in shown} == ({words[exactness]} if stats.proposed else set())
+
+
+def test_the_rejection_rule_promises_the_odds_alone() -> None:
+    rejection = Sampling(temperature=0.7, seed=12, rule="rejection")
+    assert "same odds as without guessing, another text · seed 12" in line(done(sampling=rejection))
+    assert "same text as without guessing · seed 12" in line(done(sampling=SAMPLED))
+
+
+@pytest.mark.parametrize(
+    ("plain", "words"),
+    [
+        (None, None),
+        (15.7, "2.00x faster than without"),
+        (31.3, "as fast as without"),
+        (31.5, "as fast as without"),
+        (39.25, "0.80x the speed without"),
+    ],
+)
+def test_times_plain_is_said_where_plain_was_measured(plain: float | None, words: str | None) -> None:
+    parts = line(done(plain_tokens_per_s=plain)).split(" · ")
+    assert [part for part in parts if "without" in part and "guess" not in part] == ([] if words is None else [words])
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("qwen2.5-coder-0.5b", "0.5B drafter"),
+        ("smollm2-135m", "135M drafter"),
+        ("Qwen3-0.6B-Q8_0", "0.6B drafter"),
+        ("Qwen3-30B-A3B", "30B drafter"),
+        ("small-head", "drafter"),
+        ("gemma3b", "drafter"),
+        (None, "drafter"),
+    ],
+)
+def test_a_drafter_is_named_by_its_size(model: str | None, said: str) -> None:
+    stats = drafted(rounds_by_source=Counter({"model": 3}))
+    assert f" guesses right ({said}) · " in line(done(stats, plan=plan(model)))
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ({"lookup": 1}, " (copies)"),
+        ({"oracle": 2}, " (oracle)"),
+        ({"lookup": 5, "model": 1}, " (0.5B drafter + copies)"),
+        ({}, ""),
+    ],
+)
+def test_who_guessed(sources: dict[str, int], said: str) -> None:
+    assert f"guesses right{said} · " in line(done(drafted(rounds_by_source=Counter(sources))))
+
+
+def test_one_is_one() -> None:
+    shown = line(done(drafted(emitted_tokens=1, decode_s=None, proposed=1, accepted=0)))
+    assert shown.startswith("1 token · 0 of 1 guess right (")
+    assert line(done(plainly(emitted_tokens=0, decode_s=None, rounds=0))) == "0 tokens"
+
+
+def test_how_it_ended() -> None:
+    assert line(done(finish_reason="cancelled")).endswith(" · stopped")
+    assert line(done(finish_reason="length")).endswith(" · cut at the token limit")
+
+
+# -------------------------------------------------------------------------------------- why there are no guesses
+
+
+def test_a_reason_is_said_once_in_a_session() -> None:
+    off = done(plainly(), speculation_off="the drafter is still loading")
+    assert line(off) == "31.4 tok/s · no guesses: the drafter is still loading"
+    assert line(off, off) == "31.4 tok/s"
+    assert line(off, done(), off) == "31.4 tok/s"
+    assert line(done(), off) == line(off)
+
+
+def test_another_reason_is_news_and_other_figures_are_none() -> None:
+    first, second, third = (
+        done(plainly(), speculation_off=f"guesses would reach {figure}x at best here: off")
+        for figure in ("0.82", "0.9", "1.01")
+    )
+    assert line(first).endswith("no guesses: guesses would reach 0.82x at best here: off")
+    assert line(first, second, third) == "31.4 tok/s"
+    lost = done(plainly(), speculation_off="the drafter was lost")
+    assert line(first, lost) == "31.4 tok/s · no guesses: the drafter was lost"
+
+
+def test_a_drafter_that_is_off_beside_another_that_guesses() -> None:
+    half = done(speculation_off="no drafter is known for tiny")
+    assert line(half).endswith("same text as without guessing · no drafter is known for tiny")
+    assert "is known" not in line(half, half)
+
+
+def test_an_answer_of_one_token_had_nothing_to_guess() -> None:
+    assert line(done(plainly(emitted_tokens=1, rounds=0, decode_s=0.0))) == "1 token"
+
+
+# ------------------------------------------------------------------------------------------------------- widths
+
+
+@pytest.mark.parametrize("columns", [20, 30, 40, 60, 80, 121, 200])
+def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
+    answer = done(sampling=SAMPLED, finish_reason="length", speculation_off="a drafter was lost, " * 6)
+    whole, shown = StatusLine().text(answer), StatusLine().text(answer, columns)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert re.sub(r"[\s·]+", " ", shown) == re.sub(r"[\s·]+", " ", whole).strip(), "no word is cut or lost"
+
+
+def test_one_line_where_it_fits() -> None:
+    whole = StatusLine().text(done())
+    assert StatusLine().text(done(), len(whole)) == whole
+    assert StatusLine().text(done(), 80) == (
+        "31.4 tok/s · 1.35x faster than without\n"
+        "88 of 101 guesses right (0.5B drafter + copies) · same text as without guessing"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- /stats
+
+
+def test_stats_are_rounded_and_have_units() -> None:
+    assert stats_lines(done()) == [
+        "prompt         310 tokens, 280 of them read before",
+        "answer         158 tokens, 31.4 tok/s",
+        "first token    360 ms",
+        "decoding       5.0 s",
+        "  target       4.3 s",
+        "  drafters     612 ms",
+        "rounds         69, 2.28 tokens/round",
+        "guesses        88 of 101 right (87 %)",
+        "drafted by     copies in 9, 0.5B drafter in 52 rounds",
+        "right a round  0 in 7, 1 in 20, 2 in 34 rounds",
+    ]
+
+
+def test_stats_of_a_plain_answer_name_no_guesses() -> None:
+    shown = stats_lines(done(plainly(cached_tokens=0)))
+    assert [each.split()[0] for each in shown] == [
+        "prompt", "answer", "first", "decoding", "target", "drafters", "rounds"
+    ]  # fmt: skip
+    assert shown[0] == "prompt         310 tokens"
+
+
+def test_stats_of_an_answer_that_never_began() -> None:
+    none = DecodeStats(prompt_tokens=1)
+    assert stats_lines(done(none))[:4] == [
+        "prompt         1 token",
+        "answer         0 tokens",
+        "first token    not measured",
+        "decoding       not measured",
+    ]
+
+
+def test_stats_count_what_was_malformed() -> None:
+    assert "malformed      1 guess" in stats_lines(done(drafted(invalid_proposals=1)))
+
+
+# ---------------------------------------------------------------------------------------------------- measured:
+
+
+class Measured:
+    """An engine whose pause was long enough to measure everything."""
+
+    can_calibrate = True
+
+    def __init__(self, made: Plan, plain_s: float | None) -> None:
+        self.plan, self._plain_s = made, plain_s
+        self.measurements = self
+
+    def costs(self) -> Costs:
+        return Costs(plain_s=self._plain_s)
+
+    def calibrate_for(self, **_settings: object) -> tuple[str, ...]:
+        return ("six", "sentences", "of reasons")
+
+
+@pytest.mark.parametrize(
+    ("made", "plain_s", "said"),
+    [
+        (plan(predicted=45.0), 0.04, "guessing is worth about 1.8x here"),
+        (plan(predicted=25.0), 0.04, "guessing begins, where the text makes it pay"),
+        (plan(predicted=None), 0.04, "guessing begins, where the text makes it pay"),
+        (plan(predicted=45.0), None, "guessing begins, where the text makes it pay"),
+        (plan(mode="plain", predicted=25.0), 0.04, "decoding without guesses is fastest here"),
+    ],
+)
+def test_what_was_measured_is_one_line(made: Plan, plain_s: float | None, said: str) -> None:
+    with IdleCalibration(Measured(made, plain_s)) as idle:  # type: ignore[arg-type]
+        idle.start()
+        line = None
+        while line is None:
+            line = idle.stop()
+            idle.start()
+    assert line == f"measured: {said} (/plan says why)"

@@ -1,0 +1,77 @@
+"""What `edgespec verify` says of a promise that holds, one that does not, and one that was not put to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.bench import equality
+from edgespec.bench.equality import Divergence, EqualityReport
+from tests.support.command_line import InProcess, Result
+from tests.support.tiny_models import TinyModels
+
+HINT = "please report it with the output of `edgespec verify --json` and `edgespec doctor --json`"
+Verify = Callable[..., Result]
+
+
+@pytest.fixture
+def verify(tiny: TinyModels, here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """Runs the command; ``change`` is what became of the report."""
+    suite = tmp_path / "suite.jsonl"
+    suite.write_text('{"id": "p", "category": "chat", "prompt": "hello"}\n')
+
+    def run(change: Callable[[EqualityReport], EqualityReport], *options: str | Path) -> Result:
+        real = equality.check_equality
+
+        def check(*arguments: Any, **settings: Any) -> EqualityReport:
+            return change(real(*arguments, **settings))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(equality, "check_equality", check)
+            pair = ("--target", tiny.target, "--draft", tiny.drafter, "--depth", "1", "--max-tokens", "8")
+            return here("verify", *pair, "--suite", suite, *options)
+
+    return run
+
+
+def diverging(report: EqualityReport) -> EqualityReport:
+    differs = Divergence(prompt_id="p", position=3, gap=0.5, depth=1, sampled=False)
+    return replace(report, results=(replace(report.results[0], proposed=4, divergences=(differs,)),))
+
+
+def test_a_promise_that_holds(verify: Verify) -> None:
+    found = verify(lambda report: report)
+    assert found.code == 0
+    assert found.out.splitlines()[-1] == "the promise holds"
+    assert "hint:" not in found.err
+
+
+def test_a_broken_promise_says_what_to_do(verify: Verify) -> None:
+    found = verify(diverging)
+    assert found.code == 1
+    assert "divergence  p at token 3, depth 1, greedy: gap 0.5000, bound 0.0000" in found.out
+    assert found.out.splitlines()[-1] == "the promise does not hold: guessing changed the text"
+    safe = "--depth 0, or depth = 0 in a profile, keeps this model to plain decoding's text"
+    assert found.hint == f"{safe}; {HINT}"
+    told = verify(diverging, "--json")
+    assert (told.code, told.json["identical"], told.hint) == (1, 0, found.hint)
+
+
+def test_a_broken_promise_of_near_exactness_has_a_safer_one(verify: Verify) -> None:
+    found = verify(lambda report: replace(diverging(report), level="N"))
+    assert found.code == 1
+    assert found.hint == f"--exactness stable keeps this model to plain decoding's text; {HINT}"
+
+
+def test_a_promise_that_was_not_put_to_the_test(verify: Verify) -> None:
+    def silent(report: EqualityReport) -> EqualityReport:
+        return replace(report, results=(replace(report.results[0], proposed=0),), why="the drafter was lost")
+
+    found = verify(silent)
+    assert found.code == 1
+    assert found.out.splitlines()[-1] == "nothing was guessed, so nothing was verified: the drafter was lost"
+    assert found.hint.startswith("longer answers (--max-tokens) give more to guess")
