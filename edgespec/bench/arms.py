@@ -12,7 +12,7 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.drafting import Drafter
-from edgespec.interfaces.model import LoadsInBackground, Model
+from edgespec.interfaces.model import Model
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
@@ -87,9 +87,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         return None
     if name in (PLAIN, AGAIN, "loaded"):
         if name == "loaded" and engine.measurements.drafter is not None:
-            drafter = engine.pair.pool.drafter_model()
-            if isinstance(drafter, LoadsInBackground):
-                drafter.wait()
+            engine.pair.pool.drafter_model().wait()
         return _plain()
     if name == FASTEST:
         faster = engine.fastest_plain()

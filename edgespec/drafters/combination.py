@@ -20,6 +20,7 @@ from edgespec.interfaces.drafting import (
     DraftsBranches,
     DraftState,
     ExplainsSilence,
+    LoadsAtLeisure,
     Outcome,
     Proposal,
 )
@@ -107,7 +108,9 @@ class CombinationState:
         if not state.free:
             allowance = self.policy.allow(kind, state.lag(context))
             allowed = min(depth, allowance.depth)
-            return state.propose(context, allowed, both(outer, allowance.gate)) if allowed > 0 else NOTHING
+            if allowed < 1 or not _is_ready(state):
+                return NOTHING
+            return state.propose(context, allowed, both(outer, allowance.gate))
         idea = state.propose(context, depth)
         if not idea.tokens:
             return NOTHING
@@ -184,6 +187,14 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
+
+
+def _is_ready(state: DraftState) -> bool:
+    """Whether the state's model is loaded; if not, begins that."""
+    if not isinstance(state, LoadsAtLeisure) or state.ready:
+        return True
+    state.load()
+    return state.ready
 
 
 def _confidences(proposal: Proposal) -> tuple[float, ...]:

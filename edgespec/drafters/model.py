@@ -31,7 +31,7 @@ _ORDINARY_LAG_TOKENS = 2
 
 
 class ModelDrafter:
-    """Drafts with ``model``, opened by ``open_model`` at the first proposal. One Sequence for each session."""
+    """Drafts with the model that ``open_model`` names, which may have to be loaded. One Sequence for each session."""
 
     kind = KIND
 
@@ -48,8 +48,8 @@ class ModelDrafter:
 class ModelDraftState:
     """One session's cache of the drafter.
 
-    While its model is loaded in a process of its own, and between the loss of that process and its restart, it
-    proposes nothing, and ``silent_because`` says why. Once the process is given up, proposing raises WorkerLostError.
+    Before its model is loaded, and between the loss of the model's process and its restart, it proposes nothing, and
+    ``silent_because`` says why. Once the model is given up, proposing raises what loading it raised.
 
     Branches are drafted on forks of the cache where the model can fork; when the text takes one, its cache is gone on
     with. Elsewhere the one cache goes back and forth. ``forks`` says which, once the model is open.
@@ -73,6 +73,16 @@ class ModelDraftState:
     def lag(self, context: Context) -> int:
         shared = (context.common_prefix(known) for known in (self._known, *(known for _, known in self._branches)))
         return max(0, len(context) - 1 - max(shared))
+
+    @property
+    def ready(self) -> bool:
+        return self._sequence is not None or _waits_because(self._open_model()) is None
+
+    def load(self) -> None:
+        model = self._open_model()
+        if isinstance(model, LoadsInBackground):
+            model.load()
+        self.silent_because = _waits_because(model)
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:

@@ -16,6 +16,7 @@ from edgespec.interfaces.drafting import (
     DraftsBranches,
     DraftState,
     ExplainsSilence,
+    LoadsAtLeisure,
     Outcome,
     Proposal,
 )
@@ -26,8 +27,8 @@ _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
 class TrimmedHeadDrafter:
     """Drafts with ``trimmed``, and with ``whole`` (None: with nobody) while the trimmed head lacks what is written.
 
-    ``kept`` are the ids that the trimmed head can say. Both drafters load what they need at their first proposal, so
-    a whole drafter that is never needed is never loaded. To the outside they are one source, of one kind.
+    ``kept`` are the ids that the trimmed head can say. Each drafter is loaded when it is needed, so a whole drafter
+    that is never needed is never loaded. To the outside they are one source, of one kind.
     """
 
     kind = KIND
@@ -85,6 +86,24 @@ class TrimmedHeadState:
             return f"{_NOT_ITS_TEXT}, and the untrimmed drafter is not in the store"
         speaking = self._whole if self.escaped else self._trimmed
         return speaking.silent_because if isinstance(speaking, ExplainsSilence) else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the drafter that speaks now is ready; where there is none, nobody waits for it."""
+        speaking = self._whole if self.escaped else self._trimmed
+        try:
+            return not isinstance(speaking, LoadsAtLeisure) or speaking.ready
+        except EdgespecError as error:
+            if speaking is self._trimmed:
+                raise
+            self._give_up(error)
+            return True
+
+    def load(self) -> None:
+        """Begin to load the drafter that speaks now."""
+        speaking = self._whole if self.escaped else self._trimmed
+        if isinstance(speaking, LoadsAtLeisure):
+            speaking.load()
 
     def lag(self, context: Context) -> int:
         speaking = self._speaking(context)

@@ -35,7 +35,7 @@ CALIBRATION_BUDGET_S = 8.0
 # of twelve.
 _THREADS_CONFIRMED = 3
 
-# How long a step waits for a model that loads in a process of its own.
+# How long a step waits for a model that is loaded beside it.
 _LOOK_AGAIN_S = 0.2
 
 # Loads of a second copy of the target that are given up before nobody tries again: a chat whose pauses were too short
@@ -265,7 +265,7 @@ class BackgroundCalibration:
         if known and paired and not pair.measurements.unproven and not self._afresh:
             return
         try:
-            drafter = yield from _Load(pair.pool.drafter_model).steps(facts.name)
+            drafter = pair.pool.drafter_model()
             yield from _until_loaded(drafter)
         except ClosedError:
             return  # the engine is going: nothing was found out about its drafter
@@ -284,7 +284,7 @@ class BackgroundCalibration:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
             times = yield from self._labelled(steps, label)
             # A drafter in a process of its own is what keeps the processor busy itself.
-            store.save_times(facts, times, busy=0.0 if isinstance(drafter, LoadsInBackground) else self._busy)
+            store.save_times(facts, times, busy=0.0 if "process" in drafter.facts.settings else self._busy)
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
@@ -389,7 +389,7 @@ def setting_words(facts: ModelFacts) -> str:
 
 
 def _until_loaded(model: Model) -> Steps:
-    """Wait for a model that loads in a process of its own. Raises what loading raises."""
+    """Load a model beside this thread, and wait for it. Raises what loading raises."""
     while isinstance(model, LoadsInBackground) and not model.wait(_LOOK_AGAIN_S):
         yield Loading(f"loading {model.facts.name}")
 

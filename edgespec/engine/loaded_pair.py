@@ -32,6 +32,7 @@ from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.planning.depth.factory import make_budget, make_policy
 from edgespec.planning.depth.pipelined import PipelinedDepth
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.text.tokenizer import LlamaVocabulary
 
@@ -226,7 +227,7 @@ def _model_drafter(pool: ModelPool) -> Drafter:
     return TrimmedHeadDrafter(drafter, whole, kept_ids.tolist())
 
 
-def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:
+def _called(method: weakref.WeakMethod[Callable[[], BackgroundModel]]) -> Model:
     alive = method()
     if alive is None:
         raise ClosedError("this engine is gone")

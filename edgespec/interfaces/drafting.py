@@ -208,11 +208,11 @@ class DraftState(Protocol):
 
 @runtime_checkable
 class LoadsAtLeisure(Protocol):
-    """A DraftState whose model is loaded beside the answer, on a thread of its own."""
+    """A DraftState whose model is loaded beside the answer, on a thread of its own. Others are always ready."""
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded; until then nothing is proposed."""
+        """Whether there is nothing to wait for; until then nothing is proposed. ``propose`` raises what failed."""
 
     def load(self) -> None:
         """Begin to load it, and return at once. Idempotent."""
@@ -240,7 +240,7 @@ class DraftsBranches(Protocol):
 
 
 class Drafter(Protocol):
-    """Something that proposes tokens; shared by sessions. Loads what it needs at its first proposal."""
+    """Something that proposes tokens; shared by sessions. Loads what it needs when a state is asked to."""
 
     @property
     def kind(self) -> str:

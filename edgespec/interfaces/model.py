@@ -139,14 +139,17 @@ class Model(Protocol):
 
 @runtime_checkable
 class LoadsInBackground(Protocol):
-    """A Model in a process of its own: loaded while others go on, and perhaps lost and started again."""
+    """A Model that is loaded while others go on, and in a process of its own perhaps lost and loaded again."""
 
     @property
     def waits_because(self) -> str | None:
         """Why ``open`` would raise WorkerLostError now, though not later; None if there is nothing to wait for."""
 
+    def load(self) -> None:
+        """Begin to load, unless that has begun. Returns at once."""
+
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until there is nothing to wait for, for so many seconds at most; whether there is not.
+        """Load, until there is nothing to wait for, for so many seconds at most; whether there is not.
 
         Raises what loading raised, if the model is given up.
         """

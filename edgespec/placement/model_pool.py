@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
-from edgespec.interfaces.model import Model
 from edgespec.placement.candidates import Placement, Placements
-from edgespec.placement.memory import MemoryEstimate, memory_needed, require_memory
+from edgespec.placement.memory import memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 
@@ -42,44 +44,50 @@ class ModelPool:
         self._prepare = prepare
         self._worker = worker
         self._lock = threading.Lock()
-        self._drafting: dict[str, tuple[Model, MemoryEstimate]] = {}  # by identity
+        self._drafting: dict[str, tuple[BackgroundModel, PreparedModel]] = {}  # by identity
         self._others: list[LoadedModel] = []
         self._closed = False
 
     # -------------------------------------------------------------------------------------- drafters
 
-    def drafter_model(self) -> Model:
-        """The drafter, loaded at its first proposal and shared by all sessions.
+    def drafter_model(self) -> BackgroundModel:
+        """The drafter, shared by all sessions. Nothing is loaded before its ``load``.
 
-        In a process of its own it is ``LoadsInBackground``: it may still be loading. Raises ClosedError if there is
-        none, MemoryLimitError if it does not fit beside the target, and what loading raises.
+        Loading it fails with MemoryLimitError, before it begins, if it does not fit beside the target. Raises
+        ClosedError if there is none.
         """
         return self._drafter(self.drafter)
 
-    def whole_drafter_model(self) -> Model:
-        """The model that a trimmed drafter was made from, loaded where the text is not what the head was cut for.
+    def whole_drafter_model(self) -> BackgroundModel:
+        """The model that a trimmed drafter was made from, for texts that are not what the head was cut for.
 
-        Raises as ``drafter_model``.
+        As ``drafter_model``. Raises what describing it raises as well.
         """
         whole = self.whole_drafter
         return self._drafter(None if whole is None else self._prepare.drafter(whole))
 
-    def _drafter(self, drafter: PreparedModel | None) -> Model:
+    def _drafter(self, drafter: PreparedModel | None) -> BackgroundModel:
         with self._lock:
             if self._closed or drafter is None:
                 raise ClosedError("this engine is closed")
             identity = drafter.file.identity
             if identity not in self._drafting:
-                taken = sum(memory.total_bytes for _, memory in self._drafting.values())
-                require_memory(drafter.file.name, drafter.memory, self.left_bytes - taken)
-                self._drafting[identity] = drafter.open(self._worker), drafter.memory
+                # Weakly: a pool that is forgotten must not live on through its own models.
+                check = partial(_check_memory, weakref.ref(self), drafter)
+                self._drafting[identity] = drafter.in_background(self._worker, check), drafter
             return self._drafting[identity][0]
+
+    def _taken_bytes(self, drafter: PreparedModel) -> int:
+        """What drafters other than that one take, those included that are being loaded."""
+        with self._lock:
+            others = [own for model, own in self._drafting.values() if model.begun and own is not drafter]
+        return sum(own.memory.total_bytes for own in others)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters that are loaded now, or about to be."""
         with self._lock:
-            return tuple(model.facts.name for model, _ in self._drafting.values())
+            return tuple(model.facts.name for model, _ in self._drafting.values() if model.begun)
 
     def use_threads(self, threads: int) -> None:
         """Close the drafters; they are loaded again, on so many threads, when they are wanted."""
@@ -88,13 +96,17 @@ class ModelPool:
             self._prepare = Preparation(own.profile, threads, own.context_length)
             if self.drafter is not None:
                 self.drafter = self._prepare.drafter(self.drafter.file)
-        self._unload()
+        for model in self._unload():
+            model.wait_until_ended()  # two in memory at once are one too many
 
-    def _unload(self) -> None:
+    def _unload(self) -> list[BackgroundModel]:
+        """Close the drafters; one that is being loaded ends by itself."""
         with self._lock:
             loaded, self._drafting = self._drafting, {}
-        for model, _ in loaded.values():
+        models = [model for model, _ in loaded.values()]
+        for model in models:
             model.close()
+        return models
 
     # ------------------------------------------------------------------------------ models to be timed
 
@@ -107,17 +119,17 @@ class ModelPool:
         require_memory(place.name, model.memory, self.left_bytes)
         return model.load()
 
-    def open_drafter(self, place: Placement) -> Model:
-        """The drafter in another place, to be timed there and closed; it may still be loading.
+    def open_drafter(self, place: Placement) -> BackgroundModel:
+        """The drafter in another place, to be loaded, timed there and closed.
 
-        Raises ClosedError if there is none, MemoryLimitError, and what loading raises.
+        Raises ClosedError if there is none, MemoryLimitError, and what describing it raises.
         """
         if self.drafter is None:
             raise ClosedError("there is no drafter to be loaded in another place")
         own = self._prepare
         drafter = prepare_drafter(own.profile, self.drafter.file, place.settings, own.context_length)
         require_memory(place.name, drafter.memory, self.left_bytes)
-        return drafter.open(self._worker)
+        return drafter.in_background(self._worker)
 
     def load_comparable(
         self, files: Sequence[LocatedModel], context_length: int, *, for_prompts: bool = False
@@ -160,3 +172,11 @@ class ModelPool:
         self._unload()
         for other in others:
             other.close()
+
+
+def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> None:
+    """Raises MemoryLimitError if the drafter does not fit beside what is loaded, ClosedError without a pool."""
+    pool = reference()
+    if pool is None:
+        raise ClosedError("this engine is gone")
+    require_memory(drafter.file.name, drafter.memory, pool.left_bytes - pool._taken_bytes(drafter))

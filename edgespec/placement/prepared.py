@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
-from edgespec.interfaces.model import HOST, Model, ModelFacts
+from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.settings import choose_runtime
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.background import BackgroundModel, LoadingHere, StartingModel
 from edgespec.runtimes.process.frames import LoadRequest
 from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, LoadedModel, Runtime, Settings
@@ -41,17 +43,22 @@ class PreparedModel:
         """How many bytes less than in its file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes
 
-    def load(self) -> LoadedModel:
-        """The model, in this process. Raises what ``Runtime.load`` raises."""
-        return runtime_of(self.settings).load(self.file, self.settings, self.form)
+    def load(self, stop: threading.Event | None = None) -> LoadedModel:
+        """The model, in this process. Raises what ``Runtime.load`` raises, which says what ``stop`` is."""
+        return runtime_of(self.settings).load(self.file, self.settings, self.form, stop)
 
-    def open(self, worker: WorkerSettings) -> Model:
-        """The model, or on its way in a process of its own, which is not waited for (see ``LoadsInBackground``).
+    def in_background(self, worker: WorkerSettings, check: Callable[[], object] = lambda: None) -> BackgroundModel:
+        """The model, on its way as soon as its ``load`` is called: on a thread, or in a process of its own.
 
-        Raises what ``load`` raises.
+        ``check`` is called before anything is loaded, and may raise.
         """
         if not self.in_process:
-            return self.load()
+
+            def start() -> StartingModel:
+                check()
+                return LoadingHere(self.load)
+
+            return BackgroundModel(self.facts, start)
         file = self.file
         folder = file.artefact or file.onnx
         request = LoadRequest(
@@ -61,7 +68,7 @@ class PreparedModel:
             name=file.name,
             sha256=file.identity,
         )
-        return run_in_process(self.facts, request, worker)
+        return run_in_process(self.facts, request, worker, check)
 
 
 def prepare_model(file: LocatedModel, settings: Settings, context_length: int) -> PreparedModel:

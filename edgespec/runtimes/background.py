@@ -1,68 +1,128 @@
-"""A model that is started beside whoever uses it, and once more after it was lost; then it is off."""
+"""A model that is loaded beside whoever uses it, perhaps once more after it was lost; then it is off."""
 
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.errors import ClosedError, EdgespecError, RuntimeUnavailableError, WorkerLostError
-from edgespec.interfaces.model import ModelFacts, Sequence
+from edgespec.interfaces.model import Model, ModelFacts, Sequence
 
 # A device that was reset is back after one to a few seconds, and drivers themselves wait about two before they reset
 # one that hangs: a restart within that time would be lost the same way.
 RESTART_AFTER_S = 5.0
 
-
-class LosableModel(Protocol):
-    """A Model that can be lost, and then says why."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why it cannot be used any more; None while it can."""
-
-    def open(self, context_length: int) -> Sequence: ...
-
-    def close(self) -> None: ...
+# How long the end of the process waits for a load that was told to end. Ours end within the piece they are at, of
+# tens of milliseconds; a driver that takes longer does not keep anybody from leaving.
+EXIT_S = 2.0
 
 
 class StartingModel(Protocol):
     """A model that is being loaded."""
 
-    def wait(self) -> LosableModel:
-        """The model, once it is loaded. Raises what loading raises, ClosedError after ``close``."""
+    def wait(self) -> Model:
+        """The model, once it is loaded. Raises what loading raises, ClosedError or CancelledError after ``close``.
+
+        Where the model can be lost it has an attribute ``lost`` that says why, and that is None while it can be used.
+        """
 
     def close(self) -> None:
-        """Give it up, from any thread."""
+        """Give it up, from any thread, without waiting for its end."""
+
+
+class LoadingHere:
+    """A model that ``load`` loads in this process. It is given an event, and ends early once that is set."""
+
+    def __init__(self, load: Callable[[threading.Event], Model]) -> None:
+        self._load = load
+        self._stop = threading.Event()
+
+    def wait(self) -> Model:
+        return self._load(self._stop)
+
+    def close(self) -> None:
+        self._stop.set()
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The load under way, as the end of the process finds it."""
+
+    thread: threading.Thread | None = None
+    starting: StartingModel | None = None
+    closed: bool = False
 
 
 class BackgroundModel:
-    """Starts a model on a thread of its own, and starts it again once after it was lost, a back-off later.
+    """Loads a model on a thread of its own, and loads it again up to ``restarts`` times after it was lost, a back-off
+    later.
 
-    Implements the contracts of Model and of LoadsInBackground. Sequences of a lost model stay lost: their owner opens
-    others when it need not wait any more.
+    Implements the contracts of Model and of LoadsInBackground. Nobody waits for a load that is given up: it ends by
+    itself, and what it loaded is closed. Sequences of a lost model stay lost: their owner opens others when it need
+    not wait any more.
     """
 
     def __init__(
-        self, facts: ModelFacts, start: Callable[[], StartingModel], *, restart_after_s: float = RESTART_AFTER_S
+        self,
+        facts: ModelFacts,
+        start: Callable[[], StartingModel],
+        *,
+        restarts: int = 0,
+        restart_after_s: float = RESTART_AFTER_S,
+        where: str = "",
     ) -> None:
-        """Begin to start the model, which will have those facts; what that raises is raised by ``open``."""
+        """Nothing is loaded before ``load``. The model will have those ``facts``, and what ``start`` raises is raised
+        by ``open``. ``where`` ends the sentence that says that it is loading.
+        """
         self._facts = facts
         self._start = start
         self._restart_after_s = restart_after_s
         self._changed = threading.Condition()
-        self._starting: StartingModel | None = None
-        self._model: LosableModel | None = None
-        self._lost: list[LosableModel] = []
-        self._restarts_left = 1
-        self._waits_because: str | None = f"{facts.name} is still loading in a process of its own"
+        self._under_way = _UnderWay()
+        self._model: Model | None = None
+        self._lost: list[Model] = []
+        self._restarts_left = self._restarts = restarts
+        self._begun = False
+        self._began_at = 0.0
+        self._load_s: float | None = None
+        self._loading_words = f"{facts.name} is still loading{where}"
+        self._waits_because: str | None = f"{facts.name} is not loaded"
         self._off: EdgespecError | None = None
         self._closed = False
-        self._begin(0.0)
+        # At interpreter exit. A thread that loads holds this model, so at garbage collection there is none.
+        self._finalizer = weakref.finalize(self, _end, self._under_way)
 
     @property
     def facts(self) -> ModelFacts:
         return self._facts
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is loaded, or was or is being loaded."""
+        return self._begun
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds that the latest load took; None before the first ended."""
+        return self._load_s
+
+    @property
+    def loading_for_s(self) -> float:
+        """Seconds since the load under way began; 0.0 while there is none."""
+        with self._changed:
+            loading = self._begun and self._waits_because is not None
+            return time.monotonic() - self._began_at if loading else 0.0
+
+    def load(self) -> None:
+        """Begin to load, unless that has begun or this is closed. Returns at once."""
+        with self._changed:
+            if not self._begun and not self._closed:
+                self._begun, self._waits_because = True, self._loading_words
+                self._begin(0.0)
 
     @property
     def waits_because(self) -> str | None:
@@ -72,10 +132,11 @@ class BackgroundModel:
             return self._waits_because
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until there is nothing to wait for, for so many seconds at most; whether there is not.
+        """Load, until there is nothing to wait for, for so many seconds at most; whether there is not.
 
-        Raises what starting raised, if the model is given up.
+        Raises what loading raised, if the model is given up.
         """
+        self.load()
         with self._changed:
             self._notice()
             if not self._changed.wait_for(lambda: self._waits_because is None, timeout_s):
@@ -113,7 +174,7 @@ class BackgroundModel:
     def _notice(self) -> None:
         """Look whether the model was lost meanwhile. The lock is held, as in ``_lose``."""
         model = self._model
-        reason = None if model is None else model.lost
+        reason: str | None = getattr(model, "lost", None)
         if model is None or reason is None or self._closed:
             return
         self._model = None
@@ -138,10 +199,9 @@ class BackgroundModel:
     # ------------------------------------------------------------------------------- on a thread of its own
 
     def _begin(self, after_s: float) -> None:
-        self._thread = threading.Thread(
-            target=self._bring_up, args=(after_s,), name="edgespec-worker-start", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._bring_up, args=(after_s,), name="edgespec-load-model", daemon=True)
+        self._under_way.thread = thread
+        thread.start()
 
     def _bring_up(self, after_s: float) -> None:
         again = True
@@ -153,21 +213,23 @@ class BackgroundModel:
             after_s = self._restart_after_s
 
     def _try_once(self) -> bool:
-        """Start the model; whether that is to be tried again."""
+        """Load the model; whether that is to be tried again."""
+        self._began_at = time.monotonic()
+        under_way = self._under_way
         try:
-            starting = self._start()
-            with self._changed:
-                self._starting, closed = starting, self._closed
-            if closed:
+            under_way.starting = starting = self._start()
+            if self._closed or under_way.closed:
                 starting.close()
             model = starting.wait()
         except Exception as error:
             own = error if isinstance(error, EdgespecError) else None
             with self._changed:
-                return self._failed(own or RuntimeUnavailableError(f"a worker process cannot be started: {error}"))
+                return self._failed(own or RuntimeUnavailableError(f"{self._facts.name} cannot be loaded: {error}"))
+        finally:
+            under_way.starting = None
         with self._changed:
-            self._starting = None
             if not self._closed:
+                self._load_s = time.monotonic() - self._began_at
                 self._model, self._waits_because = model, None
                 self._changed.notify_all()
                 return False
@@ -175,13 +237,12 @@ class BackgroundModel:
         return False
 
     def _failed(self, error: EdgespecError) -> bool:
-        self._starting = None
         if self._closed:
             return False
         if isinstance(error, WorkerLostError) and self._lose(error.message):
             return True
         self._waits_because = None
-        if self._restarts_left:
+        if self._restarts_left == self._restarts:
             self._off = error.with_traceback(None)
         else:
             self._give_up(f"its worker process did not start again: {error.message}", hint=error.hint)
@@ -189,16 +250,30 @@ class BackgroundModel:
         return False
 
     def close(self) -> None:
-        """Close the model there is, or give up the one that is starting, for ever. Idempotent."""
+        """Close the model there is, or give up the load under way, for ever. Idempotent; waits for no load."""
         with self._changed:
             self._closed = True
             self._waits_because = None
             self._changed.notify_all()
-            starting, self._starting = self._starting, None
+            starting = self._under_way.starting
             models = [*self._lost, *([] if self._model is None else [self._model])]
-            thread = self._thread
         if starting is not None:
             starting.close()
-        thread.join()
         for model in models:
             model.close()
+
+    def wait_until_ended(self) -> None:
+        """Until no load is under way any more, also not one that was given up."""
+        thread = self._under_way.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+def _end(under_way: _UnderWay) -> None:
+    """End a load before the interpreter goes: native code must not work on what is being taken down."""
+    under_way.closed = True
+    starting, thread = under_way.starting, under_way.thread
+    if starting is not None:
+        starting.close()
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(EXIT_S)

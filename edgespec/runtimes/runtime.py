@@ -6,6 +6,7 @@ runtime a model runs in; what differs between them is asked of the value.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -140,8 +141,10 @@ class Runtime(ABC):
         """The facts the model would have if it were loaded. Raises what loading raises for wrong settings."""
 
     @abstractmethod
-    def load(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> LoadedModel:
-        """Load the weights.
+    def load(
+        self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED, stop: threading.Event | None = None
+    ) -> LoadedModel:
+        """Load the weights. Once ``stop`` is set, loading ends early and raises CancelledError.
 
         Raises ModelFileError, RuntimeUnavailableError, InvalidRequestError, MemoryLimitError, CancelledError.
         """

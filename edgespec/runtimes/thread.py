@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from edgespec.errors import ClosedError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 # Kernels keep 110 KB on the stack of whoever calls them, beside Python's own frames. Threads have 128 KB on musl, or
 # as little as `ulimit -s` says. 8 MiB is what Linux usually gives; what is never touched takes no memory.
 _STACK_BYTES = 8 * 2**20
+
+# A job sees within this time that its event was set: what a person takes for at once is five times as long.
+_STOP_SEEN_S = 0.02
 
 _STARTING = threading.Lock()  # the stack's size is a setting of the process, for the moment of a start
 
@@ -49,11 +53,11 @@ class WorkerThread:
                 )
             self._jobs.put((job, future))
 
-    def run(self, job: Callable[[], T]) -> T:
+    def run(self, job: Callable[[], T], stop: threading.Event | None = None) -> T:
         """Run ``job`` on the thread and wait for its result; its exceptions are raised here.
 
-        If the wait itself is interrupted, the job is told to end and waited for, so that no native call outlives
-        its caller. Raises ClosedError after ``close``, and in a forked process.
+        If the wait itself is interrupted, or ``stop`` is set meanwhile, the job is told to end and waited for, so
+        that no native call outlives its caller. Raises ClosedError after ``close``, and in a forked process.
         """
         if threading.current_thread() is self._thread:
             return job()
@@ -61,6 +65,8 @@ class WorkerThread:
         try:
             # In here: an interrupt may come between the job's start and the wait for it.
             self._hand_over(job, future)
+            if stop is not None:
+                self._watch(future, stop)
             return future.result()
         except BaseException:
             if not future.cancel() and not future.done():
@@ -71,6 +77,13 @@ class WorkerThread:
             # A raised exception holds this frame, and the future holds the exception: without the cycle, whatever
             # the job used goes when its last user lets go.
             del future
+
+    def _watch(self, future: Future[T], stop: threading.Event) -> None:
+        """Wait for the job; tell it to end once ``stop`` is set."""
+        while not wait([future], _STOP_SEEN_S).done:
+            if stop.is_set():
+                self._on_interrupt()
+                return
 
     def close(self) -> None:
         """Finish the jobs already handed over, then end the thread. Idempotent; callable from the thread itself."""
@@ -84,6 +97,39 @@ class WorkerThread:
         """Wait for the thread to end after a ``close``; does nothing on the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+
+def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int, name: str) -> list[T]:
+    """``function`` of every item, in order, computed on so many threads, the caller's among them.
+
+    The first exception is raised once every thread is through with its item; no other item is begun. Unlike those of
+    an executor, the threads do not keep the interpreter from exiting, which would wait for all of the items.
+    """
+    waiting = iter(enumerate(items))
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def serve() -> None:
+        while True:
+            with lock:
+                taken = None if errors else next(waiting, None)
+            if taken is None:
+                return
+            try:
+                results[taken[0]] = function(taken[1])
+            except BaseException as error:
+                errors.append(error)
+
+    helpers = [threading.Thread(target=serve, name=name, daemon=True) for _ in range(threads - 1)]
+    for helper in helpers:
+        _start_with_stack(helper)
+    serve()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
+    return [results[index] for index in range(len(results))]
 
 
 def _start_with_stack(thread: threading.Thread) -> None:

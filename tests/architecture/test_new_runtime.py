@@ -46,7 +46,7 @@ class OwnRuntime(Runtime):
     def describe(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED) -> ModelFacts:
         return OwnModel(file, settings).facts
 
-    def load(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED) -> Any:
+    def load(self, file: LocatedModel, settings: OwnSettings, form: DraftForm = AS_FILED, stop: Any = None) -> Any:
         return OwnModel(file, settings)
 
     def cache_bits(self, settings: OwnSettings) -> float:
@@ -96,7 +96,9 @@ def test_models_are_chosen_loaded_and_decoded_with_it(tiny: TinyModels, tmp_path
         assert isinstance(runtime_of(prepared.settings), OwnRuntime)
         assert prepared.facts.runtime == "own"
         assert prepared.memory.cache_bytes == prepared.file.header.kv_bytes_per_token(8) * CONTEXT
-        for model in (prepared.load(), prepared.open(WorkerSettings())):
+        beside = prepared.in_background(WorkerSettings())
+        assert beside.wait(60.0)
+        for model in (prepared.load(), beside):
             assert model.facts == prepared.facts
             sequence = model.open(CONTEXT)
             text = [1, 5]

@@ -19,7 +19,7 @@ from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyD
 from edgespec.planning.depth.cost_model import CostDepth
 from tests.support.bench_answers import require_depth
 from tests.support.calibrating import time_other
-from tests.support.tiny_models import TinyModels, answer
+from tests.support.tiny_models import TinyModels, answer, invent_measurements
 
 CAP = 3
 
@@ -198,7 +198,8 @@ def test_a_policy_drafts_with_everything_the_engine_has(engine: Engine, name: st
 
 
 def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:
-    with tiny.load_speculating() as fresh:
+    with tiny.load() as fresh:
+        invent_measurements(fresh)
         for name in ("plain", "again", "planned", "depth-1"):
             open_arm(fresh, name, 1)
         assert fresh.pair.pool.names == ()

@@ -39,6 +39,9 @@ class Process:
     def facts(self) -> object:
         return self.model.facts
 
+    def load(self) -> None:
+        """Comes by hand."""
+
     def wait(self, timeout_s: float | None = None) -> bool:
         raise AssertionError("a round never waits")
 

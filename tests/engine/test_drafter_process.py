@@ -114,10 +114,7 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
 def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny: TinyModels) -> None:
     for isolation, processes in (("auto", 0), ("thread", 0), ("process", 1)):
         with tiny.load(lookup=False, draft_isolation=isolation) as engine:
-            model = engine.pair.pool.drafter_model()
-            assert isinstance(model, LoadsInBackground) is bool(processes)
-            if isinstance(model, LoadsInBackground):
-                model.wait(WAIT_S)
+            assert engine.pair.pool.drafter_model().wait(WAIT_S)
             assert len(psutil.Process().children()) == processes
 
 

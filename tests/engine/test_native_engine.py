@@ -16,7 +16,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.depth.base import FixedDepth
-from edgespec.runtimes.native.model import NativeModel
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.decoding.test_sibling_rounds import Beside
 from tests.support.budgets import FixedBudget
 from tests.support.kernel_calls import require_native
@@ -73,7 +73,7 @@ def test_speculation_eight_deep_writes_what_plain_decoding_writes(tiny: TinyMode
         with engine.session(speculation=at_once(engine)) as session:
             assert answers(session, None) == plain
         drafter = engine.pair.pool.drafter_model()
-        assert isinstance(drafter, NativeModel)
+        assert isinstance(drafter.open(16), NativeSequence)
         assert drafter.facts == engine.measurements.drafter
     with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
         assert answers(session, 0) == answers(session, DEPTH) == plain
@@ -119,8 +119,6 @@ def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime
         model = engine.pair.pool.drafter_model()
         assert model.facts.runtime == draft_runtime
         assert ("process" in model.facts.settings) == (isolation == "process")
-        if isolation == "process":
-            assert model.wait(60.0)  # type: ignore[attr-defined]
         with engine.session() as session:
             assert answers(session, DEPTH) == plain
 

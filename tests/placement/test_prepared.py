@@ -278,10 +278,10 @@ def test_a_process_takes_memory_and_has_times_of_its_own(located: LocatedModel, 
 def test_a_process_is_told_its_runtime(located: LocatedModel, runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[LoadRequest] = []
     monkeypatch.setattr(
-        prepared_module, "run_in_process", lambda facts, request, _worker: asked.append(request) or facts
+        prepared_module, "run_in_process", lambda facts, request, *_more: asked.append(request) or facts
     )
     prepared = drafter(located, 2, draft_isolation="process", draft_device="cpu", draft_runtime=runtime)
-    facts: Any = prepared.open(WorkerSettings())
+    facts: Any = prepared.in_background(WorkerSettings())
     assert facts == prepared.facts
     (request,) = asked
     assert (request.runtime, facts.runtime) == (runtime, runtime)

@@ -86,13 +86,16 @@ def restarting(house: House) -> Iterator[Callable[[float], BackgroundModel]]:
     models: list[BackgroundModel] = []
 
     def make(restart_after_s: float = 0.0) -> BackgroundModel:
-        models.append(BackgroundModel(FACTS, house.start, restart_after_s=restart_after_s))
+        where = " in a process of its own"
+        models.append(BackgroundModel(FACTS, house.start, restarts=1, restart_after_s=restart_after_s, where=where))
+        models[-1].load()
         return models[-1]
 
     yield make
     for model in models:
         model.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-worker-start"]
+        model.wait_until_ended()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load-model"]
 
 
 Make = Callable[..., BackgroundModel]

@@ -240,6 +240,7 @@ def test_a_process_that_hangs_while_it_loads_is_given_up_and_replaced_once() -> 
 def test_closing_does_not_wait_for_a_load() -> None:
     settings = WorkerSettings(command=command("slow"), deadlines=Deadlines(close_s=0.2))
     model = run_in_process(FakeModel(50).facts, TINY, settings)
+    model.load()
     while not psutil.Process().children():
         time.sleep(0.01)
     model.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
 from edgespec.engine.generation import Generation
+from edgespec.errors import EdgespecError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.store.manifest import Manifest, write_manifest
 from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
 
@@ -82,14 +85,25 @@ class TinyModels:
         return path
 
     def load(self, target: Path | None = None, **overrides: object) -> Engine:
-        """An engine on one thread, with the pair of ``target`` and ``drafter`` unless told otherwise."""
+        """An engine on one thread, with the pair of ``target`` and ``drafter`` unless told otherwise.
+
+        A drafter that is to draft whatever that costs is in memory already, unless it has a process of its own.
+        """
         chosen = {"draft": str(self.drafter), "threads": 1, "store_home": self.home, **overrides}
-        return Engine.load(str(target or self.target), **chosen)  # type: ignore[arg-type]
+        engine = Engine.load(str(target or self.target), **chosen)  # type: ignore[arg-type]
+        if isinstance(chosen.get("depth"), int) and chosen.get("draft_isolation") != "process":
+            with suppress(EdgespecError):
+                load_drafter(engine)
+        return engine
 
     def load_speculating(self, target: Path | None = None, **overrides: object) -> Engine:
-        """``load`` on a machine where drafting pays, whatever forwards of tiny models really take."""
+        """``load`` on a machine where drafting pays, whatever forwards of tiny models really take.
+
+        The drafter is in memory already.
+        """
         engine = self.load(target, **overrides)
         invent_measurements(engine)
+        load_drafter(engine)
         return engine
 
 
@@ -119,6 +133,15 @@ def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: f
     if knowledge.drafter is not None:
         store.save_times(knowledge.drafter, invented_times(draft_s))
     engine.pair.replan()
+
+
+def load_drafter(engine: Engine) -> BackgroundModel | None:
+    """The drafter, once it is loaded; None without one."""
+    if engine.pair.pool.drafter is None:
+        return None
+    model = engine.pair.pool.drafter_model()
+    assert model.wait(60.0)
+    return model
 
 
 def put_into_store(home: Home, name: str, content: bytes) -> Path:

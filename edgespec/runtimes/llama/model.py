@@ -36,13 +36,14 @@ def load_model(
     sha256: str | None = None,
     header: GgufHeader | None = None,
     artefact: TrimmedDrafter | None = None,
+    stop: threading.Event | None = None,
 ) -> LlamaModel:
-    """Check the file, then load its weights on the named device.
+    """Check the file, then load its weights on the named device. Once ``stop`` is set, loading ends early.
 
     A trimmed drafter is loaded with its ``artefact``, whose ``path`` and ``model_header`` are then the arguments of
     those names; it speaks the ids of its source.
 
-    Raises ModelFileError, RuntimeUnavailableError (unknown device, for one), InvalidRequestError.
+    Raises ModelFileError, RuntimeUnavailableError (unknown device, for one), InvalidRequestError, CancelledError.
     """
     _check_kv_type(settings.kv_type)
     if settings.threads < 1:
@@ -53,7 +54,7 @@ def load_model(
     settings = usable_settings(settings, header)
     trimmed = None if artefact is None else TrimmedVocabulary(artefact)
     library = load()
-    pointer = _load_weights(library.api, path, settings, device_of(library, settings))
+    pointer = _load_weights(library.api, path, settings, device_of(library, settings), stop)
     weights = _Weights(library.api, pointer)
     return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
 
@@ -63,7 +64,9 @@ def _check_kv_type(kv_type: str) -> None:
         raise InvalidRequestError(f"unknown cache type {kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}")
 
 
-def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device | None) -> Any:
+def _load_weights(
+    api: Any, path: Path, settings: LlamaSettings, device: Device | None, stop: threading.Event | None
+) -> Any:
     params = api.llama_model_default_params()
     placed = place(params, device, settings.gpu_layers)
     params.use_extra_bufts = settings.repack
@@ -72,7 +75,7 @@ def _load_weights(api: Any, path: Path, settings: LlamaSettings, device: Device 
     params.progress_callback = keep_going
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        pointer = loader.run(lambda: api.llama_model_load_from_file(os.fsencode(path), params))
+        pointer = loader.run(lambda: api.llama_model_load_from_file(os.fsencode(path), params), stop)
     finally:
         loader.close()
     del placed  # kept until here: native code read it

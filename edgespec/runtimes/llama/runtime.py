@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -42,7 +43,13 @@ class LlamaRuntime(Runtime):
     def describe(self, file: LocatedModel, settings: LlamaSettings, form: DraftForm = AS_FILED) -> ModelFacts:
         return describe_model(file.header, settings, name=file.name, sha256=file.identity)
 
-    def load(self, file: LocatedModel, settings: LlamaSettings, form: DraftForm = AS_FILED) -> LlamaModel:
+    def load(
+        self,
+        file: LocatedModel,
+        settings: LlamaSettings,
+        form: DraftForm = AS_FILED,
+        stop: threading.Event | None = None,
+    ) -> LlamaModel:
         return load_model(
             file.path,
             settings,
@@ -50,6 +57,7 @@ class LlamaRuntime(Runtime):
             sha256=file.identity,
             header=file.header,
             artefact=file.artefact,
+            stop=stop,
         )
 
     def cache_bits(self, settings: LlamaSettings) -> float:

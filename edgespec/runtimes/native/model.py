@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import abc
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,8 +62,9 @@ def load_native(
     artefact: TrimmedDrafter | None = None,
     frequent_head: IdArray | None = None,
     requantized: bool = False,
+    stop: threading.Event | None = None,
 ) -> NativeModel:
-    """Check the file, then lay its weights out for the kernels.
+    """Check the file, then lay its weights out for the kernels. Once ``stop`` is set, loading ends early.
 
     With a ``frequent_head`` it is what ``with_head_rows`` makes of it. An ``artefact`` is a drafter with a trimmed
     head, whose weights ``path`` holds, and its embeddings another file. ``sidecar`` is where they are kept for the
@@ -84,7 +86,7 @@ def load_native(
     )
     layout = _read_layout(header, artefact, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
-    weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding)
+    weights = load_weights(load(), header, layout, settings.threads, place, embedding=embedding, stop=stop)
     head_ids = None if artefact is None else artefact.ids.astype(np.int64)
     head = None if frequent_head is None else HeadRows(weights, frequent_head)
     return NativeModel(ModelPart(weights, head=head, head_ids=head_ids), header, settings, facts)

@@ -7,6 +7,7 @@ class.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, ClassVar
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
@@ -73,7 +74,13 @@ class NativeRuntime(Runtime):
             artefact=file.artefact,
         )
 
-    def load(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> NativeModel:
+    def load(
+        self,
+        file: LocatedModel,
+        settings: NativeSettings,
+        form: DraftForm = AS_FILED,
+        stop: threading.Event | None = None,
+    ) -> NativeModel:
         sidecar = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
         return load_native(
             file.path,
@@ -85,6 +92,7 @@ class NativeRuntime(Runtime):
             sidecar=None if file.store_folder is None else file.store_folder / sidecar,
             frequent_head=None if form.head_rows is None else frequent_head_ids(file.header),
             requantized=form.requantized,
+            stop=stop,
         )
 
     def cache_bits(self, settings: NativeSettings) -> float:

@@ -15,7 +15,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from edgespec.errors import CancelledError, DiskSpaceError
 from edgespec.files.atomic import replacing
 from edgespec.files.disk import require_space
 from edgespec.runtimes.native.library import NativeLibrary
+from edgespec.runtimes.thread import map_on_threads
 
 # The number is this file's own format. How tiles are laid out needs none: whoever maps them lays some out to compare.
 _MAGIC = b"edgespec tiles 1"
@@ -115,9 +115,7 @@ class Sidecar:
             if first < end and hasattr(mmap, "MADV_DONTNEED"):
                 tiles.mapped.madvise(mmap.MADV_DONTNEED, first, end - first)
 
-        with ThreadPoolExecutor(max_workers=self.threads, thread_name_prefix="edgespec-copy") as pool:
-            for _ in pool.map(copy, self._chunks()):
-                pass
+        map_on_threads(copy, self._chunks(), self.threads, "edgespec-copy")
 
     def write(self, address: int) -> bool:
         """Write the tiles at ``address``, all or nothing; whether that succeeded.
@@ -154,8 +152,8 @@ class Sidecar:
             start, length = chunk
             return int(self.library.api.es_checksum(address + start, length)).to_bytes(8, "little")
 
-        with ThreadPoolExecutor(max_workers=self.threads, thread_name_prefix="edgespec-check") as pool:
-            return hashlib.sha256(self.key + b"".join(pool.map(checksum, self._chunks()))).digest()
+        sums = map_on_threads(checksum, self._chunks(), self.threads, "edgespec-check")
+        return hashlib.sha256(self.key + b"".join(sums)).digest()
 
     def _check_cancelled(self) -> None:
         if self.cancelled():

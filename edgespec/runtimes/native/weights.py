@@ -14,7 +14,6 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
 from edgespec.runtimes.native.tensors import ModelLayout, Rope, WeightTensor
-from edgespec.runtimes.thread import WorkerThread
+from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
 _TILE_ROWS = 16
 _LINE_BYTES = 64  # matrices start on cache lines of their own
@@ -233,12 +232,13 @@ def load_weights(
     sidecar: SidecarPlace | None = None,
     *,
     embedding: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> NativeWeights:
     """Lay the file's matrices out in memory of our own, on so many threads, or map them from the sidecar.
 
     ``embedding`` is a file of its own with the rows of the embedding, if they are not in the model's.
     A sidecar that is not there or cannot be used is written. Raises ModelFileError (the file changed, or holds scales
-    that are not finite), MemoryLimitError, CancelledError if the wait is interrupted.
+    that are not finite), MemoryLimitError, CancelledError once ``stop`` is set.
     """
     interrupted = threading.Event()
     loader = WorkerThread("edgespec-load", interrupted.set)
@@ -246,7 +246,8 @@ def load_weights(
         return loader.run(
             lambda: _load(
                 library, header, layout, threads, sidecar, interrupted.is_set, _open_files(header, layout, embedding)
-            )
+            ),
+            stop,
         )
     finally:
         loader.close()
@@ -307,9 +308,7 @@ def _load(
             what = "a scale that is not finite" if strip.weight.kept_as is None else "what four bits cannot hold"
             raise ModelFileError(header.path, f"row {bad} of tensor {strip.weight.tensor.name} has {what}")
 
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="edgespec-relay") as pool:
-        for _ in pool.map(relay, _strips(layout)):
-            pass
+    map_on_threads(relay, _strips(layout), threads, "edgespec-relay")
     weights.let_file_go()
     if sidecar is not None:
         sidecar.write(weights.tiles)

@@ -5,6 +5,7 @@ What is loaded is a folder that ``edgespec export --to onnx`` wrote and ``read_o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -34,16 +35,21 @@ PADDINGS = (1, 2)  # more than two rows are computed like two
 
 
 def load_onnx(
-    artefact: OnnxArtefact, settings: OnnxSettings, *, name: str | None = None, sha256: str | None = None
+    artefact: OnnxArtefact,
+    settings: OnnxSettings,
+    *,
+    name: str | None = None,
+    sha256: str | None = None,
+    stop: threading.Event | None = None,
 ) -> OnnxModel:
-    """Load a checked artefact on the provider that the settings name.
+    """Load a checked artefact on the provider that the settings name. Once ``stop`` is set, loading ends early.
 
     Raises RuntimeUnavailableError (no onnxruntime, no such provider), InvalidRequestError, ModelFileError,
-    MemoryLimitError.
+    MemoryLimitError, CancelledError.
     """
     facts = describe_onnx(artefact, settings, name=name or artefact.folder.name, sha256=sha256)
     provider = onnx_providers.find_provider(settings.provider)
-    weights = load_weights(onnx_providers.load(), provider, artefact, settings)
+    weights = load_weights(onnx_providers.load(), provider, artefact, settings, stop)
     return OnnxModel(weights, settings, facts)
 
 

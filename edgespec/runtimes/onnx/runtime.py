@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -39,8 +40,14 @@ class OnnxRuntime(Runtime):
     def describe(self, file: LocatedModel, settings: OnnxSettings, form: DraftForm = AS_FILED) -> ModelFacts:
         return describe_onnx(_artefact(file), settings, name=file.name, sha256=file.identity)
 
-    def load(self, file: LocatedModel, settings: OnnxSettings, form: DraftForm = AS_FILED) -> OnnxModel:
-        return load_onnx(_artefact(file), settings, name=file.name, sha256=file.identity)
+    def load(
+        self,
+        file: LocatedModel,
+        settings: OnnxSettings,
+        form: DraftForm = AS_FILED,
+        stop: threading.Event | None = None,
+    ) -> OnnxModel:
+        return load_onnx(_artefact(file), settings, name=file.name, sha256=file.identity, stop=stop)
 
     def cache_bits(self, settings: OnnxSettings) -> float:
         return _CACHE_BITS

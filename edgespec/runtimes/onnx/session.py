@@ -87,12 +87,16 @@ class OnnxWeights:
 
 
 def load_weights(
-    library: OnnxLibrary, provider: Provider, artefact: OnnxArtefact, settings: OnnxSettings
+    library: OnnxLibrary,
+    provider: Provider,
+    artefact: OnnxArtefact,
+    settings: OnnxSettings,
+    stop: threading.Event | None = None,
 ) -> OnnxWeights:
-    """Load a checked artefact on the provider.
+    """Load a checked artefact on the provider. Once ``stop`` is set, loading ends early, where it can be ended.
 
     Raises ModelFileError, RuntimeUnavailableError (the provider does not work here, or not for this model),
-    MemoryLimitError.
+    MemoryLimitError, CancelledError.
     """
     api, on_cpu = library.api, provider.provider == CPU
     # The CPU provider runs fixed shapes like any others, so that one session, and one copy of the weights, does.
@@ -118,8 +122,10 @@ def load_weights(
         )
 
     try:
-        sessions = loader.run(lambda: [load(options) for options in every_options])
+        sessions = loader.run(lambda: [load(options) for options in every_options], stop)
     except Exception as error:  # the bindings raise a dozen classes of their own, without a common base
+        if stop is not None and stop.is_set():
+            raise CancelledError("loading was cancelled") from error
         raise _load_error(error, artefact, provider) from error
     finally:
         loader.close()

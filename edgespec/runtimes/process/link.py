@@ -227,6 +227,12 @@ class WorkerLink:
         with contextlib.suppress(OSError):
             self._process.kill()  # does nothing once it is reaped
 
+    def abandon(self) -> None:
+        """Kill the process, from any thread, and wait for nothing: whoever waits for an answer is told at once."""
+        with self._state_lock:
+            self._closed = True
+        self._kill()
+
     def close(self) -> None:
         """End the process, reap it, close the pipes. Idempotent; waits at most a few seconds."""
         with self._state_lock:

@@ -90,8 +90,8 @@ class StartingWorker:
         return WorkerModel(link, replace(facts, can_fork=False, can_branch=False))
 
     def close(self) -> None:
-        """End the process, from any thread: ``wait`` then raises ClosedError."""
-        self._link.close()
+        """End the process, from any thread, without waiting for that: ``wait`` then raises ClosedError."""
+        self._link.abandon()
 
 
 class WorkerModel(RuntimeModel[WorkerLink]):

@@ -27,16 +27,25 @@ class WorkerSettings:
     restart_after_s: float = RESTART_AFTER_S
 
 
-def run_in_process(facts: ModelFacts, request: LoadRequest, settings: WorkerSettings) -> BackgroundModel:
-    """The model of ``request``, which will have these facts, in a process of its own. Does not wait for it."""
+def run_in_process(
+    facts: ModelFacts, request: LoadRequest, settings: WorkerSettings, check: abc.Callable[[], object] = lambda: None
+) -> BackgroundModel:
+    """The model of ``request``, which will have these facts, in a process of its own that ``load`` starts.
+
+    ``check`` is called before each start, and may raise.
+    """
     request = replace(request, path=request.path.absolute())  # a restart may come in another working directory
+
+    def start() -> StartingWorker:
+        check()
+        return StartingWorker(
+            request, command=settings.command, environment=settings.environment, deadlines=settings.deadlines
+        )
+
     return BackgroundModel(
         facts,
-        lambda: StartingWorker(
-            request,
-            command=settings.command,
-            environment=settings.environment,
-            deadlines=settings.deadlines,
-        ),
+        start,
+        restarts=1,
         restart_after_s=settings.restart_after_s,
+        where=" in a process of its own",
     )
