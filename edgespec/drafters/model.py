@@ -259,10 +259,7 @@ class ModelDraftState:
 
     def _known_ids(self, rows: Rows) -> Rows:
         """Scores of the target's ids only: a drafter's vocabulary may be padded at its end."""
-        if not self._padded:
-            return rows
-        size = self._request.vocabulary_size
-        return Rows(rows.count, lambda index: rows.logits(index)[:size])
+        return rows.first(self._request.vocabulary_size) if self._padded else rows
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the cache follows the context at the next proposal."""

@@ -18,7 +18,7 @@ class Rows:
 
     ``read_row(i)`` returns row i as float32 of shape (vocabulary,); it may be a view of native memory that the
     Sequence's next forward overwrites, so every access first asks ``is_current``. A runtime with native
-    reductions overrides ``argmax_row``, ``top_k`` and ``draw``; everything else inherits these.
+    reductions overrides ``argmax_row``, ``top_k``, ``draw`` and ``first``; everything else inherits these.
     """
 
     def __init__(
@@ -84,6 +84,10 @@ class Rows:
         NaN or the highest is infinite, and StaleRowsError.
         """
         return draw_from(self._row(index), request, ids)
+
+    def first(self, size: int) -> Rows:
+        """The same rows with the scores of ids below ``size`` only: a vocabulary may be padded at its end."""
+        return Rows(self.count, lambda index: self._row(index)[:size])
 
     def copy(self) -> Rows:
         """The same rows, detached from the Sequence: valid for ever."""

@@ -315,6 +315,10 @@ class TrimmedRows(Rows):
     def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
         return self._kept.draw(index, request, self._ids)
 
+    def first(self, size: int) -> Rows:
+        kept = int(np.searchsorted(self._ids, size))
+        return TrimmedRows(self._kept.first(kept), self._ids[:kept], size)
+
     def logits(self, index: int) -> LogitsArray:
         return self._row(index)  # newly made, so the caller's to keep
 

@@ -23,6 +23,14 @@ from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
 
+SAMPLINGS = (
+    None,
+    Sampling(temperature=1.0, seed=7),
+    Sampling(temperature=0.7, top_p=0.95, seed=8),
+    Sampling(temperature=1.0, top_k=40, seed=9),
+    Sampling(temperature=1.0, min_p=0.05, seed=10),
+    Sampling(temperature=0.8, top_p=0.9, repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1, seed=11),
+)
 PROMPTS = ("hello world", "one two three one two three one", "the people of the world")
 DEPTH = 8
 
@@ -41,10 +49,10 @@ def load(tiny: TinyModels, **settings: object) -> Engine:
 
 
 def answers(session: Session, depth: int | None) -> list[tuple[int, ...]]:
-    """Greedy and seeded ones in turns."""
+    """One of each kind of sampling to each prompt."""
     found = []
     for prompt in PROMPTS:
-        for sampling in (None, Sampling(temperature=1.0, seed=7)):
+        for sampling in SAMPLINGS:
             done = answer(session.generate(prompt, max_tokens=60, depth=depth, sampling=sampling))
             assert (done.stats.accepted > 0) == (depth != 0)
             found.append(done.token_ids)
@@ -84,7 +92,7 @@ def test_second_choices_beside_a_chain_write_what_plain_decoding_writes(tiny: Ti
     def written(session: Session) -> tuple[list[tuple[int, ...]], list[RoundRecord]]:
         texts, rounds = [], []
         for prompt in PROMPTS:
-            for sampling in (None, Sampling(temperature=1.0, seed=7)):
+            for sampling in SAMPLINGS:
                 events = list(session.generate(prompt, max_tokens=60, sampling=sampling))
                 texts += [event.token_ids for event in events if isinstance(event, Done)]
                 rounds += [event.record for event in events if isinstance(event, Round)]

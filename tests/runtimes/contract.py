@@ -269,6 +269,28 @@ class SequenceContract(OneModel):
                 assert rows.draw(index, request) == draw_from(row, request)
         assert equal(logits(rows), before)
 
+    def test_the_first_scores_are_those_of_a_shorter_vocabulary(self, model: Model, sequence: Sequence) -> None:
+        rows = sequence.forward(ids(40, model), 20)
+        scored = np.flatnonzero(np.isfinite(rows.logits(0)))
+        size = int(scored[len(scored) // 2])
+        first, whole = rows.first(size), rows.argmax()
+        assert first.count == 20
+        for index, row in enumerate(logits(rows)):
+            best = int(np.argmax(row[:size]))
+            assert np.array_equal(first.logits(index), row[:size])
+            assert first.argmax_row(index) == first.top_k(2)[0][index, 0] == best
+            for request in (
+                DrawRequest(measure=Measure.PEAK, wanted=4),
+                DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
+                DrawRequest(key=noise_key(1, index, 0), top_p=0.9, seen={size: 2, best: 1}, presence_penalty=2.0),
+            ):
+                assert first.draw(index, request) == draw_from(row[:size], request)
+        assert (whole >= size).any(), "it makes a difference"
+        sequence.rewind(0)
+        for use in (lambda: first.argmax_row(0), lambda: first.draw(0, DrawRequest()), lambda: first.logits(0)):
+            with pytest.raises(StaleRowsError):
+                use()
+
     # --------------------------------------------------------------------------------------------- rewind
 
     @pytest.mark.slow

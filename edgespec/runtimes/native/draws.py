@@ -70,6 +70,9 @@ class DrawnRows(Rows):
         row = np.array(row, dtype=np.float32) if request.seen else np.ascontiguousarray(row, dtype=np.float32)
         return draws.draw(row.ctypes.data, len(row), request, ids)
 
+    def first(self, size: int) -> Rows:
+        return DrawnRows(self.count, lambda index: self._row(index)[:size])
+
 
 @functools.cache
 def _fastest() -> NativeDraws | None:

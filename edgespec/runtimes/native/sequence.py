@@ -169,10 +169,11 @@ class NativeCache:
         start: int = ctypes.addressof(self._api.es_scores(self._open()).contents)
         return start + index * self._scores_per_row * 4
 
-    def draw(self, index: int, request: DrawRequest, ids: IdArray | None) -> Drawn:
-        """See Rows."""
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None, size: int | None) -> Drawn:
+        """See Rows; from the first ``size`` scores, None for all."""
         with self._lock:
-            return self._draws.draw(self._row_address(index), self._scores_per_row, request, ids)
+            count = self._scores_per_row if size is None else min(size, self._scores_per_row)
+            return self._draws.draw(self._row_address(index), count, request, ids)
 
     def argmax(self, index: int) -> int:
         """The best id of a row; -1 - id if its score is not finite."""
@@ -206,11 +207,17 @@ def _check(code: int, what: str) -> None:
 
 
 class NativeRows(Rows):
-    """Rows reduced where they are, with the interpreter lock held: a search takes microseconds."""
+    """Rows reduced where they are, with the interpreter lock held: a search takes microseconds.
 
-    def __init__(self, cache: NativeCache, count: int, is_current: Callable[[], bool]) -> None:
-        super().__init__(count, cache.row, is_current)
+    ``size``: how many scores of each row count, None for all.
+    """
+
+    def __init__(
+        self, cache: NativeCache, count: int, is_current: Callable[[], bool], size: int | None = None
+    ) -> None:
+        super().__init__(count, lambda index: cache.row(index)[:size], is_current)
         self._cache = cache
+        self._size = size
 
     def argmax_row(self, index: int) -> int:
         self._check(index)
@@ -218,9 +225,13 @@ class NativeRows(Rows):
         if best < 0:
             value = self._cache.row(index)[-1 - best]
             raise NonFiniteLogitsError(f"the target's logits hold {value} at token id {-1 - best}")
+        if self._size is not None and best >= self._size:
+            return self.draw(index, DrawRequest()).tokens[0]
         return best
 
     def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
+        if self._size is not None:
+            return super().top_k(k)
         ids = np.empty((self.count, k), dtype=np.int64)
         scores = np.empty((self.count, k), dtype=np.float32)
         for index in range(self.count):
@@ -230,7 +241,10 @@ class NativeRows(Rows):
 
     def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
         self._check(index)
-        return self._cache.draw(index, request, ids)
+        return self._cache.draw(index, request, ids, self._size)
+
+    def first(self, size: int) -> Rows:
+        return NativeRows(self._cache, self.count, self._is_current, size)
 
     def logits(self, index: int) -> LogitsArray:
         return self._row(index)  # a copy already

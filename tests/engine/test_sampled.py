@@ -1,0 +1,117 @@
+"""Sampled answers: plain decoding's text with the same seed, and no scores of a whole vocabulary read into numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from edgespec.decoding import sampling as sampling_module
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.files.gguf.header import read_header
+from edgespec.interfaces import rows as rows_module
+from edgespec.runtimes.native import draws as draws_module, runtime as native_runtime
+from edgespec.runtimes.native.sequence import NativeCache
+from edgespec.runtimes.sequence import TrimmedRows
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements
+from tests.support.trimmed_folder import write_trimmed_folder
+
+SAMPLINGS = (
+    Sampling(temperature=1.0, seed=7),
+    Sampling(temperature=0.7, top_p=0.95, seed=8),
+    Sampling(temperature=1.0, top_k=40, seed=9),
+    Sampling(temperature=1.0, min_p=0.05, seed=10),
+    Sampling(temperature=0.8, top_p=0.9, repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1, seed=11),
+)
+DEPTH = 3
+
+
+def whole(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {"draft_runtime": "native"}
+
+
+def frequent_head(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    kept = np.arange(read_header(tiny.drafter).vocabulary_size - 20)
+    monkeypatch.setattr(native_runtime, "frequent_head_ids", lambda _header: kept)
+    monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: len(kept))
+    return {"draft_runtime": "native"}
+
+
+def padded(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    drafter = write_tiny_gguf(folder / "padded.gguf", seed=4, extra_tokens=9, **SHAPE)  # type: ignore[arg-type]
+    return {"draft": str(drafter), "draft_runtime": "native"}
+
+
+def padded_llama(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {**padded(tiny, folder, monkeypatch), "draft_runtime": "llama"}
+
+
+def llama(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {"draft_runtime": "llama"}
+
+
+def trimmed(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    kept = [token for token in range(640) if token % 4]
+    return {"draft": str(write_trimmed_folder(tiny.drafter, folder / "trimmed", kept))}
+
+
+def process(tiny: TinyModels, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return {"draft_runtime": "native", "draft_isolation": "process"}
+
+
+def answers(engine: Engine, depth: int) -> list[tuple[int, ...]]:
+    found = []
+    with engine.session() as session:
+        for sampling in SAMPLINGS:
+            done = answer(session.generate("hello world", max_tokens=40, sampling=sampling, depth=depth))
+            assert (done.stats.proposed > 0) == (depth > 0)
+            found.append(done.token_ids)
+            session.clear()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["native", "llama"])
+@pytest.mark.parametrize("drafting", [whole, frequent_head, padded, padded_llama, llama, trimmed, process])
+def test_no_scores_are_read_and_the_text_is_plain_decodings(
+    target: str,
+    drafting: Callable[[TinyModels, Path, pytest.MonkeyPatch], dict[str, Any]],
+    tiny: TinyModels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_native()
+
+    def refuse(*_arguments: object) -> NoReturn:
+        raise AssertionError("a row of scores was read into numpy")
+
+    settings = drafting(tiny, tmp_path, monkeypatch)
+    with tiny.load(runtime=target, lookup=False, **settings) as engine:
+        invent_measurements(engine)
+        drafter = engine.pair.pool.drafter_model()
+        if drafting is process:
+            assert drafter.wait(60.0)  # type: ignore[attr-defined]
+        for module in (rows_module, draws_module):
+            monkeypatch.setattr(module, "draw_from", refuse)
+        for name in ("penalised", "truncated", "first_to_arrive"):
+            monkeypatch.setattr(sampling_module, name, refuse)
+        monkeypatch.setattr(NativeCache, "row", refuse)
+        monkeypatch.setattr(TrimmedRows, "logits", refuse)
+        assert answers(engine, 0) == answers(engine, DEPTH)
+
+
+def test_penalties_read_one_row_where_it_is_not_ours_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied of a row that nobody penalises."""
+    scores = np.zeros(1000, dtype=np.float32)
+    rows = draws_module.DrawnRows(1, lambda _: scores)
+    asked = list[int]()
+    monkeypatch.setattr(draws_module.NativeDraws, "draw", lambda _self, address, *_others: asked.append(address))
+    rows.draw(0, rows_module.DrawRequest())
+    rows.draw(0, rows_module.DrawRequest(seen={1: 1}, presence_penalty=1.0))
+    assert asked[0] == scores.ctypes.data != asked[1]
