@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 # Without a terminal, progress is a line now and then, so that a log stays readable.
 _PLAIN_INTERVAL_S = 10.0
+
+# Columns below which breaking lines helps nobody.
+_NARROWEST = 20
 
 
 @dataclass(slots=True)
@@ -100,10 +104,23 @@ def decode_input(data: bytes) -> str:
 
 
 def note(message: str, *, dim: bool = False) -> None:
-    """A line for the person, on stderr."""
+    """A line for the person, on stderr; a terminal breaks it between words."""
+    columns = stderr_columns()
+    if columns is not None:
+        message = "\n".join(_wrapped(line, columns) for line in message.split("\n"))
     if dim and stderr_is_rich():
         message = f"\x1b[2m{message}\x1b[0m"
     print(message, file=sys.stderr, flush=True)
+
+
+def _wrapped(line: str, columns: int) -> str:
+    """The line in parts that fit, each further one two columns further right than the first."""
+    if len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(
+        line, max(_NARROWEST, columns), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def stderr_columns() -> int | None:

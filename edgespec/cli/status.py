@@ -148,10 +148,10 @@ def stats_lines(done: Done) -> list[str]:
     if stats.proposed:
         share = f" ({100 * stats.accepted / stats.proposed:.0f} %)"
         rows.append(("guesses", f"{stats.accepted} of {stats.proposed} right{share}"))
-        by_source = [f"{_drafter(done, source)} in {count}" for source, count in stats.rounds_by_source.items()]
-        rows.append(("drafted by", f"{', '.join(by_source)} rounds"))
-        right = [f"{length} in {count}" for length, count in sorted(stats.accepted_lengths.items())]
-        rows.append(("right a round", f"{', '.join(right)} rounds"))
+        by_source = [f"{_drafter(done, source)} {count}" for source, count in stats.rounds_by_source.items()]
+        rows.append(("rounds by", ", ".join(by_source)))
+        right = [f"{length} ({count}x)" for length, count in sorted(stats.accepted_lengths.items())]
+        rows.append(("right a round", ", ".join(right)))
     if stats.invalid_proposals:
         rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
     return [f"{name:14} {value}" for name, value in rows]

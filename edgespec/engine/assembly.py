@@ -319,7 +319,8 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
     if wanted == "auto":
         name = target.drafter
         if name is None:
-            return None, f"no drafter is known for {target.name}"
+            works = "any smaller model with the same vocabulary works: --draft MODEL"
+            return None, f"no drafter is known for {target.name}; {works}"
         wanted = name
     try:
         located = locator.locate(wanted)

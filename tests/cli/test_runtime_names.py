@@ -73,7 +73,7 @@ def test_what_cannot_be_had_is_one_sentence(
     narrow = tiny._make("narrow-alone", heads=4, kv_heads=4)
     result = here("generate", "hello", "--target", narrow, "--draft", "none")
     result.failed_well("the native runtime does not run narrow-alone")
-    assert result.hint == "llama.cpp does"
+    assert result.hint == 'runtime "auto" or "llama" runs it with llama.cpp'
     monkeypatch.setenv("EDGESPEC_DEVICE", "Vulkan0")
     here("generate", "hello", *options).failed_well("runs on the processor, not on Vulkan0", code=2)
     monkeypatch.setenv("EDGESPEC_RUNTIME", "onnx")

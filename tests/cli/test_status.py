@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from edgespec.cli import output
 from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.cli.status import StatusLine, stats_lines
 from edgespec.decoding.round_base import DecodeStats
@@ -16,6 +18,8 @@ from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.cost.costs import Costs
+from tests.support.command_line import command, environment
+from tests.support.tiny_models import TinyModels
 
 NUMERIC_CLASS = NumericClass(
     runtime="native", build="1", device="cpu", threads=2, kv_type="f16", settings={}, widths=(1, 2, 3)
@@ -196,8 +200,8 @@ def test_another_reason_is_news_and_other_figures_are_none() -> None:
 
 
 def test_a_drafter_that_is_off_beside_another_that_guesses() -> None:
-    half = done(speculation_off="no drafter is known for tiny")
-    assert line(half).endswith("same text as without guessing · no drafter is known for tiny")
+    half = done(speculation_off="no drafter is known for tiny; name one")
+    assert line(half).endswith("same text as without guessing · no drafter is known for tiny; name one")
     assert "is known" not in line(half, half)
 
 
@@ -239,8 +243,8 @@ def test_stats_are_rounded_and_have_units() -> None:
         "  drafters     612 ms",
         "rounds         69, 2.28 tokens/round",
         "guesses        88 of 101 right (87 %)",
-        "drafted by     copies in 9, 0.5B drafter in 52 rounds",
-        "right a round  0 in 7, 1 in 20, 2 in 34 rounds",
+        "rounds by      copies 9, 0.5B drafter 52",
+        "right a round  0 (7x), 1 (20x), 2 (34x)",
     ]
 
 
@@ -303,3 +307,56 @@ def test_what_was_measured_is_one_line(made: Plan, plain_s: float | None, said: 
             line = idle.stop()
             idle.start()
     assert line == f"measured: {said} (/plan says why)"
+
+
+# ---------------------------------------------------------------------------------------------- a real terminal
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are a matter of POSIX")
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_what_a_terminal_shows_fits_it(tiny: TinyModels, columns: int) -> None:
+    from tests.support.terminal import Terminal
+
+    arguments = command("chat", "--target", tiny.target, "--draft", "none", "--depth", "0", "--max-tokens", "3")
+    chat = Terminal(arguments, {**environment(tiny.home.root), "COLUMNS": str(columns)})
+    try:
+        chat.wait_for(r"is ready")
+        chat.wait_for(r"\n> ")
+        for asked in ("hello", "/help", "/plan", "/stats"):
+            chat.type(f"{asked}\r")
+            chat.wait_for(asked)
+            shown = chat.wait_for(r"\r\n(.|\n)*?\r\n> ").split("\r\n")
+            # The answer itself stands before its status line, and is the terminal's to break.
+            first = next(at for at, each in enumerate(shown) if asked != "hello" or re.match(r"\d+\.\d tok/s", each))
+            own = shown[first:]
+            assert max(map(len, own)) <= columns, (asked, own)
+            assert sum(map(bool, own)) > 1
+        chat.type("/exit\r")
+        assert chat.exit_code() == 0
+    finally:
+        chat.close()
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (None, ["- a line of words that is long", ""]),
+        (80, ["- a line of words that is long", ""]),
+        (20, ["- a line of words", "  that is long", ""]),
+        (5, ["- a line of words", "  that is long", ""]),
+    ],
+)
+def test_notes_are_broken_between_words(
+    columns: int | None, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "stderr_columns", lambda: columns)
+    output.note("- a line of words that is long\n")
+    assert capsys.readouterr().err.split("\n")[:-1] == lines
+
+
+def test_a_word_that_is_too_long_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "stderr_columns", lambda: 20)
+    output.note("see /a/path/that/is/too/long/for-a-line and go")
+    assert capsys.readouterr().err == "see\n  /a/path/that/is/too/long/for-a-line\n  and go\n"

@@ -135,7 +135,7 @@ def test_a_model_it_does_not_run_says_so(tiny: TinyModels, tmp_path: Path) -> No
     path = write_tiny_gguf(tmp_path / "narrow.gguf", quant="Q8_0", heads=4, kv_heads=4)  # heads of 16, each alone
     with pytest.raises(RuntimeUnavailableError, match="the native runtime does not run narrow: ") as caught:
         tiny.load(path, runtime="native", draft="none")
-    assert caught.value.hint == "llama.cpp does"
+    assert caught.value.hint == 'runtime "auto" or "llama" runs it with llama.cpp'
     with tiny.load(path, draft="none") as engine:
         assert engine.plan.target.runtime == "llama", "unasked it goes where it runs"
 

@@ -76,7 +76,8 @@ def read_layout(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> Mo
         return _Reader(header, trimmed).layout()
     except _UnsupportedError as error:
         raise RuntimeUnavailableError(
-            f"the native runtime does not run {header.path.name}: {error}", hint="llama.cpp does"
+            f"the native runtime does not run {header.path.name}: {error}",
+            hint='runtime "auto" or "llama" runs it with llama.cpp',
         ) from None
 
 

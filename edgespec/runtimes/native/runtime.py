@@ -51,7 +51,8 @@ class NativeRuntime(Runtime):
         reason = unsupported_reason(file.header, file.artefact)
         if reason is not None:
             raise RuntimeUnavailableError(
-                f"the native runtime does not run {file.name}: {reason}", hint="llama.cpp does"
+                f"the native runtime does not run {file.name}: {reason}",
+                hint='runtime "auto" or "llama" runs it with llama.cpp',
             )
 
     def preference(self) -> int:
