@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -117,8 +118,32 @@ def test_without_an_answer_it_is_an_interrupt_and_with_one_it_is_stopped() -> No
         ending.stop_answer = lambda: stopped.append(1)
         for _ in range(3):  # a terminal that is closed sends several
             signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)  # and the end of a login one of these besides
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert stopped == [1]
     assert ending.number == signal.SIGHUP
+
+
+@pytest.mark.parametrize("name", [*BOTH, "SIGINT"])
+def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
+    """While a model loads, llama.cpp calls Python for each line of its log: one load in twenty ignored a SIGTERM."""
+    number = getattr(signal, name)
+    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))
+    ending, hook = Ending(), sys.unraisablehook
+    with ending.installed():
+        callback()
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(WAIT_S)
+        assert ending.number == (None if name == "SIGINT" else number)
+    assert sys.unraisablehook == hook
+
+
+def test_what_else_python_drops_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
+    with Ending().installed():
+        ctypes.CFUNCTYPE(None)(lambda: [][0])()
+    assert told == [IndexError]
 
 
 def test_what_somebody_else_handles_is_left_alone() -> None:
