@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -71,7 +72,7 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     for name in _names(known, here):
         stored, spec = here.get(name), known.get(name)
         size = stored.bytes if stored else spec.bytes if spec else None
-        amount = "" if size is None else megabytes(size)
+        amount = "" if size is None else megabytes(size) if size >= 10**6 else "< 1 MB"
         print(
             f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {_about(spec, stored)}".rstrip()
         )
@@ -79,8 +80,9 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         note(f"ignored {path}: {reason}")
 
 
-def _names(known: Any, here: Any) -> list[str]:
-    return sorted({*known, *here})
+def _names(known: Mapping[str, ModelSpec], here: Mapping[str, StoredModel]) -> list[str]:
+    """Models before prompt sets."""
+    return sorted({*known, *here}, key=lambda name: (name in known and known[name].kind != "model", name))
 
 
 def _about(spec: ModelSpec | None, stored: StoredModel | None) -> str:

@@ -46,13 +46,15 @@ def catalogue() -> Mapping[str, ModelSpec]:
 def lookup(name: str, *, to_fetch: bool = False) -> ModelSpec:
     """The entry called ``name``. Raises ModelNotFoundError with the nearest names as its hint.
 
-    ``to_fetch``: what is on this machine already does not do.
+    ``to_fetch``: what is on this machine already does not do, and prompt sets do as well as models.
     """
     known = catalogue()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(known)}."
+    names = [each for each, spec in known.items() if to_fetch or spec.kind == "model"]
+    near = [each for each in names if each.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(names)}."
     raise ModelNotFoundError(
         f"no model is called {name!r} in the catalogue",
         hint=f"{hint} {'' if to_fetch else 'A path to a .gguf file or '}hf:ORG/REPO works too.",

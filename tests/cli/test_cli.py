@@ -252,7 +252,10 @@ def test_models_json(tiny: TinyModels, here: InProcess) -> None:
         "drafter": "qwen2.5-coder-0.5b",
     }
     table = succeeded(here("models")).out
-    assert re.search(r"^smollm2-135m +on disk +0 MB", table, re.MULTILINE)
+    prompts = table.splitlines()[-1]
+    assert prompts.startswith("humaneval"), "models come first"
+    assert "< 1 MB" in prompts
+    assert re.search(r"^smollm2-135m +on disk +< 1 MB", table, re.MULTILINE)
     assert re.search(r"^qwen2.5-coder-1.5b +not here +1117 MB", table, re.MULTILINE)
     # A stored model is used by its name, and removed by it.
     spoken = here("generate", "hi", "--target", "smollm2-135m", "--max-tokens", "4")

@@ -48,6 +48,20 @@ def test_a_near_name_is_suggested() -> None:
     assert "smollm2-135m" in (caught.value.hint or "")
 
 
+def test_the_beginning_of_names_is_enough() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        lookup("Qwen")
+    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or qwen2.5-coder-0.5b?")
+
+
+@pytest.mark.parametrize("name", ["zzz", "humaneva"])
+def test_prompt_sets_are_named_only_where_one_can_be_meant(name: str) -> None:
+    for to_fetch in (False, True):
+        with pytest.raises(ModelNotFoundError) as caught:
+            lookup(name, to_fetch=to_fetch)
+        assert ("humaneval" in (caught.value.hint or "")) is to_fetch
+
+
 def test_the_catalogue_cannot_be_changed_by_a_caller() -> None:
     with pytest.raises(TypeError):
         catalogue()["x"] = lookup("smollm2-135m")  # type: ignore[index]
