@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgespec.bench.suite import Prompt
@@ -64,7 +64,8 @@ class PromptResult:
 class EqualityReport:
     """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class.
 
-    ``why`` tells why nothing was proposed, should that be so.
+    ``samplings`` are those that every prompt was decoded with, each with its seed. ``why`` tells why nothing was
+    proposed, should that be so.
     """
 
     plan: Plan
@@ -72,6 +73,7 @@ class EqualityReport:
     level: Exactness
     depths: tuple[int, ...]
     bound: float
+    samplings: tuple[Sampling, ...]
     results: tuple[PromptResult, ...]
     why: str | None = None
 
@@ -116,6 +118,7 @@ class EqualityReport:
             "depths": list(self.depths),
             "trees": self.trees,
             "bound": self.bound,
+            "samplings": [asdict(sampling) for sampling in self.samplings],
             "prompts": len(self.results),
             "identical": self.identical,
             "comparisons": sum(result.comparisons for result in self.results),
@@ -230,6 +233,7 @@ def check_equality(
         probe=engine.pair.probe,
         depths=depths,
         bound=bound,
+        samplings=samplings,
         results=tuple(results),
         why=why,
     )

@@ -59,7 +59,7 @@ def bench(
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Same seed, same text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="That of every arm: same seed, same text.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each category.")] = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
@@ -114,7 +114,9 @@ def bench(
             passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
         )
         every = ", ".join((*names, *own))
-        note(f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}")
+        note(
+            f"{len(prompts)} prompts; {every}; {passes} ABBA passes; {max_tokens} tokens; depth to {cap}; {sampling}"
+        )
         answers = run_until_quiet(
             engine, opened, prompts, settings, on_answer=_Progress((FASTEST, *own)), on_repeat=_tell_repeat
         )
@@ -273,6 +275,7 @@ def _tell_repeat(prompts: Sequence[Prompt], repeat: int) -> None:
 
 def _print(report: dict[str, Any]) -> None:
     from edgespec.bench.runtimes import runtime_lines
+    from edgespec.decoding.sampling import Sampling
 
     arms: dict[str, Any] = report["arms"]
     width = max(len(name) for name in arms)
@@ -292,6 +295,9 @@ def _print(report: dict[str, Any]) -> None:
     if report["passes"] < LEAST_PASSES:
         print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance decides")
     _print_noise(report)
+    sampling = Sampling(**report["sampling"])
+    if not sampling.greedy:
+        print(f"every arm sampled with {sampling}")
     for line in runtime_lines(report["runtimes"]):
         print(line)
     asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]

@@ -51,7 +51,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Check on this machine that speculation emits plain decoding's tokens; fails if it does not."""
-    from edgespec.bench.equality import PromptResult, check_equality, checks_trees, depths_to_check, spread
+    from edgespec.bench.equality import SAMPLED, PromptResult, check_equality, checks_trees, depths_to_check, spread
 
     state = state_of(context)
     chosen = resolve_profile(
@@ -68,7 +68,7 @@ def verify(
         ways = ", ".join(map(str, depths))
         note(
             f"{len(selected)} prompts, {max_tokens} tokens, "
-            f"{'greedy' if engine.profile.exactness == 'near' else 'greedy and sampled'}, depths "
+            f"{'greedy' if engine.profile.exactness == 'near' else f'greedy and sampled ({SAMPLED})'}, depths "
             f"{ways}{' and trees' if checks_trees(engine, depths) else ''} against plain decoding"
         )
         done = 0
@@ -85,6 +85,7 @@ def verify(
     else:
         print(f"level       {report.level}")
         print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
+        print(f"sampling    {'; '.join(map(str, report.samplings))}")
         ways += " and trees" if report.trees else ""
         print(f"identical   {report.identical} of {len(report.results)} prompts, depths {ways}")
         for divergence in report.divergences:

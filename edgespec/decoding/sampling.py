@@ -84,6 +84,14 @@ class Sampling:
         kind = {Integral: "a whole number", Real: "a number", str: "text"}[wanted]
         raise InvalidRequestError(f"{name} is {kind}, not {type(value).__name__} {value!r:.40}")
 
+    def __str__(self) -> str:
+        """What is not off: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
+        told = [each for each in fields(self) if getattr(self, each.name) != each.default]
+        if self.greedy:
+            told = [each for each in told if each.name.endswith("penalty")]
+        words = [f"{each.name.replace('_', '-')} {getattr(self, each.name)}" for each in told]
+        return ", ".join(["greedy", *words] if self.greedy else words)
+
     @property
     def noise_seed(self) -> int:
         """The key of the noise where no answer has drawn one."""

@@ -166,6 +166,12 @@ def test_sampled_answers_are_plain_decoding_s(here: InProcess, pair: tuple[str, 
     found = here("bench", *pair, *options, "--json").json
     check_report(found, ("plain", "planned", "oracle"))
     assert found["sampling"] == {"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "seed": 5}
+    told = here("bench", *pair, *options)
+    words = "temperature 0.7, top-k 40, top-p 0.95, min-p 0.01, seed 5"
+    assert f"every arm sampled with {words}\n" in told.out
+    assert f"; {words}\n" in told.err
+    unseeded = here("bench", *pair, *options[:-2])
+    assert "every arm sampled with temperature 0.7, top-k 40, top-p 0.95, min-p 0.01, seed 0\n" in unseeded.out
 
 
 def test_verdicts_for_people() -> None:

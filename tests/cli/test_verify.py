@@ -48,6 +48,10 @@ def test_a_promise_that_holds(verify: Verify) -> None:
     assert found.code == 0
     assert found.out.splitlines()[-1] == "the promise holds"
     assert "hint:" not in found.err
+    assert "sampling    greedy; temperature 0.7, top-p 0.9, seed 1\n" in found.out
+    assert "greedy and sampled (temperature 0.7, top-p 0.9, seed 1), depths 1" in found.err
+    greedy, sampled = verify(lambda report: report, "--json").json["samplings"]
+    assert (greedy["temperature"], sampled["temperature"], sampled["top_p"], sampled["seed"]) == (0.0, 0.7, 0.9, 1)
 
 
 def test_a_broken_promise_says_what_to_do(verify: Verify) -> None:

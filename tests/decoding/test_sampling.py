@@ -355,6 +355,20 @@ def test_types(name: str, value: object, words: str) -> None:
         Sampling(**{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Sampling(), "greedy"),
+        (Sampling(seed=3, top_k=5), "greedy"),
+        (Sampling(repeat_penalty=1.1, seed=3), "greedy, repeat-penalty 1.1"),
+        (Sampling(temperature=0.7, top_p=0.95, seed=0), "temperature 0.7, top-p 0.95, seed 0"),
+        (Sampling(temperature=1.0, rule="rejection"), "temperature 1.0, rule rejection"),
+    ],
+)
+def test_in_words_it_is_what_is_not_off(options: Sampling, words: str) -> None:
+    assert str(options) == words
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     own = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(2**63))  # type: ignore[arg-type]
     assert (own.temperature, own.top_k, own.seed) == (0.5, 3, 2**63)
