@@ -67,7 +67,7 @@ def generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
             )
             done = follow_answer(generation, as_json=json)
-    print_done(done, StatusLine(), as_json=json)
+    print_done(done, StatusLine(reasons=not plain), as_json=json)
     state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)

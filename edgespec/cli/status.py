@@ -38,7 +38,9 @@ def follow_answer(generation: Generation, *, as_json: bool) -> Done:
 class StatusLine:
     """The line after each answer of one session, which says once why there are no guesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reasons: bool = True) -> None:
+        """Without ``reasons`` it never says why: decoding without guesses was asked for."""
+        self._reasons = reasons
         self._said: set[str] = set()
 
     def print(self, done: Done) -> None:
@@ -68,7 +70,7 @@ class StatusLine:
         stats = done.stats
         reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
         key = re.sub(r"[0-9.]+", "#", reason)  # the same reason with other figures is no news
-        if not reason or key in self._said:
+        if not self._reasons or not reason or key in self._said:
             return []
         self._said.add(key)
         return [reason if stats.proposed else f"no guesses: {reason}"]

@@ -1,6 +1,6 @@
 """What a drafter takes and gives: the context, proposals, what became of them, and the gates of a depth policy.
 
-Everything here speaks token ids. The words (round, width, depth, committed, ...) are those of the README's glossary.
+Everything here speaks token ids. The words (round, width, depth, committed, ...) are those of docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.cost.costs import Costs
-from tests.support.command_line import command, environment
+from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels
 
 NUMERIC_CLASS = NumericClass(
@@ -203,6 +203,12 @@ def test_a_drafter_that_is_off_beside_another_that_guesses() -> None:
     half = done(speculation_off="no drafter is known for tiny; name one")
     assert line(half).endswith("same text as without guessing · no drafter is known for tiny; name one")
     assert "is known" not in line(half, half)
+
+
+def test_plain_decoding_that_was_asked_for_needs_no_reason(tiny: TinyModels, here: InProcess) -> None:
+    asked = ("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    assert " · no guesses: " in here(*asked).err.splitlines()[-1]
+    assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", here(*asked, "--plain").err.splitlines()[-1])
 
 
 def test_an_answer_of_one_token_had_nothing_to_guess() -> None:
