@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,6 +52,8 @@ class Measurements:
     notes: list[str] = field(default_factory=list, compare=False)
     _unwritten: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
     _refusals: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    # By kind, what other builds may have stored: read once.
+    _keys: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def on_power(self, power_source: str) -> Measurements:
         """The same folder, for a machine that runs on another source of power."""
@@ -63,15 +65,21 @@ class Measurements:
     # ---------------------------------------------------------------------------- what one model takes
 
     def load_widths(self, facts: ModelFacts) -> WidthProbe | None:
-        """The width probe of this model, build and setting on this machine, or None if there is none to trust."""
-        return self._load("widths", self._model_key(facts), widths_from_json)
+        """The width probe of this model, build and setting on this machine, or None if there is none to trust.
+
+        Of rows that are bit-equal by construction it is a self-check of file, build and level, on any machine.
+        """
+        probe = self._load("widths", self._widths_key(facts), widths_from_json)
+        if probe is None and facts.bit_equal_by_construction:  # as it was filed before there was a self-check
+            probe = self._load("widths", self._model_key(facts), widths_from_json)
+        return probe
 
     def save_widths(self, facts: ModelFacts, probe: WidthProbe) -> None:
-        self._save("widths", self._model_key(facts), widths_to_json(probe))
+        self._save("widths", self._widths_key(facts), widths_to_json(probe))
 
     def load_times(self, facts: ModelFacts) -> ModelTimes | None:
         """What the forwards of this model take in this setting, on this source of power; None if not measured."""
-        return self._load("times", self._times_key(facts), ModelTimes.from_json)
+        return self._load_timing("times", self._times_key(facts), ModelTimes.from_json, facts)
 
     def save_times(self, facts: ModelFacts, times: ModelTimes, *, busy: float = 0.0) -> None:
         """``busy``: the share of the processors that other programs took meanwhile, if that was too much.
@@ -84,17 +92,19 @@ class Measurements:
 
     def busy_share(self, facts: ModelFacts) -> float:
         """``busy`` of the times that are stored; 0 where they were measured in quiet, or not at all."""
-        return self._load("times", self._times_key(facts), _share_from_json) or 0.0
+        return self._load_timing("times", self._times_key(facts), _share_from_json, facts) or 0.0
 
     def forget_times(self, facts: ModelFacts) -> None:
         """Throw an old curve away, which newer times of this setting contradict."""
         self._forget("times", facts)
 
     def _forget(self, kind: str, facts: ModelFacts) -> None:
-        path = self._path(kind, self._times_key(facts))
+        key = self._times_key(facts)
+        path = self._path(kind, key)
         self._unwritten.pop(path.name, None)
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        for each in (path, *(self._path(kind, other) for other in self._of_other_builds(kind, key, facts))):
+            with suppress(OSError):
+                each.unlink(missing_ok=True)
 
     def plain_s(self, facts: ModelFacts) -> float | None:
         """T(1) in this setting, from its curve or from a measurement of plain decoding alone."""
@@ -103,7 +113,7 @@ class Measurements:
 
     def load_plain_s(self, facts: ModelFacts) -> float | None:
         """T(1) of this model in this setting, where only that was measured."""
-        return self._load("plain", self._times_key(facts), _seconds_from_json)
+        return self._load_timing("plain", self._times_key(facts), _seconds_from_json, facts)
 
     def forget_plain_s(self, facts: ModelFacts) -> None:
         """Throw T(1) in a setting away, which could not be measured again."""
@@ -115,7 +125,8 @@ class Measurements:
     # -------------------------------------------------------------------------------- what a pair does
 
     def load_contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
-        return self._load("contention", self._pair_key(target, drafter), _contention_from_json)
+        key = self._pair_key(target, drafter)
+        return self._load_timing("contention", key, _contention_from_json, target, drafter)
 
     def save_contention(self, target: ModelFacts, drafter: ModelFacts, contention: Contention) -> None:
         stored = {"target_factor": contention.target_factor, "drafter_factor": contention.drafter_factor}
@@ -155,6 +166,41 @@ class Measurements:
             yield True
         finally:
             lock.release()
+
+    def _load_timing(
+        self, kind: str, key: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T], *models: ModelFacts
+    ) -> T | None:
+        """What this build was timed at, else what the latest other one was, where it computes the same.
+
+        Other kernels of ours take about as long, which decoding corrects; measuring anew takes a minute.
+        """
+        found = self._load(kind, key, parse)
+        for other in () if found is not None else self._of_other_builds(kind, key, *models):
+            found = self._load(kind, other, parse)
+            if found is not None:
+                break
+        return found
+
+    def _of_other_builds(self, kind: str, key: Mapping[str, Any], *models: ModelFacts) -> list[Mapping[str, Any]]:
+        """Keys of what is stored that differ in the builds of our own kernels alone, the latest first."""
+        ours = {facts.runtime for facts in models if facts.bit_equal_by_construction}
+        if not ours:
+            return []
+        if kind not in self._keys:
+            self._keys[kind] = self._stored_keys(kind)
+        wanted = _of_any_build(key, ours)
+        return [other for other in self._keys[kind] if other != key and _of_any_build(other, ours) == wanted]
+
+    def _stored_keys(self, kind: str) -> list[Mapping[str, Any]]:
+        """The keys of every measurement of a kind that can be read, the latest first."""
+        found: list[tuple[int, Mapping[str, Any]]] = []
+        with suppress(OSError):
+            for path in self.folder.glob(f"{kind}-*.json"):
+                with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, _UnusableError):
+                    stored = json.loads(self._read(path))
+                    if stored["schema_version"] == SCHEMA_VERSION and isinstance(stored["key"], dict):
+                        found.append((path.stat().st_mtime_ns, stored["key"]))
+        return [key for _, key in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def _load(self, kind: str, key: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self._path(kind, key)
@@ -216,6 +262,17 @@ class Measurements:
             "settings": dict(facts.settings),
         }
 
+    def _widths_key(self, facts: ModelFacts) -> dict[str, Any]:
+        if not facts.bit_equal_by_construction:
+            return self._model_key(facts)
+        return {
+            **_identity(facts),
+            "runtime": facts.runtime,
+            "build": facts.build,
+            "kv_type": facts.kv_type,
+            "settings": dict(facts.settings),
+        }
+
     def _times_key(self, facts: ModelFacts) -> dict[str, Any]:
         return {**self._model_key(facts), "power_source": self.power_source}
 
@@ -240,6 +297,13 @@ def _acquire(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) 
 
 def _said(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+
+
+def _of_any_build(key: Mapping[str, Any], runtimes: Collection[str]) -> dict[str, Any]:
+    """The key of a model, or of a pair, without the builds of those runtimes."""
+    if key.get("runtime") in runtimes:
+        return {name: value for name, value in key.items() if name != "build"}
+    return {name: _of_any_build(v, runtimes) if isinstance(v, Mapping) else v for name, v in key.items()}
 
 
 def _identity(facts: ModelFacts) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
 from edgespec.interfaces.model import FrequentHeadSequence, Model, Sequence
 from edgespec.interfaces.rows import LogitsArray
@@ -51,6 +52,7 @@ CONTENTION_S = 1.0
 _CONTENTION_TURNS = 4
 
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +142,10 @@ def measure_target(
     """T(w) and width classes, in steps; yields the fraction done. Raises what a forward raises.
 
     One walk through the contexts serves both: at each of them the widths are compared, and at the first and the last
-    (every one if the scope says so) also timed.
+    (every one if the scope says so) also timed. Rows that are bit-equal by construction get a self-check instead.
     """
-    starts = probe_starts(context_length, to_end=scope.to_end and not model.facts.bit_equal_by_construction)
+    by_construction = model.facts.bit_equal_by_construction
+    starts = probe_starts(context_length, to_end=scope.to_end and not by_construction)
     timed = starts if scope.every_context else sorted({starts[0], starts[-1]})
     end = starts[-1] + POSITIONS
     widest = max(*scope.widths, POSITIONS)
@@ -151,8 +154,11 @@ def measure_target(
     reached = 0  # comparing widths goes back and forth; what is done does not
     with closing(model.open(end + widest)) as sequence:
         prober = WidthProber(sequence, end, model.facts.vocabulary_size, complete=scope.complete)
-        for start in starts:
-            for _ in prober.steps_at(start):
+        checked = None
+        if by_construction:
+            checked = yield from _without_progress(self_check(sequence, model.facts.vocabulary_size))
+        for start in timed if by_construction else starts:
+            for _ in prober.read_to(start) if by_construction else prober.steps_at(start):
                 reached = max(reached, min(sequence.length, end))
                 yield reached / end
             if start in timed:
@@ -168,7 +174,17 @@ def measure_target(
         prompt_token_s=statistics.median(prompt_s),
         repetitions=scope.repetitions,
     )
-    return times, prober.result()
+    return times, checked or prober.result()
+
+
+def _without_progress(steps: Generator[float, None, T]) -> Generator[float, None, T]:
+    """The same steps, none of which is said to be any of the work."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield 0.0
 
 
 def measure_drafter(

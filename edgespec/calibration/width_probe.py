@@ -85,10 +85,7 @@ class WidthProber:
     def steps_at(self, start: int) -> Iterator[None]:
         """Probe at ``start``, which ascends from call to call; the prompt before it is read first."""
         sequence, tokens = self._sequence, self.tokens
-        sequence.rewind(min(sequence.length, start))
-        while sequence.length < start:
-            sequence.forward(tokens[sequence.length : min(start, sequence.length + STEP_TOKENS)], 0)
-            yield
+        yield from self.read_to(start)
         span = tokens[start : start + POSITIONS]
         reference, seconds = _plain_rows(sequence, start, span)
         self._plain_forward_s = self._plain_forward_s or statistics.median(seconds)
@@ -112,6 +109,14 @@ class WidthProber:
                 self._equal = []
         self._contexts.append(ContextProbe(start=start, positions=POSITIONS, max_abs_diff=diffs))
         yield
+
+    def read_to(self, start: int) -> Iterator[None]:
+        """Leave the first ``start`` tokens in the cache."""
+        sequence = self._sequence
+        sequence.rewind(min(sequence.length, start))
+        while sequence.length < start:
+            sequence.forward(self.tokens[sequence.length : min(start, sequence.length + STEP_TOKENS)], 0)
+            yield
 
     def result(self) -> WidthProbe:
         """What the contexts probed so far have shown."""

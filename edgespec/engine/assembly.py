@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from edgespec.calibration.measurement_store import Measurements
+from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.events import Loading, LoadProgress
@@ -93,12 +94,19 @@ def load_pair(
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
     model, widths = _open_target(target, settings, request, store, measure, tell)
     try:
+        check = None
+        if widths is None and request.depth != 0 and request.sources and model.facts.bit_equal_by_construction:
+            check = SelfCheck(model)  # takes about as long as the tokenizer, which leaves it all processors but one
+        tokenizer = LlamaVocabulary(target.tokenizer_path, target.header)
+        if check is not None:
+            widths = check.result()
+            store.save_widths(model.facts, widths)
         return LoadedPair(
             profile=prepare.profile,
             machine=machine,
             home=own_home,
             target=model,
-            tokenizer=LlamaVocabulary(target.tokenizer_path, target.header),
+            tokenizer=tokenizer,
             pool=ModelPool(
                 prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings()
             ),
@@ -255,7 +263,8 @@ def find_stable_model(
 ) -> tuple[M, WidthProbe | None]:
     """The model in the first of the ``candidates`` that has a stable width beyond 1, and its probe.
 
-    Stored probes are used silently; new ones are made by ``measure``, if given. If no setting is stable the first
+    Stored probes are used silently; new ones are made by ``measure``, if given, except where rows are bit-equal by
+    construction: a self-check is enough there, and the first setting is the one. If no setting is stable the first
     one is returned, and so it is if the stable setting makes a plain forward more than ``slower_allowed`` times
     slower: it decodes plainly, as nothing predicts a gain before the machine is calibrated. ``complete`` asks for
     probes that also bound the differences of unstable widths.
@@ -267,6 +276,8 @@ def find_stable_model(
             if not model.facts.can_rewind:
                 return model, None
             probe = measurements.load_widths(model.facts)
+            if model.facts.bit_equal_by_construction:
+                return model, probe
             if probe is not None and not probe.covers(context_length):
                 probe = None  # made for a shorter context: says nothing about the rest of this one
             if (probe is None or (complete and not probe.complete)) and measure is not None:

@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.calibration.measurement_store import Measurements
+from edgespec.calibration.priors import (
+    expected_acceptance,
+    expected_curves,
+    expected_draft_cost,
+    expected_plain_s,
+)
 from edgespec.calibration.timing import ModelTimes
 from edgespec.hardware.machine import usable_processors
 from edgespec.interfaces.model import HOST, ModelFacts
@@ -20,7 +26,7 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, choose_depth
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.cost.widths import WidthProbe, probe_starts
+from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.cost_model import CostDepth
 from edgespec.runtimes.llama.context import EVERY_LAYER
@@ -80,8 +86,11 @@ class PairMeasurements:
 
     def widths(self) -> WidthProbe | None:
         """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
-        probe = self.store.load_widths(self.target)
-        return probe if probe is not None and probe.covers(self._context_length) else None
+        return self._widths_of(self.target)
+
+    def _widths_of(self, facts: ModelFacts) -> WidthProbe | None:
+        probe = self.store.load_widths(facts)
+        return probe if probe is not None and holds_for(probe, facts, self._context_length) else None
 
     def target_times(self) -> ModelTimes | None:
         """None also where they were measured for a shorter context: attention over a longer one takes longer."""
@@ -92,18 +101,40 @@ class PairMeasurements:
         return None if self.drafter is None else self.store.load_times(self.drafter)
 
     def costs(self) -> Costs:
-        """Curves and prices, as far as they are measured."""
+        """Curves and prices as they are measured here, and each that is not as it is expected, if anybody can tell.
+
+        Expected times are those of similar machines at the speed of this one's plain forwards.
+        """
         times, drafter_times = self.target_times(), self.drafter_times()
+        plain_s = self.store.plain_s(self.target)
+        curves, guessed_s = None if times is None else times.curves, plain_s or self._expected_plain_s()
+        if curves is None:
+            curves = expected_curves(self.target, guessed_s)
         drafts = {source: FREE for source in self._sources if source in _FREE_SOURCES}
-        if drafter_times is not None:
-            drafts["model"] = drafter_times.draft_cost
+        acceptance = {source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()}
+        price = None if drafter_times is None else drafter_times.draft_cost
+        drafting = "model" in self._sources and self.drafter is not None and self.drafter_failure is None
+        if price is None and drafting and self.drafter is not None:
+            price = expected_draft_cost(self.drafter, self.target, guessed_s)
+        if price is not None:
+            drafts["model"] = price
+        measured = times is not None and (drafter_times is not None or not drafting)
+        if not measured and curves is not None:
+            acceptance = {source: (expected_acceptance(source),) for source in drafts} | acceptance
         return Costs(
-            curves=None if times is None else times.curves,
-            plain_s=self.store.plain_s(self.target),
+            curves=curves,
+            plain_s=plain_s,
             drafts=drafts,
-            acceptance={source: Acceptance(prior).by_position(POSITIONS) for source, prior in self.priors.items()},
+            acceptance=acceptance,
             contention=None if self.drafter is None else self._contention(self.target, self.drafter),
+            measured=measured,
         )
+
+    def _expected_plain_s(self) -> float:
+        """T(1) as the self-check saw it once, or by the bytes that are read."""
+        probe = self.widths()
+        seen_s = None if probe is None else probe.plain_forward_s
+        return seen_s or expected_plain_s(self.target)
 
     def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
         """What the two were measured to cost each other, as far as that can be true."""
@@ -120,7 +151,7 @@ class PairMeasurements:
         costs = self.costs()
         lost = {"model"} if self.drafter_failure is not None else set()
         unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
-        return costs.curves is None or unpriced or self.widths() is None
+        return not costs.measured or unpriced or self.widths() is None
 
     @property
     def disturbed(self) -> bool:
@@ -225,9 +256,9 @@ class PairMeasurements:
 
     def _option_at(self, place: Placement) -> TargetOption | None:
         """The target as it was timed in another place, for contexts as long as this one; None if it was not."""
-        times, probe = self.store.load_times(place.facts), self.store.load_widths(place.facts)
+        times, probe = self.store.load_times(place.facts), self._widths_of(place.facts)
         if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
-            stable = None if probe is None or not probe.covers(self._context_length) else probe.depth_cap
+            stable = None if probe is None else probe.depth_cap
             return place.target_option(times.curves.curves[0], stable)
         seconds = self.store.load_plain_s(place.facts)
         return None if seconds is None else place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0)

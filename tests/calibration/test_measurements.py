@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import ModelTimes
 from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import ContextProbe, WidthProbe
 
 FACTS = ModelFacts(
@@ -138,6 +139,61 @@ def test_whatever_it_depends_on_makes_it_unknown(kept: Measurements, change: dic
 def test_another_machine_measures_for_itself(kept: Measurements) -> None:
     kept.save_widths(FACTS, PROBE)
     assert Measurements(kept.folder, "machine-2").load_widths(FACTS) is None
+
+
+OURS = replace(FACTS, runtime="native", build="7+abc", settings={"level": "avx2"}, bit_equal_by_construction=True)
+
+
+@pytest.mark.parametrize("change", [{"threads": 9}, {"device": "cpu2"}])
+def test_a_self_check_holds_for_file_build_and_level(kept: Measurements, change: dict[str, Any]) -> None:
+    kept.save_widths(OURS, PROBE)
+    assert kept.load_widths(replace(OURS, **change)) == PROBE
+    assert Measurements(kept.folder, "machine-2").load_widths(OURS) == PROBE
+
+
+@pytest.mark.parametrize("change", [{"build": "8+def"}, {"settings": {"level": "avx-vnni"}}, {"sha256": "sha256:cd"}])
+def test_another_build_level_or_file_is_checked_for_itself(kept: Measurements, change: dict[str, Any]) -> None:
+    kept.save_widths(OURS, PROBE)
+    assert kept.load_widths(replace(OURS, **change)) is None
+
+
+def test_another_build_of_our_kernels_keeps_what_was_timed(kept: Measurements) -> None:
+    drafter = replace(OURS, name="small")
+    kept.save_times(OURS, TIMES, busy=0.5)
+    kept.save_plain_s(OURS, 0.5)
+    kept.save_contention(OURS, drafter, Contention(target_factor=1.5, drafter_factor=1.25))
+    later = Measurements(kept.folder, "machine-1")
+    new, small = replace(OURS, build="8+def"), replace(drafter, build="8+def")
+    assert (later.load_times(new), later.busy_share(new), later.load_plain_s(new)) == (TIMES, 0.5, 0.5)
+    assert later.load_contention(new, small) == Contention(target_factor=1.5, drafter_factor=1.25)
+    for change in ({"threads": 9}, {"settings": {"level": "avx-vnni"}}, {"bit_equal_by_construction": False}):
+        assert later.load_times(replace(new, **change)) is None, change  # type: ignore[arg-type]
+    assert Measurements(kept.folder, "machine-2").load_times(new) is None
+    assert later.notes == []
+
+
+def test_of_other_builds_the_latest_counts_and_the_own_before_it(kept: Measurements) -> None:
+    builds = {"1+a": 1000, "3+c": 3000, "2+b": 2000}
+    for build, moment in builds.items():
+        before = set(kept.folder.glob("*"))
+        kept.save_plain_s(replace(OURS, build=build), moment / 1e6)
+        (path,) = set(kept.folder.glob("*")) - before
+        os.utime(path, (moment, moment))
+    later, new = Measurements(kept.folder, "machine-1"), replace(OURS, build="8+def")
+    assert later.load_plain_s(new) == 0.003
+    later.save_plain_s(new, 0.5)
+    assert later.load_plain_s(new) == 0.5
+    later.forget_plain_s(new)
+    assert later.load_plain_s(new) is None
+    assert list(kept.folder.iterdir()) == []
+
+
+def test_a_damaged_file_of_another_build_is_passed_over(kept: Measurements) -> None:
+    kept.save_plain_s(OURS, 0.5)
+    stored_file(kept).write_text("{")
+    later = Measurements(kept.folder, "machine-1")
+    assert later.load_plain_s(replace(OURS, build="8+def")) is None
+    assert later.notes == []
 
 
 def test_a_file_under_the_wrong_name_is_not_believed(kept: Measurements) -> None:

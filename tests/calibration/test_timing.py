@@ -26,7 +26,7 @@ from edgespec.calibration.timing import (
 )
 from edgespec.errors import ForwardError
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length, probe_starts
+from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, exact_length, probe_starts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.timed_model import Price, TimedModel, by_width
 
@@ -83,7 +83,7 @@ def test_a_full_scope_times_every_context_and_completes_the_probe() -> None:
 def test_a_full_scope_compares_widths_to_the_end_where_length_may_matter(by_construction: bool) -> None:
     model = TimedModel(bit_equal_by_construction=by_construction)
     _, probe = target(model, scope=FULL)
-    assert probe.context_range[1] == (1030 if by_construction else 4096)
+    assert probe.context_range[1] == (POSITIONS if by_construction else 4096)
     assert exact_length(probe, model.facts) == (None if by_construction else 4096)
     assert exact_length(target(model)[1], model.facts) == (None if by_construction else 1030)
 

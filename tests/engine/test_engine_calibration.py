@@ -38,10 +38,11 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
-    """The pair with a home of this test's own: nothing is measured at first."""
+    """The pair with a home of this test's own, where nothing is drafted before it is measured: in llama.cpp."""
 
     def load(**overrides: object) -> Engine:
-        return tiny.load(**{"store_home": home, "context": 400, **overrides})  # type: ignore[arg-type]
+        settings = {"store_home": home, "context": 400, "runtime": "llama", "draft_runtime": "llama", **overrides}
+        return tiny.load(**settings)  # type: ignore[arg-type]
 
     return load
 

@@ -27,7 +27,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 @pytest.fixture
 def engine(tiny: TinyModels, home: Home, source: list[str | None]) -> Iterator[Engine]:
-    with tiny.load(store_home=home, context=300) as engine:
+    with tiny.load(store_home=home, context=300, runtime="llama", draft_runtime="llama") as engine:
         engine.pair.follow_power()
         invent_measurements(engine)
         require_speculation(engine)

@@ -17,6 +17,7 @@ from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipe
 ModeRequest = Literal["auto", "serial", "pipelined"]
 _Way = Literal["serial", "pipelined"]
 
+ESTIMATED = "times are estimated from similar machines until measured"
 NOT_CALIBRATED = "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
 
 
@@ -52,7 +53,8 @@ def weigh_sources(wanted: Sequence[str], costs: Costs, depth_cap: int, mode: Mod
         return Paying(reasons=(NOT_CALIBRATED,) if wanted else ())
     curve = costs.curves.curves[0]
     ratios = ", ".join(f"{curve.ratio(depth + 1):.2f} with {depth}" for depth in _telling_depths(depth_cap))
-    why = [f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}"]
+    why = [] if costs.measured else [ESTIMATED]
+    why += [f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}"]
     expected, paying = 1.0, []
     decided: _Way = "pipelined" if mode == "pipelined" else "serial"
     for source in wanted:

@@ -97,6 +97,11 @@ def exact_length(probe: WidthProbe | None, target: ModelFacts) -> int | None:
     return probe.context_range[1]
 
 
+def holds_for(probe: WidthProbe, target: ModelFacts, context_length: int) -> bool:
+    """Whether the probe says what there is to know about contexts of that length."""
+    return target.bit_equal_by_construction or probe.covers(context_length)
+
+
 def width_classes(
     model: str, runtime: str, settings: Mapping[str, Any], probe: WidthProbe | None
 ) -> list[dict[str, Any]]:

@@ -1,0 +1,66 @@
+"""What models are expected to take on a machine that was not measured, by ratios of others (``priors.toml``)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from edgespec.interfaces.model import HOST, ModelFacts
+from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+
+# Where the second curve stands: what a token of context adds is a straight line, so any two will do.
+_FAR_TOKENS = 4096
+
+
+@cache
+def _tables() -> Mapping[str, Any]:
+    text = resources.files("edgespec.calibration").joinpath("priors.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def expected_plain_s(facts: ModelFacts) -> float:
+    """T(1) in seconds by the bytes that a forward reads: right within a factor of three or so."""
+    return facts.bytes_per_forward / float(_tables()["reading"]["bytes_per_s"])
+
+
+def expected_curves(facts: ModelFacts, plain_s: float) -> ContextCurves | None:
+    """T(w) in seconds of a model whose T(1) is about ``plain_s``.
+
+    None where rows may cost as much as forwards: other runtimes than our own, and our own in portable C.
+    """
+    shape = _tables()["verification"].get(_level(facts))
+    if shape is None:
+        return None
+    near = Curve(widths=tuple(shape["widths"]), forward_s=tuple(plain_s * ratio for ratio in shape["ratios"]))
+    table = _tables()["context"]
+    added = Curve(widths=tuple(table["widths"]), forward_s=tuple(plain_s * share for share in table["shares"]))
+    far_s = (
+        seconds + _FAR_TOKENS / 1000 * added.seconds(width)
+        for width, seconds in zip(near.widths, near.forward_s, strict=True)
+    )
+    return ContextCurves(contexts=(0, _FAR_TOKENS), curves=(near, Curve(widths=near.widths, forward_s=tuple(far_s))))
+
+
+def expected_draft_cost(drafter: ModelFacts, target: ModelFacts, plain_s: float) -> DraftCost | None:
+    """What drafting is expected to take beside a target whose T(1) is ``plain_s``; None where nobody can tell."""
+    drafting, level = _tables()["drafting"], _level(drafter)
+    if level not in drafting["reading"] or _level(target) not in drafting["reading"]:
+        return None
+    token_s = plain_s * float(drafting["of_bytes"]) * drafter.bytes_per_forward / target.bytes_per_forward
+    return DraftCost(token_s=token_s, lag_token_s=token_s * float(drafting["reading"][level]))
+
+
+def expected_acceptance(source: str) -> float:
+    """The probability that a token drafted by ``source`` is accepted, whatever the text."""
+    return float(_tables()["acceptance"][source])
+
+
+def _level(facts: ModelFacts) -> str | None:
+    """The instruction set of a model in our kernels; None in another runtime."""
+    if not facts.bit_equal_by_construction or facts.device != HOST:
+        return None
+    level = facts.settings.get("level")
+    return level if isinstance(level, str) else None

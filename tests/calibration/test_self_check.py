@@ -1,0 +1,84 @@
+"""Rows that are bit-equal by construction are looked at once: twelve tokens, nine forwards, mixed widths."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from edgespec.calibration.self_check import PASSES, SelfCheck, self_check
+from edgespec.errors import ForwardError
+from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, holds_for, widths_from_json, widths_to_json
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+from tests.support.noisy_model import NoisyModel
+
+
+def drained(steps: Generator[float, None, WidthProbe]) -> tuple[list[float], WidthProbe]:
+    told: list[float] = []
+    while True:
+        try:
+            told.append(next(steps))
+        except StopIteration as end:
+            return told, end.value
+
+
+def test_nine_forwards_of_twelve_rows_a_pass() -> None:
+    sequence = FakeModel().open(POSITIONS)
+    told, probe = drained(self_check(sequence, 12))
+    assert sequence.log.widths == [12, 8, 4, 7, 5, 6, 3, 2, 1]
+    assert sequence.log.rows == sequence.log.widths
+    assert told == pytest.approx([done / 9 for done in range(1, 10)])
+    assert probe.widths == tuple(range(1, WIDEST + 1))
+    assert (probe.complete, probe.max_abs_diff) == (True, 0.0)
+    assert widths_from_json(widths_to_json(probe)) == probe
+
+
+def test_every_pass_has_the_same_rows() -> None:
+    assert {sum(widths) for widths in PASSES} == {POSITIONS}
+    assert {width for widths in PASSES for width in widths} >= {*range(1, 9), WIDEST}
+
+
+@pytest.mark.parametrize("width", sorted({width for widths in PASSES for width in widths}))
+def test_a_width_that_differs_leaves_width_one_alone(width: int) -> None:
+    model = NoisyModel(lambda own, _position, _written: 0.5 * (own == width))
+    _, probe = drained(self_check(model.open(POSITIONS), 8))  # type: ignore[arg-type]
+    assert probe.widths == (1,)
+    assert probe.depth_cap == 0
+    assert not probe.complete
+    assert widths_from_json(widths_to_json(probe)) == probe
+
+
+def test_the_last_forward_s_time_is_that_of_plain_decoding() -> None:
+    class Clock:
+        now = 0.0
+
+    class Timed(FakeSequence):
+        def forward(self, tokens: Any, rows: int) -> Any:
+            Clock.now += 10.0 if len(tokens) > 1 else 0.25
+            return super().forward(tokens, rows)
+
+    _, probe = drained(self_check(Timed(FakeModel(), POSITIONS), 12, clock=lambda: Clock.now))
+    assert probe.plain_forward_s == 0.25
+
+
+def test_it_runs_beside_the_caller_and_closes_its_sequence() -> None:
+    model = FakeModel()
+    check = SelfCheck(model)
+    assert check.result().depth_cap == WIDEST - 1
+    assert model.sequences[0].jobs == 1
+    assert model.sequences[0].closed
+
+
+def test_a_forward_that_fails_is_raised_and_its_sequence_closed() -> None:
+    model = FakeModel(faults=Faults(raise_at=3, error=lambda: ForwardError("the device went away", code=-3)))
+    with pytest.raises(ForwardError, match="the device went away"):
+        SelfCheck(model).result()
+    assert model.sequences[0].closed
+
+
+def test_it_holds_for_any_context_where_length_does_not_matter() -> None:
+    by_construction, other = FakeModel(bit_equal_by_construction=True), FakeModel()
+    probe = SelfCheck(by_construction).result()
+    assert holds_for(probe, by_construction.facts, 32768)
+    assert not holds_for(probe, other.facts, 32768)
