@@ -33,13 +33,17 @@ def calibrate(
     draft: DraftOption = None,
     context_length: ContextOption = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Under a minute for a 1.5B model: fewer contexts and repetitions.")
+        bool,
+        typer.Option(
+            "--quick", help="At most 50 seconds: fewer contexts and repetitions, and what matters most first."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine with these models: forwards by width, drafting, contention, width classes; stored."""
     from edgespec.calibration.measurement_store import save_bandwidth
     from edgespec.calibration.timing import FULL, QUICK
+    from edgespec.engine.background_calibration import QUICK_BUDGET_S
     from edgespec.engine.calibration_report import calibration_report
     from edgespec.hardware.bandwidth import measure_read_bandwidth
 
@@ -48,7 +52,13 @@ def calibrate(
     with open_engine(chosen, state, stay_exact=True) as engine:
         started = time.perf_counter()
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
-            taken = engine.calibrate(QUICK if quick else FULL, afresh=True, alternatives=True, progress=progress)
+            taken = engine.calibrate(
+                QUICK if quick else FULL,
+                afresh=True,
+                alternatives=True,
+                progress=progress,
+                budget_s=QUICK_BUDGET_S if quick else None,
+            )
         try:
             bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
             save_bandwidth(home().measurements, engine.machine, bandwidth)
@@ -62,7 +72,8 @@ def calibrate(
         unstored = engine.measurements.store.unstored
     if json:
         found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s}
-        print_json({**found, "others_share": taken, "stored": unstored is None})
+        left_out = list(engine.left_out)
+        print_json({**found, "others_share": taken, "stored": unstored is None, "left_out": left_out})
         state.answered = True
     else:
         _print(report)
@@ -70,6 +81,11 @@ def calibrate(
             print(f"plan         {reason}")
         if taken > BUSY_SHARE:
             note(f"other programs took {100 * taken:.0f} % of the processor: calibrate again when it is quiet")
+        if engine.left_out:
+            note(
+                f"there was no time for {', '.join(engine.left_out)}: chats measure what a plan needs of it between "
+                "answers, `edgespec calibrate` all of it"
+            )
         note(f"measured in {took_s:.0f} s" + (" and stored" if unstored is None else ""), dim=True)
     if unstored is not None:
         print_error(

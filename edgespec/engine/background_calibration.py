@@ -31,6 +31,10 @@ from edgespec.runtimes.runtime import LoadedModel
 # Longest time spent between two answers: a person reads an answer for about that long.
 CALIBRATION_BUDGET_S = 8.0
 
+# Longest time that a quick calibration takes beside loading the models. With a last step and with what timing the
+# memory takes (2 s, 3 on busy cores) it is 50 s.
+QUICK_BUDGET_S = 45.0
+
 # Times that fewer threads have to be found faster: on a shared machine two cores were slower than one in one second
 # of twelve.
 _THREADS_CONFIRMED = 3
@@ -90,13 +94,28 @@ class BackgroundCalibration:
         self._given_up: _Load[LoadedModel] | None = None  # and one that may still be loading, for nobody
         self._rivals_dropped = 0
         self.complete = False  # whether ``run_for`` has been through everything
+        self._hurried = False
+        self._later: list[str] = []  # what comes after the part under way
+        self.left_out: tuple[str, ...] = ()  # what ``run`` had no time for
 
-    def run(self, progress: Callable[[Loading], None] | None = None) -> None:
-        """Everything, now. Raises what a forward or loading a model raises."""
+    def run(
+        self,
+        progress: Callable[[Loading], None] | None = None,
+        *,
+        budget_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Everything, now, or what is done within ``budget_s``. Raises what a forward or loading a model raises."""
+        self._hurried = budget_s is not None
+        end = None if budget_s is None else clock() + budget_s
         with closing(self._all_steps()) as steps:
             for step in steps:
                 if progress is not None:
                     progress(step)
+                # What is measured to its end is stored with the next step.
+                if end is not None and clock() >= end and step.fraction != 1.0:
+                    self.left_out = (step.stage.removeprefix("measuring "), *self._later)
+                    break
 
     @property
     def _busy(self) -> float:
@@ -173,16 +192,24 @@ class BackgroundCalibration:
             self._rivals_dropped += dropping
 
     def _all_steps(self) -> Steps:
-        if self._alternatives:
-            yield from self._thread_steps()
-        yield from self._target_steps()
-        if self._alternatives:
-            yield from self._alternative_steps()
-        yield from self._drafter_steps()
-        if self._alternatives:
-            yield from self._place_steps()
-        else:
-            yield from self._rival_steps()
+        """What changes the plan most comes first; ``_later`` names what is still to come."""
+        pair, parts = self._pair, list[tuple[str, Callable[[], Steps]]]()
+        target, drafter = pair.target.facts, pair.measurements.drafter
+        if self._alternatives and fewer_threads(pair.target):
+            parts.append((f"{target.name} with fewer threads", self._thread_steps))
+        parts.append((target.name, self._target_steps))
+        if drafter is not None:
+            parts.append((drafter.name, self._drafter_steps))
+        if self._alternatives and other_caches(pair.target):
+            parts.append((f"{target.name} with other caches", self._alternative_steps))
+        if (self._hurried or not self._alternatives) and self._rivals():
+            parts.append(("other runtimes", self._rival_steps))
+        if self._alternatives and self._other_places():
+            parts.append(("other runtimes and devices", self._place_steps))
+        self._later = [words for words, _ in parts]
+        for _, steps in parts:
+            del self._later[0]
+            yield from steps()
 
     def _thread_steps(self) -> Steps:
         """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
@@ -285,30 +312,39 @@ class BackgroundCalibration:
             times = yield from self._labelled(steps, label)
             # A drafter in a process of its own is what keeps the processor busy itself.
             store.save_times(facts, times, busy=0.0 if "process" in drafter.facts.settings else self._busy)
-        if not paired or self._afresh:
-            both = measure_contention(pair.target, drafter)
-            label = f"measuring {target.name} and {facts.name} side by side"
-            store.save_contention(target, facts, (yield from self._labelled(both, label)))
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
             pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label)))
+        if not paired or self._afresh:
+            both = measure_contention(pair.target, drafter)
+            label = f"measuring {target.name} and {facts.name} side by side"
+            store.save_contention(target, facts, (yield from self._labelled(both, label)))
 
     def _place_steps(self) -> Steps:
         """Target and drafter in every other place that has room for them beside what is loaded.
 
         What does not load or run there stays unmeasured, and the ranking says so.
         """
+        for measure in self._other_places():
+            with suppress(EdgespecError):
+                yield from measure()
+
+    def _other_places(self) -> list[Callable[[], Steps]]:
+        """How target and drafter are measured in each other place that has room."""
         pair, places = self._pair, self._pair.pool.places
-        for place in places.targets:
-            if places.room(place) and not same_place(place.facts, pair.target.facts):
-                with suppress(EdgespecError):
-                    yield from self._target_at(place)
-        for place in places.drafters:
-            drafter = pair.measurements.drafter
-            if places.room(place) and (drafter is None or not same_place(place.facts, drafter)):
-                with suppress(EdgespecError):
-                    yield from self._drafter_at(place)
+        drafter = pair.measurements.drafter
+        targets = [
+            partial(self._target_at, place)
+            for place in places.targets
+            if places.room(place) and not same_place(place.facts, pair.target.facts)
+        ]
+        drafters = [
+            partial(self._drafter_at, place)
+            for place in places.drafters
+            if places.room(place) and (drafter is None or not same_place(place.facts, drafter))
+        ]
+        return [*targets, *drafters]
 
     def _rival_steps(self) -> Steps:
         """Plain decoding in the other runtime for this processor: which is faster, nobody knows before.
@@ -318,15 +354,20 @@ class BackgroundCalibration:
         pair, store = self._pair, self._pair.measurements.store
         own = pair.target
         own_s = store.plain_s(own.facts)
-        for place in pair.pool.places.targets:
-            rival = place.facts.device == own.facts.device and place.facts.runtime != own.facts.runtime
+        for place in self._rivals():
             whole = store.load_times(place.facts) is not None  # which only a measurement of all places renews
             known = whole or (store.load_plain_s(place.facts) is not None and not self._afresh)
-            if own_s is None or not rival or known or self._rivals_dropped >= _RIVAL_ATTEMPTS:
+            if own_s is None or known or self._rivals_dropped >= _RIVAL_ATTEMPTS:
                 continue
             with suppress(EdgespecError):  # one that has no room stays unmeasured
                 ratio = yield from self._rival_ratio(place)
                 store.save_plain_s(place.facts, own_s * ratio)
+
+    def _rivals(self) -> list[Placement]:
+        """The target in other runtimes on its device."""
+        own = self._pair.target.facts
+        places = self._pair.pool.places.targets
+        return [each for each in places if each.facts.device == own.device and each.facts.runtime != own.runtime]
 
     def _rival_ratio(self, place: Placement) -> Generator[Loading, None, float]:
         """How many times longer a plain forward takes in that place. The target is in memory twice meanwhile."""
@@ -348,7 +389,8 @@ class BackgroundCalibration:
         paired = drafting is None or not apart or store.load_contention(place.facts, drafting) is not None
         if timed and paired and not self._afresh:
             return
-        with pair.pool.open_target(place) as target:
+        load = _Load(partial(pair.pool.open_target, place), unused=lambda model: model.close())
+        with (yield from load.steps(place.name)) as target:
             scope = replace(self._scope, to_end=False)  # of a place that may never be used
             steps = measure_target(target, pair.plan.context_length, scope)
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")

@@ -76,7 +76,10 @@ def calibration_report(pair: LoadedPair, bandwidth: BandwidthMeasurement | None)
     if probe is not None:
         low, high = probe.context_range
         widths = ", ".join(map(str, probe.widths))
-        lines.append(f"exactness    widths {widths} are bit-equal at contexts of {low} to {high} tokens")
+        where = "by construction, and so were the rows of a self-check"
+        if not target.bit_equal_by_construction or len(probe.widths) == 1:
+            where = f"at contexts of {low} to {high} tokens"
+        lines.append(f"exactness    widths {widths} are bit-equal {where}")
     return CalibrationReport(
         machine=pair.machine.as_json(),
         curves=tuple(curves),

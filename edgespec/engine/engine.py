@@ -52,6 +52,7 @@ class Engine:
 
     def __init__(self, pair: LoadedPair) -> None:
         self.pair = pair
+        self.left_out: tuple[str, ...] = ()  # by the last ``calibrate``: what it had no time for
         self._calibration: BackgroundCalibration | None = None
         # Weakly: an engine that is forgotten must not live on through its own pair.
         give_up, drop = weakref.WeakMethod(self._give_up_calibration), weakref.WeakMethod(self._drop_rival)
@@ -184,19 +185,22 @@ class Engine:
         afresh: bool = False,
         alternatives: bool = False,
         progress: LoadProgress | None = None,
+        budget_s: float | None = None,
     ) -> float:
         """Measure what is missing (everything if ``afresh``) and plan anew. Call it while no answer is generated.
 
         ``alternatives`` also times plain decoding in the other settings the target could run in. Waits for another
         process that calibrates. Returns the largest share of the processors, 0 to 1, that other programs took
         during a measurement: above 0.1 its times are only kept until ``calibrate_for`` finds the machine quiet.
+        With ``budget_s`` it ends after about so many seconds, and ``left_out`` names what there was no time for.
         Raises what a forward or loading the drafter raises.
         """
         calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.measurements.store.exclusive
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
-            calibration.run(progress)
+            calibration.run(progress, budget_s=budget_s)
+        self.left_out = calibration.left_out
         self._give_up_calibration()
         self.pair.replan()
         return calibration.most_taken

@@ -28,6 +28,7 @@ from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.neighbours import Used
+from edgespec.planning.choice.paying import ESTIMATED
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes
@@ -35,6 +36,9 @@ from tests.support.tiny_models import TinyModels
 
 WAIT_S = 60.0
 GIGABYTES_PER_S = 25e9
+
+# In llama.cpp nothing is drafted before it is measured.
+NOTHING_KNOWN = {"EDGESPEC_RUNTIME": "llama", "EDGESPEC_DRAFT_RUNTIME": "llama"}
 
 
 def _bandwidth(threads: int) -> ThreadBandwidth:
@@ -77,8 +81,10 @@ def test_what_is_measured_is_stored_and_used(
     monkeypatch.setenv("EDGESPEC_DRAFT_RUNTIME", wanted)
     runtimes = len(processor_runtimes()) if wanted == "auto" else 1
     before = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
-    assert "not calibrated yet" in before["speculation_off"]
-    assert before["plan"]["predicted_tokens_per_s"] is None
+    estimated = before["plan"]["target"]["runtime"] == "native"
+    assert ("not calibrated yet" in (before["speculation_off"] or "")) != estimated
+    assert (ESTIMATED in before["plan"]["reasons"]) == estimated
+    assert (before["plan"]["predicted_tokens_per_s"] is not None) == estimated
     succeeded(here("calibrate", "--quick", *options))
     counts = stored(Home(here.home))
     assert {kind: counts[kind] for kind in ("contention", "times", "widths")} == {
@@ -133,7 +139,7 @@ def test_the_json_other_programs_rely_on(here: InProcess, options: tuple[str, ..
     assert classes.keys() >= {"model", "runtime", "settings", "context", "widths", "max_abs_diff"}
     assert (classes["model"], classes["runtime"]) == ("target", first_runtime())
     assert classes["settings"]["kv_type"]
-    assert classes["context"] == [96, 262]
+    assert classes["context"] == ([0, 12] if first_runtime() == "native" else [96, 262])
     assert classes["widths"][0][0] == 1
     assert number(classes["max_abs_diff"], null=True) or classes["max_abs_diff"] == 0
     assert found["contention"].keys() == {"target_factor", "drafter_factor"}
@@ -226,6 +232,20 @@ def test_a_busy_machine_is_said_to_be_one(
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.0
 
 
+def test_quick_keeps_a_budget_and_says_what_it_left_out(
+    here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert learning_module.QUICK_BUDGET_S <= 50
+    assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"] == []
+    monkeypatch.setattr(learning_module, "QUICK_BUDGET_S", 0.0)
+    found = succeeded(here("calibrate", "--quick", *options))
+    assert "there was no time for target, drafter" in found.err
+    assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"][:2] == ["target", "drafter"]
+    whole = succeeded(here("calibrate", *options, "--json")).json
+    assert whole["left_out"] == []
+    assert whole["curves"]
+
+
 def test_a_second_calibration_says_that_it_waits(here: InProcess, options: tuple[str, ...]) -> None:
     home = Home(here.home)
     held = threading.Event()
@@ -308,7 +328,7 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
     from tests.support.terminal import Terminal
 
     arguments = command("chat", *options, "--max-tokens", "12")
-    for terminal in opened(Terminal(arguments, environment(home.root))):
+    for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"is ready.*\n")
         terminal.wait_for(r"> ")
         assert stored(home) == {}
@@ -347,7 +367,7 @@ def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
     from tests.support.terminal import Terminal
 
     arguments = command("chat", "--target", tiny.slow, "--draft", "none", "--max-tokens", "3")
-    for terminal in opened(Terminal(arguments, environment(home.root))):
+    for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"> ")
         terminal.type("hello\r")
         terminal.wait_for(r"not\s+calibrated\s+yet")
@@ -358,15 +378,15 @@ def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
 
 @pytest.mark.slow
 def test_a_piped_chat_never_learns(home: Home, options: tuple[str, ...]) -> None:
-    result = succeeded(
-        run_cli("chat", *options, "--max-tokens", "5", home=home.root, stdin="hello\nhello again\nonce more\n")
-    )
+    arguments = ("chat", *options, "--max-tokens", "5")
+    lines_typed = "hello\nhello again\nonce more\n"
+    result = succeeded(run_cli(*arguments, home=home.root, stdin=lines_typed, env=NOTHING_KNOWN))
     lines = status_lines(result.err)
     assert len(lines) == 3
     assert ["not calibrated yet" in line for line in lines] == [True, False, False], "it is said once"
     assert "measured: " not in result.err
     assert stored(home) == {}
-    found = succeeded(run_cli("chat", *options, "--max-tokens", "5", "--json", home=home.root, stdin="hello\nmore\n"))
+    found = succeeded(run_cli(*arguments, "--json", home=home.root, stdin="hello\nmore\n", env=NOTHING_KNOWN))
     answers = [json.loads(line) for line in found.out.splitlines()]
     assert ["not calibrated yet" in answer["speculation_off"] for answer in answers] == [True, True]
 
