@@ -223,7 +223,7 @@ def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
 
 def _licence(source: LocatedModel) -> str | None:
     """What the catalogue, the store or the file itself says."""
-    if source.store_folder is not None:
+    if source.identity.startswith("sha256:"):
         stored = Store(home()).find(source.name)
         known = source.licence or (None if stored is None else stored.licence)
         if known:

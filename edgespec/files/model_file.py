@@ -26,9 +26,10 @@ class LocatedModel:
     ``identity`` is the sha256 of the file where the store recorded it, else a digest of header, size and time; of a
     folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
     header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
-    that of the tokenizer beside it and lists no tensors. ``store_folder`` is the folder of a model from the store,
-    ``runtime`` the one that was asked for to run this very model, or "auto". ``drafter`` and ``licence``
-    are what the catalogue says of it.
+    that of the tokenizer beside it and lists no tensors. ``prepared_folder`` is where a runtime may keep what it
+    prepares of it: the folder of a model from the store, for a drafter that was given by path one of our own, else
+    None. ``runtime`` is the one that was asked for to run this very model, or "auto". ``drafter`` and ``licence`` are
+    what the catalogue says of it.
     """
 
     name: str
@@ -37,7 +38,7 @@ class LocatedModel:
     identity: str
     artefact: TrimmedDrafter | None = None
     onnx: OnnxArtefact | None = None
-    store_folder: Path | None = None
+    prepared_folder: Path | None = None
     runtime: str = "auto"
     drafter: str | None = None
     licence: str | None = None

@@ -51,7 +51,7 @@ class Locator:
             identity=f"sha256:{stored.sha256}",
             drafter=spec.drafter,
             licence=spec.licence,
-            store_folder=stored.folder,
+            prepared_folder=stored.folder,
         )
 
     def find_source(self, exported: LocatedModel) -> LocatedModel | None:
@@ -70,6 +70,6 @@ class Locator:
                         path=found.path,
                         header=header,
                         identity=f"sha256:{sha256}",
-                        store_folder=found.folder,
+                        prepared_folder=found.folder,
                     )
         return None

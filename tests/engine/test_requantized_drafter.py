@@ -107,7 +107,7 @@ def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: py
 def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedModel, tmp_path: Path) -> None:
     folder = tmp_path / "of the model"
     folder.mkdir()
-    stored = replace(located, identity="sha256:ab", store_folder=folder)
+    stored = replace(located, identity="sha256:ab", prepared_folder=folder)
     for _ in range(2):
         NativeRuntime().load(stored, NativeSettings()).close()
         prepared(PROFILE, stored, NativeSettings()).open(WorkerSettings()).close()

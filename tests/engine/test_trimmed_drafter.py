@@ -146,7 +146,7 @@ def test_its_inner_file_alone_is_no_model(tiny: TinyModels, folder: Path) -> Non
 def test_a_folder_is_a_model_argument(folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     located = locate(folder, home)
     assert located.artefact is not None
-    assert (located.name, located.path, located.store_folder) == ("small-drafter", folder / "drafter.gguf", None)
+    assert (located.name, located.path, located.prepared_folder) == ("small-drafter", folder / "drafter.gguf", None)
     assert located.identity == located.artefact.identity
     assert located.header.vocabulary_size == located.artefact.embedding.rows
     monkeypatch.chdir(folder)

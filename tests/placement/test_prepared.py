@@ -199,7 +199,7 @@ def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: Locate
     folder.mkdir()
     NativeRuntime().load(located, NativeSettings()).close()
     assert list(folder.iterdir()) == []
-    stored = replace(located, identity="sha256:ab", store_folder=folder)
+    stored = replace(located, identity="sha256:ab", prepared_folder=folder)
     for _ in range(2):
         with NativeRuntime().load(stored, NativeSettings()) as model:
             assert model.facts == NativeRuntime().describe(stored, NativeSettings())
@@ -208,7 +208,7 @@ def test_only_a_model_from_the_store_has_a_sidecar_in_its_folder(located: Locate
 
 def test_a_profile_may_do_without_sidecars(located: LocatedModel, tmp_path: Path) -> None:
     require_native()
-    stored = replace(located, identity="sha256:ab", store_folder=tmp_path / "of the model")
+    stored = replace(located, identity="sha256:ab", prepared_folder=tmp_path / "of the model")
     (tmp_path / "of the model").mkdir()
     prepared = target(stored, 2, runtime="native", native_sidecar=False)
     assert prepared.settings == NativeSettings(threads=2, sidecar=False)

@@ -90,7 +90,7 @@ class NativeRuntime(Runtime):
             sha256=file.identity,
             header=file.header,
             artefact=file.artefact,
-            sidecar=None if file.store_folder is None else file.store_folder / sidecar,
+            sidecar=None if file.prepared_folder is None else file.prepared_folder / sidecar,
             frequent_head=None if form.head_rows is None else frequent_head_ids(file.header),
             requantized=form.requantized,
             stop=stop,
