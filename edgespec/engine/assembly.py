@@ -334,7 +334,7 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
             return None, f"no drafter is known for {target.name}; {works}"
         wanted = name
     try:
-        located = locator.locate(wanted)
+        located = locator.locate_drafter(wanted)
     except CancelledError:
         raise
     except EdgespecError as error:

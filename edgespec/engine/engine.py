@@ -161,7 +161,8 @@ class Engine:
                 require_memory("another session", more, pair.pool.left_bytes - (others - 1) * more.total_bytes)
             session = Session(pair, system=system, speculation=speculation)
             pair.sessions.add(session)
-            return session
+        pair.load_ahead.when_idle()
+        return session
 
     # ------------------------------------------------------------------------------------ measurements
 
@@ -198,6 +199,7 @@ class Engine:
         calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.measurements.store.exclusive
+        self.pair.load_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
             calibration.run(progress, budget_s=budget_s)
         self.left_out = calibration.left_out
@@ -217,6 +219,7 @@ class Engine:
         """
         stop = stop or threading.Event()
         again = not self.unmeasured
+        self.pair.load_ahead.put_off()
         if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
         with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
@@ -307,6 +310,7 @@ class Engine:
             sessions = list(pair.sessions)
         for session in sessions:
             session.close()
+        pair.load_ahead.put_off()
         if self._calibration is not None:
             self._calibration.close()
         pair.measurements.keep(pair.policy)

@@ -14,6 +14,7 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.conversation import PromptFormat
+from edgespec.engine.load_ahead import LoadAhead
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ClosedError
 from edgespec.files.home import Home
@@ -95,7 +96,8 @@ class LoadedPair:
             drafters.append(_model_drafter(pool))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         self.measurements = self._measurements_in(store)
-        costs = self.measurements.costs()
+        self.load_ahead = LoadAhead(self)
+        costs = self.costs()
         self.plan: Plan = self._plan_by(costs)
         self.policy: DepthPolicy = self._policy_by(costs)
 
@@ -143,7 +145,17 @@ class LoadedPair:
         """How much each round of one answer verifies where the plan drafts beside the target; None where not."""
         if self.plan.mode != "pipelined":
             return None
-        return make_budget(self.plan.depth_cap, self.measurements.costs())
+        return make_budget(self.plan.depth_cap, self.costs())
+
+    def costs(self) -> Costs:
+        """What is known of times and prices now."""
+        return replace(self.measurements.costs(), load_s=self.pool.load_s)
+
+    def cheap_load(self) -> BackgroundModel | None:
+        """The drafter, where the plan uses it, it is not loaded, and loading it only maps a file."""
+        drafter = self.plan.drafter
+        drafts = self.plan.depth_cap > 0 and drafter is not None and drafter.model is not None
+        return self.pool.cheap_drafter() if drafts and not self.closed else None
 
     # ------------------------------------------------------------------------------------------ plan
 
@@ -151,7 +163,7 @@ class LoadedPair:
         """Plan from what is stored now; answers that begin from here on follow the new plan."""
         if self.request.plain_because is None:  # else nothing is drafted, and widths need not be known
             self.probe = self.measurements.widths() or self.probe
-        costs = self.measurements.costs()
+        costs = self.costs()
         self.plan = self._plan_by(costs)
         pipelined = isinstance(self.policy, PipelinedDepth)
         if isinstance(self.policy, CostDepth | BanditDepth) and pipelined == (self.plan.mode == "pipelined"):
@@ -171,6 +183,7 @@ class LoadedPair:
 
     def begin_answer(self) -> tuple[str, ...]:
         """What every answer begins with; returns the sentences that its reader should see."""
+        self.load_ahead.put_off()
         self.on_answer()
         return self.follow_power()
 

@@ -297,6 +297,7 @@ class Session:
             self._target.reset_cancel()
             if self._drafts is not None:
                 self._drafts.reset_cancel()
+        self._pair.load_ahead.when_idle()
         task, conversation = answer.task, self._conversation
         conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must

@@ -46,6 +46,11 @@ class Home:
         return self.root / "measurements"
 
     @property
+    def prepared(self) -> Path:
+        """Weights laid out anew, of drafters outside of the store; safe to delete at any time."""
+        return self.root / "prepared"
+
+    @property
     def counted_answers(self) -> Path:
         """What targets answered when their tokens were counted; safe to delete at any time."""
         return self.root / "emissions"

@@ -10,12 +10,18 @@ from functools import partial
 
 from edgespec.errors import ClosedError
 from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import HOST
 from edgespec.placement.candidates import Placement, Placements
 from edgespec.placement.memory import memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
+
+# Bytes of a model's file that a load takes in within a second: mapped from what an earlier load prepared, and laid
+# out anew. The slower of two machines with two cores each: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s
+# (docs/results/native.md). For other runtimes it is a guess, until they were loaded once.
+_MAPPED_BYTES_PER_S, _PREPARED_BYTES_PER_S = 3.7e9, 0.3e9
 
 
 class ModelPool:
@@ -45,6 +51,7 @@ class ModelPool:
         self._worker = worker
         self._lock = threading.Lock()
         self._drafting: dict[str, tuple[BackgroundModel, PreparedModel]] = {}  # by identity
+        self._took_s: dict[str, float] = {}  # what loading them took the last time
         self._others: list[LoadedModel] = []
         self._closed = False
 
@@ -77,6 +84,30 @@ class ModelPool:
                 self._drafting[identity] = drafter.in_background(self._worker, check), drafter
             return self._drafting[identity][0]
 
+    def cheap_drafter(self) -> BackgroundModel | None:
+        """The drafter, where it is not loaded and that only has to map what an earlier load prepared."""
+        own = self.drafter
+        if own is None or self._closed:
+            return None
+        model = self.drafter_model()
+        return model if not model.begun and own.is_prepared else None
+
+    @property
+    def load_s(self) -> float:
+        """Seconds that loading the drafter is expected to take from an answer under way; 0.0 once it is loaded, where
+        there is none, and on a device of its own, where an answer goes on beside it.
+
+        As long as the last time, or by its size.
+        """
+        own = self.drafter
+        if own is None or self._closed or own.settings.device != HOST:
+            return 0.0
+        model = self.drafter_model()
+        if model.waits_because is None:
+            return 0.0
+        took_s = self._took_s.get(own.file.identity) or _expected_s(own)
+        return max(0.0, took_s - model.loading_for_s)
+
     def _taken_bytes(self, drafter: PreparedModel) -> int:
         """What drafters other than that one take, those included that are being loaded."""
         with self._lock:
@@ -104,6 +135,9 @@ class ModelPool:
         with self._lock:
             loaded, self._drafting = self._drafting, {}
         models = [model for model, _ in loaded.values()]
+        for identity, (model, _) in loaded.items():
+            if model.load_s is not None:
+                self._took_s[identity] = model.load_s
         for model in models:
             model.close()
         return models
@@ -172,6 +206,12 @@ class ModelPool:
         self._unload()
         for other in others:
             other.close()
+
+
+def _expected_s(drafter: PreparedModel) -> float:
+    """Seconds to load it, by its size."""
+    rate = _MAPPED_BYTES_PER_S if drafter.is_prepared else _PREPARED_BYTES_PER_S
+    return drafter.file.weight_bytes / rate
 
 
 def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> None:

@@ -39,6 +39,11 @@ class PreparedModel:
     in_process: bool = False
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether loading it in this process only has to map what an earlier load prepared."""
+        return not self.in_process and runtime_of(self.settings).is_prepared(self.file, self.settings, self.form)
+
+    @property
     def spared_bytes(self) -> int:
         """How many bytes less than in its file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes

@@ -153,6 +153,10 @@ class Runtime(ABC):
     def cache_bits(self, settings: Any) -> float:
         """Bits that one element of the cache takes."""
 
+    def is_prepared(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> bool:
+        """Whether loading only has to map what an earlier load prepared. A look at a file, which may be wrong."""
+        return False
+
     def runs(self, file: LocatedModel) -> bool:
         """Whether files of this format are for this runtime at all."""
         return file.onnx is None

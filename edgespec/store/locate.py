@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import Cancelled, ProgressCallback
 from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
 
@@ -34,6 +35,16 @@ class Locator:
         if spec.kind != "model":
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
         return self.locate_spec(spec)
+
+    def locate_drafter(self, text: str) -> LocatedModel:
+        """As ``locate``. What is prepared of a drafter outside of the store is kept in our own home."""
+        located = self.locate(text)
+        if located.prepared_folder is not None:
+            return located
+        folder = prepared_folder(self.store.home, located)
+        if folder is not None:
+            use_prepared(folder)
+        return replace(located, prepared_folder=folder)
 
     def locate_spec(self, spec: ModelSpec) -> LocatedModel:
         """The file of a known model."""

@@ -94,6 +94,10 @@ class Store:
         self._hub_endpoint = hub_endpoint
         self._hub_cache = hub_cache
 
+    @property
+    def home(self) -> Home:
+        return self._home
+
     def _folder(self, name: str) -> Path:
         return self._home.models / folder_key(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -129,10 +130,10 @@ def test_only_a_full_calibration_looks_elsewhere(engine: Engine, opened: list[Ll
 def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     load = PreparedModel.load
 
-    def refuse(model: PreparedModel) -> LoadedModel:
+    def refuse(model: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
         if model.file is engine.pair.pool.target:
             raise ModelFileError(model.file.path, "llama.cpp could not load it there")
-        return load(model)
+        return load(model, stop)
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
     engine.calibrate(alternatives=True)

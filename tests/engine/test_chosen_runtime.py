@@ -21,6 +21,7 @@ from tests.support.tiny_models import (
     answer,
     invent_measurements,
     invented_times,
+    load_drafter,
     require_speculation,
 )
 
@@ -121,6 +122,7 @@ def test_the_drafter_has_a_runtime_of_its_own(load: Load, fast: str) -> None:
         assert engine.measurements.drafter.runtime == fast
         assert engine.plan.drafter is not None
         assert engine.plan.drafter.runtime == fast
+        load_drafter(engine)
         with engine.session() as session:
             done = answer(session.generate("hello world", max_tokens=60))
             plain = answer(session.generate("hello world", max_tokens=60, depth=0, raw=True))

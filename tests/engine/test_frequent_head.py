@@ -24,7 +24,6 @@ from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.frequent_head import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
-from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
@@ -108,7 +107,7 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel, hundred: Id
     settings = NativeSettings()
     drafter = prepare_drafter(PROFILE, located, settings, 512)
     said = drafter.facts
-    model = drafter.open(WorkerSettings())
+    model = drafter.load()
     assert model.facts == said
     model.close()
     whole = NativeRuntime().describe(located, settings)

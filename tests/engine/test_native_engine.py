@@ -127,6 +127,7 @@ def test_whatever_drafts_the_text_is_the_targets(tiny: TinyModels, draft_runtime
         model = engine.pair.pool.drafter_model()
         assert model.facts.runtime == draft_runtime
         assert ("process" in model.facts.settings) == (isolation == "process")
+        assert model.wait(60.0)
         with engine.session() as session:
             assert answers(session, DEPTH) == plain
 

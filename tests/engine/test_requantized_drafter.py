@@ -18,7 +18,6 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared
 from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, REQUANTIZED_SIDECAR, NativeRuntime
-from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
@@ -50,7 +49,7 @@ def test_facts_before_and_after_loading_agree(located: LocatedModel) -> None:
     settings = NativeSettings()
     drafter, whole = prepared(PROFILE, located, settings), NativeRuntime().describe(located, settings)
     said = drafter.facts
-    model = drafter.open(WorkerSettings())
+    model = drafter.load()
     assert model.facts == said
     model.close()
     spared = bytes_spared(located.header)
@@ -87,7 +86,7 @@ def test_it_may_have_a_short_head_besides(located: LocatedModel, monkeypatch: py
     monkeypatch.setattr(native_runtime, "frequent_head_rows", lambda _header: 100)
     drafter = prepared(PROFILE, located, NativeSettings())
     said = drafter.facts
-    with cast(NativeModel, drafter.open(WorkerSettings())) as model:
+    with cast(NativeModel, drafter.load()) as model:
         assert model.facts == said
         assert (said.settings["weights"], said.settings["head_rows"]) == ("Q4_0", 100)
         four_bits = DraftForm(requantized=True)
@@ -110,7 +109,7 @@ def test_the_same_model_as_target_and_drafter_has_two_sidecars(located: LocatedM
     stored = replace(located, identity="sha256:ab", prepared_folder=folder)
     for _ in range(2):
         NativeRuntime().load(stored, NativeSettings()).close()
-        prepared(PROFILE, stored, NativeSettings()).open(WorkerSettings()).close()
+        prepared(PROFILE, stored, NativeSettings()).load().close()
     sizes = {each.name: each.stat().st_size for each in folder.iterdir()}
     assert sizes.keys() == {NATIVE_SIDECAR, REQUANTIZED_SIDECAR}
     assert sizes[REQUANTIZED_SIDECAR] < sizes[NATIVE_SIDECAR]

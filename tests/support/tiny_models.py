@@ -99,11 +99,12 @@ class TinyModels:
     def load_speculating(self, target: Path | None = None, **overrides: object) -> Engine:
         """``load`` on a machine where drafting pays, whatever forwards of tiny models really take.
 
-        The drafter is in memory already.
+        The drafter is in memory already, unless it has a process of its own.
         """
         engine = self.load(target, **overrides)
         invent_measurements(engine)
-        load_drafter(engine)
+        if overrides.get("draft_isolation") != "process":
+            load_drafter(engine)
         return engine
 
 

@@ -21,7 +21,7 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by
-from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarPlace, load_weights
+from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarPlace, load_weights, sidecar_of
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
 KV_TYPE, KV_BITS = "f16", 16
@@ -140,6 +140,14 @@ def bytes_spared(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> i
     Raises RuntimeUnavailableError, ModelFileError.
     """
     return spared_by(_read_layout(header, trimmed, requantized=True))
+
+
+def has_sidecar(
+    path: Path, header: GgufHeader, *, sha256: str, artefact: TrimmedDrafter | None, requantized: bool
+) -> bool:
+    """Whether the file at ``path`` says that it holds the matrices of this model, laid out as they would be now."""
+    layout = _read_layout(header, artefact, requantized=requantized)
+    return sidecar_of(load(), layout, SidecarPlace(path=path, sha256=sha256), 1, lambda: False).is_there()
 
 
 def _read_layout(header: GgufHeader, artefact: TrimmedDrafter | None, *, requantized: bool) -> ModelLayout:

@@ -7,7 +7,9 @@ class.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
@@ -23,6 +25,7 @@ from edgespec.runtimes.native.model import (
     NativeSettings,
     bytes_spared,
     describe_native,
+    has_sidecar,
     load_native,
 )
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
@@ -82,7 +85,10 @@ class NativeRuntime(Runtime):
         form: DraftForm = AS_FILED,
         stop: threading.Event | None = None,
     ) -> NativeModel:
-        sidecar = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
+        sidecar = _sidecar(file, form) if settings.sidecar else None
+        if sidecar is not None:
+            with contextlib.suppress(OSError):  # then nothing is kept
+                sidecar.parent.mkdir(parents=True, exist_ok=True)
         return load_native(
             file.path,
             settings,
@@ -90,10 +96,17 @@ class NativeRuntime(Runtime):
             sha256=file.identity,
             header=file.header,
             artefact=file.artefact,
-            sidecar=None if file.prepared_folder is None else file.prepared_folder / sidecar,
+            sidecar=sidecar,
             frequent_head=None if form.head_rows is None else frequent_head_ids(file.header),
             requantized=form.requantized,
             stop=stop,
+        )
+
+    def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
+        """Whether the laid out weights are in a file that a load only maps."""
+        path = _sidecar(file, form) if settings.sidecar else None
+        return path is not None and has_sidecar(
+            path, file.header, sha256=file.identity, artefact=file.artefact, requantized=form.requantized
         )
 
     def cache_bits(self, settings: NativeSettings) -> float:
@@ -104,3 +117,8 @@ class NativeRuntime(Runtime):
         rows = None if whole_head or file.artefact is not None else frequent_head_rows(file.header)
         bears = not filed_weights and file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
         return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file.header, file.artefact) > 0)
+
+
+def _sidecar(file: LocatedModel, form: DraftForm) -> Path | None:
+    folder = file.prepared_folder
+    return None if folder is None else folder / (REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR)

@@ -77,16 +77,28 @@ class Sidecar:
     threads: int
     cancelled: Callable[[], bool]
 
+    def is_there(self) -> bool:
+        """Whether the file says that it is of this model, and has its size. ``read`` tells whether it is whole."""
+        head = _MAGIC + self.key
+        try:
+            with self.path.open("rb") as file:
+                return file.read(len(head)) == head and os.fstat(file.fileno()).st_size == self._size
+        except OSError:
+            return False
+
+    @property
+    def _size(self) -> int:
+        return HEADER_BYTES + self.tile_bytes
+
     def read(self) -> MappedTiles | None:
         """The tiles, if the file is there, of this model, and whole."""
-        size = HEADER_BYTES + self.tile_bytes
         try:
             if not self.path.is_file():
                 return None
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size != size:
+                if os.fstat(file.fileno()).st_size != self._size:
                     return None
-                mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+                mapped = mmap.mmap(file.fileno(), self._size, access=mmap.ACCESS_READ)
         except (OSError, ValueError):
             return None
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -122,14 +134,13 @@ class Sidecar:
 
         A full or a read-only disk is no error, nor one that is too slow: the next load takes a little longer.
         """
-        size = HEADER_BYTES + self.tile_bytes
-        end = time.monotonic() + _PATIENCE_S + size / _SLOWEST_BYTES_PER_S
+        end = time.monotonic() + _PATIENCE_S + self._size / _SLOWEST_BYTES_PER_S
         try:
             if not self.path.parent.is_dir():  # the model was removed meanwhile
                 return False
-            require_space(self.path, _PART_OF_FREE_SPACE * size, "a sidecar")
+            require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
             head = _MAGIC + self.key + self._seal(address)
-            with replacing(self.path, expected_bytes=size, durable=False) as file:
+            with replacing(self.path, expected_bytes=self._size, durable=False) as file:
                 file.write(head.ljust(HEADER_BYTES, b"\0"))
                 for start, length in self._chunks():
                     self._check_cancelled()

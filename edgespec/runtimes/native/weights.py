@@ -280,18 +280,7 @@ def _load(
     interrupted: Callable[[], bool],
     files: WeightFiles,
 ) -> NativeWeights:
-    sidecar = (
-        None
-        if place is None
-        else Sidecar(
-            path=place.path,
-            key=_sidecar_key(library, layout, place.sha256),
-            tile_bytes=tile_bytes(library, layout),
-            library=library,
-            threads=threads,
-            cancelled=interrupted,
-        )
-    )
+    sidecar = None if place is None else sidecar_of(library, layout, place, threads, interrupted)
     try:
         kept = None if sidecar is None else _map_kept(library, layout, files, sidecar)
         if kept is not None:
@@ -313,6 +302,20 @@ def _load(
     if sidecar is not None:
         sidecar.write(weights.tiles)
     return weights
+
+
+def sidecar_of(
+    library: NativeLibrary, layout: ModelLayout, place: SidecarPlace, threads: int, interrupted: Callable[[], bool]
+) -> Sidecar:
+    """The file in which a model's matrices are kept, whether or not it exists."""
+    return Sidecar(
+        path=place.path,
+        key=_sidecar_key(library, layout, place.sha256),
+        tile_bytes=tile_bytes(library, layout),
+        library=library,
+        threads=threads,
+        cancelled=interrupted,
+    )
 
 
 def _map_kept(

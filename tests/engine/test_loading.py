@@ -1,0 +1,339 @@
+"""The drafter is loaded beside the answer: nothing waits for that, and what goes wrong costs its guesses alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.runtime import LoadedModel
+from tests.support.processor import processor_runtimes
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+
+WAIT_S = 20.0
+LOAD_S = 5.0
+AT_ONCE_S = 0.15
+LOADING = "drafter is still loading"
+PROMPT = "hello world"
+
+
+class SlowLoads:
+    """The drafter's loads take ``LOAD_S``, or until ``release``. ``interruptible``: or until they are told to end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.released = threading.Event()
+        self.interruptible = False
+        self.error: BaseException | None = None
+        self.models: list[LoadedModel] = []
+        self.attempts = 0
+        load = PreparedModel.load
+
+        def slowly(prepared: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
+            if prepared.file.name != "drafter":
+                return load(prepared, stop)
+            self.attempts += 1
+            self.begun.set()
+            if self.interruptible:
+                assert stop is not None
+                stop.wait(LOAD_S)
+                raise CancelledError("loading was cancelled")
+            self.released.wait(LOAD_S)
+            if self.error is not None:
+                raise self.error
+            self.models.append(load(prepared, stop))
+            return self.models[-1]
+
+        monkeypatch.setattr(PreparedModel, "load", slowly)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowLoads]:
+    slow = SlowLoads(monkeypatch)
+    yield slow
+    slow.released.set()
+
+
+@pytest.fixture
+def engine(tiny: TinyModels, loads: SlowLoads) -> Iterator[Engine]:
+    """Its drafter is loaded when it is first asked."""
+    with tiny.load(tiny.slow, lookup=False, context=2000, draft=str(tiny.drafter)) as engine:
+        invent_measurements(engine)
+        require_speculation(engine, 2)
+        yield engine
+
+
+def ended(engine: Engine) -> None:
+    engine.pair.pool.drafter_model().wait_until_ended()
+
+
+def test_an_answer_goes_on_plainly_while_the_drafter_is_loaded(engine: Engine, loads: SlowLoads) -> None:
+    with engine.session() as session:
+        plain = answer(session.generate(PROMPT, max_tokens=30, depth=0))
+        session.clear()
+        assert not loads.begun.is_set(), "plain decoding needs no drafter"
+        done = answer(session.generate(PROMPT, max_tokens=30, depth=2))
+        assert loads.begun.is_set()
+        assert not loads.models, "it is still at it"
+        assert done.token_ids == plain.token_ids
+        assert done.stats.proposed == 0
+        assert done.speculation_off == LOADING
+        loads.released.set()
+        assert engine.pair.pool.drafter_model().wait(WAIT_S)
+        session.clear()
+        done = answer(session.generate(PROMPT, max_tokens=30, depth=2))
+        assert done.token_ids == plain.token_ids
+        assert done.stats.rounds_by_source["model"] > 0
+        assert loads.attempts == 1
+
+
+def seconds(leave: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    leave()
+    return time.perf_counter() - started
+
+
+def begun(engine: Engine, loads: SlowLoads) -> tuple[Any, Generation]:
+    """A session and its answer, of which some is read; the drafter is being loaded."""
+    session = engine.session()
+    generation = session.generate(PROMPT, depth=2)
+    for _ in range(4):
+        next(generation)
+    assert loads.begun.wait(WAIT_S)
+    return session, generation
+
+
+def test_cancelling_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+    took = []
+    for _ in range(3):
+        session, generation = begun(engine, loads)
+
+        def leave(session: Any = session, generation: Generation = generation) -> None:
+            session.cancel()
+            assert answer(generation).finish_reason == "cancelled"
+
+        took += [seconds(leave), seconds(session.close)]
+    assert not loads.models
+    assert max(sorted(took)[:4]) < AT_ONCE_S, "a neighbour may disturb two of six"
+
+
+def test_closing_an_answer_or_a_session_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+    took = []
+    for _ in range(3):
+        session, generation = begun(engine, loads)
+        took.append(seconds(generation.close))
+        session.close()
+        session, generation = begun(engine, loads)
+        took.append(seconds(session.close))
+    assert not loads.models
+    assert max(sorted(took)[:4]) < AT_ONCE_S
+
+
+def test_ctrl_c_does_not_wait_for_a_load(engine: Engine, loads: SlowLoads) -> None:
+    took = []
+    for _ in range(3):
+        session, generation = begun(engine, loads)
+        pressed: list[float] = []
+
+        def press(pressed: list[float] = pressed) -> None:
+            time.sleep(0.1)
+            pressed.append(time.perf_counter())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def read(generation: Generation = generation) -> None:
+            for _event in generation:
+                pass
+            time.sleep(WAIT_S)
+
+        threading.Thread(target=press).start()
+        with pytest.raises(KeyboardInterrupt):
+            read()
+        took.append(time.perf_counter() - pressed[0])
+        session.close()
+    assert not loads.models
+    assert min(took) < AT_ONCE_S
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_closing_the_engine_abandons_a_load_which_ends_by_itself(
+    tiny: TinyModels, loads: SlowLoads, interruptible: bool
+) -> None:
+    loads.interruptible = interruptible
+    took = []
+    for _ in range(3):
+        loads.begun.clear()
+        with tiny.load(lookup=False) as engine:
+            model = engine.pair.pool.drafter_model()
+            model.load()
+            assert loads.begun.wait(WAIT_S)
+            took.append(seconds(engine.close))
+        with pytest.raises(ClosedError):
+            model.open(8)
+        if not interruptible:
+            assert not loads.models
+            loads.released.set()
+        model.wait_until_ended()
+        for late in loads.models:
+            with pytest.raises(ClosedError):
+                late.open(8)
+        loads.models.clear()
+        loads.released.clear()
+    assert min(took) < AT_ONCE_S
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load-model"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelFileError("drafter.gguf", "the file changed after its header was read"),
+        MemoryLimitError("no memory for 1.00 GiB of weights", needed_bytes=2**30, available_bytes=None),
+    ],
+)
+def test_a_load_that_fails_costs_its_guesses_and_one_sentence(
+    engine: Engine, loads: SlowLoads, error: EdgespecError
+) -> None:
+    loads.error = error
+    loads.released.set()
+    with engine.session() as session:
+        plain = answer(session.generate(PROMPT, max_tokens=20, depth=0))
+        for _ in range(2):
+            session.clear()
+            done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
+            assert done.token_ids == plain.token_ids
+            ended(engine)
+        assert done.speculation_off == f"model drafter: {error.message}"
+    assert loads.attempts == 1, "it is not tried again in every session"
+
+
+def test_an_error_of_another_kind_is_told_as_one_sentence(engine: Engine, loads: SlowLoads) -> None:
+    loads.error = RuntimeError("the driver is gone")
+    loads.released.set()
+    with engine.session() as session:
+        for _ in range(2):
+            done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
+            ended(engine)
+    assert done.speculation_off == "model drafter: drafter cannot be loaded: the driver is gone"
+
+
+def test_memory_is_looked_at_before_a_load(engine: Engine, loads: SlowLoads) -> None:
+    engine.pair.pool.left_bytes = 1000
+    with engine.session() as session:
+        for _ in range(2):
+            done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
+            ended(engine)
+    assert "drafter needs about" in str(done.speculation_off)
+    assert loads.attempts == 0
+
+
+def test_a_forgotten_engine_ends_with_its_load(tiny: TinyModels, loads: SlowLoads) -> None:
+    engine = tiny.load(lookup=False)
+    model = engine.pair.pool.drafter_model()
+    model.load()
+    assert loads.begun.wait(WAIT_S)
+    del engine
+    loads.released.set()
+    model.wait_until_ended()
+    assert model.open(8).length == 0, "whoever has the model may go on"
+    model.close()
+
+
+# ------------------------------------------------------------------------------------------- ahead of time
+
+
+@pytest.fixture
+def prepared(tiny: TinyModels) -> Callable[..., Engine]:
+    """An engine whose drafter an earlier one has prepared."""
+    if "native" not in processor_runtimes():
+        pytest.skip("only our own runtime prepares weights")
+
+    def load(**settings: object) -> Engine:
+        return tiny.load(lookup=False, runtime="native", draft_runtime="native", **settings)
+
+    with load() as engine:
+        assert engine.pair.pool.drafter_model().wait(WAIT_S)
+    return load
+
+
+def wait_until(true: Callable[[], bool], seconds: float = WAIT_S) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+def test_a_prepared_drafter_is_loaded_once_a_session_is_open_and_idle(prepared: Callable[..., Engine]) -> None:
+    with prepared() as engine:
+        invent_measurements(engine)
+        require_speculation(engine)
+        model = engine.pair.pool.drafter_model()
+        assert not wait_until(lambda: model.begun, 1.0), "nobody has opened a session"
+        with engine.session() as session:
+            assert wait_until(lambda: model.waits_because is None)
+            done = answer(session.generate(PROMPT, max_tokens=8))
+            assert done.stats.rounds_by_source["model"] > 0, "in the first round of the first answer"
+
+
+@pytest.mark.parametrize("why", ["plain", "not prepared", "closed"])
+def test_nothing_is_loaded_ahead_where_it_would_not_be_used_or_not_cheap(
+    prepared: Callable[..., Engine], why: str
+) -> None:
+    with prepared(depth=0 if why == "plain" else "auto", native_sidecar=why != "not prepared") as engine:
+        invent_measurements(engine)
+        with engine.session():
+            if why == "closed":
+                model = engine.pair.pool.drafter_model()
+                engine.close()
+                assert not wait_until(lambda: model.begun, 1.0)
+            else:
+                assert not wait_until(lambda: engine.pair.pool.names != (), 1.0)
+
+
+def test_it_is_put_off_while_an_answer_is_under_way(
+    prepared: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with prepared() as engine:
+        invent_measurements(engine)
+        require_speculation(engine)
+        with engine.session() as session:
+            generation = session.generate(PROMPT, max_tokens=200, depth=0)
+            next(generation)
+            assert not wait_until(lambda: engine.pair.pool.names != (), 1.0)
+            generation.close()
+            assert wait_until(lambda: engine.pair.pool.names == ("drafter",)), "the answer has ended"
+
+
+def test_what_loading_is_expected_to_take(prepared: Callable[..., Engine]) -> None:
+    with prepared() as engine:
+        pool = engine.pair.pool
+        mapped_s = pool.load_s
+        assert engine.pair.costs().load_s == mapped_s > 0.0
+        assert pool.drafter_model().wait(WAIT_S)
+        assert pool.load_s == engine.pair.costs().load_s == 0.0
+        took_s = pool.drafter_model().load_s
+        pool.use_threads(engine.target_model.settings.threads)
+        assert pool.load_s == took_s, "as long as the last time"
+    with prepared(native_sidecar=False) as engine:
+        assert engine.pair.pool.load_s > 10 * mapped_s
+    with prepared(draft="none") as engine:
+        assert engine.pair.costs().load_s == 0.0
+
+
+def test_a_load_under_way_takes_what_is_left_of_it(engine: Engine, loads: SlowLoads) -> None:
+    pool = engine.pair.pool
+    before_s = pool.load_s
+    pool.drafter_model().load()
+    assert loads.begun.wait(WAIT_S)
+    time.sleep(0.001)
+    assert pool.load_s < before_s
+    with suppress(EdgespecError):
+        pool.drafter_model().wait(0.0)
