@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import ClosedError
-from edgespec.runtimes.thread import WorkerThread
+from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
 WAIT_S = 30
 
@@ -320,3 +320,46 @@ def test_a_raised_exception_does_not_hold_its_job_in_a_cycle(worker: WorkerThrea
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_a_job_is_told_to_end_once_its_event_is_set(worker: WorkerThread, interrupted: Interrupted) -> None:
+    stop = threading.Event()
+
+    def job() -> str:
+        stop.set()
+        assert interrupted.happened.wait(WAIT_S)
+        return "what there is"
+
+    assert worker.run(job, stop) == "what there is"
+    assert interrupted.count == 1
+    assert worker.run(lambda: "quick", threading.Event()) == "quick"
+    assert interrupted.count == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_items_are_shared_among_threads_and_results_are_in_order(threads: int) -> None:
+    at_work: set[str] = set()
+    together = threading.Barrier(threads)
+
+    def square(number: int) -> int:
+        at_work.add(threading.current_thread().name)
+        if number < threads:
+            together.wait(WAIT_S)
+        return number * number
+
+    assert map_on_threads(square, range(20), threads, "test-map") == [number * number for number in range(20)]
+    assert at_work == {threading.current_thread().name} | ({"test-map"} if threads > 1 else set())
+    assert not [thread for thread in threading.enumerate() if thread.name == "test-map"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_after_a_failure_nothing_more_is_begun(threads: int) -> None:
+    begun: list[int] = []
+
+    def fail(number: int) -> None:
+        begun.append(number)
+        raise ValueError(f"item {number}")
+
+    with pytest.raises(ValueError, match="item"):
+        map_on_threads(fail, range(1000), threads, "test-map")
+    assert len(begun) <= threads
