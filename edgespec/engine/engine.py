@@ -79,9 +79,10 @@ class Engine:
 
         ``overrides`` are profile values by name (``draft``, ``context``, ``depth``, ``threads``, ``exactness``, ...).
         Without ``download`` nothing touches the network. ``calibrate`` measures what is not known of these models on
-        this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan is
-        plain, and ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs
-        the check which widths are bit-equal (about 20 seconds), and makes it. ``stay_exact`` stays in the setting
+        this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan
+        goes by the times of similar machines, or is plain in runtimes other than our kernels, and ``calibrate_for``
+        can measure between answers. A depth given as a number, or near exactness, needs the check which widths are
+        bit-equal (about 20 seconds in other runtimes), and makes it. ``stay_exact`` stays in the setting
         whose widths are bit-equal also where plain decoding was measured to be so much faster in another that
         drafting is not expected to win it back: for measuring and checking. ``worker`` says how processes for
         drafters are started: a frozen application has to. ``progress`` is told each step, on the calling thread.

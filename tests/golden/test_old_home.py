@@ -6,6 +6,7 @@ import json
 import shutil
 import tomllib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,37 @@ def machine() -> tuple[Machine, str]:
     facts = json.loads((OLD / "machine.json").read_text(encoding="utf-8"))
     fingerprint = facts.pop("fingerprint")
     return Machine(**{**facts, "isa": tuple(facts["isa"])}), fingerprint
+
+
+@pytest.mark.parametrize("kind", ["times", "plain", "contention"])
+def test_what_its_kernels_were_timed_at_serves_those_of_today(old: Home, kind: str) -> None:
+    """And what else was timed does not: another build of llama.cpp may be another program."""
+    served = {True: 0, False: 0}
+    for name in MEASUREMENTS:
+        if not name.startswith(kind):
+            continue
+        stored = json.loads((OLD / "home" / "measurements" / name).read_text(encoding="utf-8"))
+        key, store = stored["key"], store_of(old, stored["key"])
+        sides = [key["target"], key["drafter"]] if kind == "contention" else [key]
+        ours = sides[0]["runtime"] == "native"
+        today = [replace(facts_of(side), build="99+0123456789ab", bit_equal_by_construction=ours) for side in sides]
+        load_any = {"times": store.load_times, "plain": store.load_plain_s, "contention": store.load_contention}[kind]
+        assert (load_any(*today) is not None) == ours  # type: ignore[operator]
+        assert store.notes == []
+        served[ours] += 1
+    assert all(served.values())
+
+
+def test_its_probe_of_our_kernels_is_believed_of_their_build_alone(old: Home) -> None:
+    for name in MEASUREMENTS:
+        stored = json.loads((OLD / "home" / "measurements" / name).read_text(encoding="utf-8"))
+        if name.startswith("widths") and stored["key"]["runtime"] == "native":
+            facts = replace(facts_of(stored["key"]), bit_equal_by_construction=True)
+            store = store_of(old, stored["key"])
+            assert store.load_widths(facts) is not None
+            assert store.load_widths(replace(facts, build="99+0123456789ab")) is None
+            return
+    raise AssertionError("there is none")
 
 
 def test_there_is_a_measurement_of_every_kind() -> None:
