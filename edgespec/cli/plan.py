@@ -24,17 +24,13 @@ from edgespec.cli.options import (
     state_of,
 )
 from edgespec.cli.output import print_json
+from edgespec.cli.status import EXACTNESS_WORDS
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.ranking import explain as explained
 
-_EXACTNESS = {
-    "W": "W: bit-equal to plain decoding",
-    "N": "N: may differ from plain decoding at near-ties",
-    "D": "D: not probed, so only the law is guaranteed",
-}
 _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
 
@@ -133,7 +129,7 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
         _print_labelled("drafter", f"{drafter.model} on {drafter.device} ({drafter.kind}, {drafter.runtime})")
     if decided.mode != "plain":
         _print_labelled("depth", f"up to {decided.depth_cap}")
-        _print_labelled("exactness", _EXACTNESS[decided.exactness])
+        _print_labelled("exactness", f"{EXACTNESS_WORDS[decided.exactness]} ({decided.exactness})")
     if decided.predicted_tokens_per_s is None:
         _print_labelled("predicted", "not measured")
     else:

@@ -13,8 +13,8 @@ from edgespec.engine.generation import Generation
 
 _SEPARATOR = " · "
 
-# What a level of exactness means for the reader (docs/glossary.md); the code stays in the JSON.
-_SAME_TEXT = {
+# What a level of exactness means for the reader (docs/glossary.md); its letter stays in the JSON.
+EXACTNESS_WORDS = {
     "W": "same text as without guessing",
     "N": "may differ in rare ties",
     "D": "not checked on this machine",
@@ -126,7 +126,7 @@ def _drafter(done: Done, source: str) -> str:
 
 
 def _same_text(done: Done) -> str:
-    return _SAME_TEXT[done.plan.exactness] if done.same_text else "same odds as without guessing, another text"
+    return EXACTNESS_WORDS[done.plan.exactness] if done.same_text else "same odds as without guessing, another text"
 
 
 def _count(number: int, one: str, several: str | None = None) -> str:

@@ -21,6 +21,7 @@ from edgespec.cli.options import (
     state_of,
 )
 from edgespec.cli.output import ProgressPrinter, State, note, print_json
+from edgespec.cli.status import EXACTNESS_WORDS
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 from edgespec.store.catalogue import lookup
@@ -83,7 +84,7 @@ def verify(
     if json:
         print_json(report.as_json())
     else:
-        print(f"level       {report.level}")
+        print(f"exactness   {EXACTNESS_WORDS[report.level]} ({report.level})")
         print(f"widths      {', '.join(map(str, report.plan.numeric_class.widths))} are bit-equal")
         print(f"sampling    {'; '.join(map(str, report.samplings))}")
         ways += " and trees" if report.trees else ""

@@ -58,7 +58,7 @@ def test_a_plan_in_a_few_lines(here: InProcess) -> None:
     assert shown["target"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads)"
     assert shown["drafter"] == "llama-3.2-1b on CUDA0 (model, llama)"
     assert shown["depth"].startswith("up to ")
-    assert shown["exactness"].startswith("D: not probed")
+    assert shown["exactness"].startswith("not checked on this machine (D)")
     assert shown["predicted"].endswith("x the fastest plain")
     assert re.fullmatch(r"\d\.\d\d GiB of CUDA0, \d\.\d\d GiB of cpu", shown["memory"])
     assert "considered" not in shown

@@ -46,6 +46,7 @@ def diverging(report: EqualityReport) -> EqualityReport:
 def test_a_promise_that_holds(verify: Verify) -> None:
     found = verify(lambda report: report)
     assert found.code == 0
+    assert found.out.splitlines()[0] == "exactness   same text as without guessing (W)"
     assert found.out.splitlines()[-1] == "the promise holds"
     assert "hint:" not in found.err
     assert "sampling    greedy; temperature 0.7, top-p 0.9, seed 1\n" in found.out
