@@ -1,0 +1,101 @@
+"""Nobody waits to leave an answer of the default pair: while its drafter loads, its prompt is read, or in a round.
+
+Alone on two cores none takes 150 ms; the bounds leave room for neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgespec import Done, Engine
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+AT_ONCE_S = 1.0
+TOKENS = 400
+CODE = "Write a function that sorts a list by merging, with its tests."
+LONG = "def next_number(number: int) -> int:\n    return number + 1\n\n\n" * 120  # 2000 tokens and more
+
+
+@pytest.fixture(scope="module")
+def laying_out() -> Iterator[Engine]:
+    """Every load of its drafter lays the weights out anew, which takes seconds."""
+    with Engine.load(
+        "qwen2.5-coder-1.5b",
+        draft="qwen2.5-coder-0.5b",
+        download=True,
+        runtime="native",
+        draft_runtime="native",
+        native_sidecar=False,
+        lookup=False,
+        depth=4,
+    ) as engine:
+        yield engine
+
+
+def left_after(engine: Engine, prompt: str, due: Callable[[], bool], *, close: bool) -> tuple[float, Done]:
+    """Seconds from leaving, once that is ``due``, to the end of the answer."""
+    left: list[float] = []
+    session = engine.session()
+    done = threading.Event()
+
+    def leave() -> None:
+        while not due() and not done.is_set():
+            time.sleep(0.005)
+        left.append(time.perf_counter())
+        (session.close if close else session.cancel)()
+
+    leaver = threading.Thread(target=leave)
+    leaver.start()
+    events = list(session.generate(prompt, max_tokens=TOKENS))
+    took_s = time.perf_counter() - left[0]
+    done.set()
+    leaver.join()
+    session.close()
+    assert isinstance(events[-1], Done)
+    return took_s, events[-1]
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
+    pool = laying_out.pair.pool
+    pool.use_threads(laying_out.target_model.settings.threads)  # it is to be loaded again
+    took_s, done = left_after(laying_out, CODE, lambda: pool.names != (), close=close)
+    assert pool.drafter_model().waits_because is not None, "it is still at it"
+    assert (done.finish_reason, done.stats.proposed) == ("cancelled", 0)
+    assert took_s < AT_ONCE_S
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_while_a_prompt_is_read(laying_out: Engine, close: bool) -> None:
+    assert len(laying_out.pair.prompts.request_tokens(LONG)) > 2000
+    due = time.monotonic() + 0.7
+    took_s, done = left_after(laying_out, LONG, lambda: time.monotonic() > due, close=close)
+    assert (done.finish_reason, done.stats.emitted_tokens) == ("cancelled", 0)
+    assert took_s < AT_ONCE_S
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_in_a_round(laying_out: Engine, close: bool) -> None:
+    assert laying_out.pair.pool.drafter_model().wait()
+    due = time.monotonic() + 3.0
+    took_s, done = left_after(laying_out, CODE, lambda: time.monotonic() > due, close=close)
+    assert done.finish_reason == "cancelled"
+    assert done.stats.proposed > 0
+    assert took_s < AT_ONCE_S
+
+
+def test_closing_the_engine_while_the_drafter_loads() -> None:
+    engine = Engine.load("qwen2.5-coder-1.5b", runtime="native", draft_runtime="native", native_sidecar=False)
+    model = engine.pair.pool.drafter_model()
+    model.load()
+    time.sleep(0.1)
+    started = time.perf_counter()
+    engine.close()
+    assert time.perf_counter() - started < AT_ONCE_S
+    model.wait_until_ended()
+    assert time.perf_counter() - started < AT_ONCE_S, "our own loads end within the piece they are at"
