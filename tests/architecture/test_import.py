@@ -106,12 +106,15 @@ def test_loading_and_answering_changes_nothing_and_prints_nothing(tiny: TinyMode
         OBSERVE
         + """
 # Imported first: what these do to the process when imported is theirs, and is not repeated later.
-import edgespec, llama_cpp, numpy, pathlib
+import edgespec, llama_cpp, numpy, pathlib, threading
 before = observe()
 with edgespec.Engine.load(sys.argv[1], draft=sys.argv[2], threads=1) as engine:
     with engine.session() as session:
         done = list(session.generate("hello", max_tokens=40, depth=4))[-1]
         assert isinstance(done, edgespec.Done) and len(done.token_ids) == 40
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join(10)  # closing waits for no load that is under way
 after = observe()
 pathlib.Path(sys.argv[3]).write_text(json.dumps([before, after]))
 """
