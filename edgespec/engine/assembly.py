@@ -339,7 +339,7 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
         raise
     except EdgespecError as error:
         if profile.draft == "auto":
-            return None, error.message
+            return None, error.message + (f"; {error.hint}" if error.hint else "")
         raise
     difference = compare_vocabularies(target.header, located.header)
     if difference is not None:

@@ -325,7 +325,10 @@ class Session:
             return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
         longest = self._pair.exact_length
         if drafters and longest is not None and len(self._conversation.history) >= longest:
-            return f"widths were compared up to {longest} tokens of context, and this one is longer"
+            return (
+                f"guesses are checked to keep the text up to {longest} tokens of context, and this one is longer "
+                "(`edgespec calibrate` checks all of it)"
+            )
         reasons = [self._policy.why_off(drafter.kind) for drafter in drafters]
         reasons += [] if self._drafts is None else self._drafts.silences.values()
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None

@@ -325,7 +325,8 @@ def test_a_damaged_drafter(tiny: TinyModels, home: Home, damage: Callable[[bytes
 def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected: tuple[int, ...]) -> None:
     put_into_store(home, CATALOGUE_TARGET, tiny.target.read_bytes())
     with Engine.load(CATALOGUE_TARGET, store_home=home, threads=1, lookup=False) as engine:
-        assert engine.plan.drafter_off == f"{CATALOGUE_DRAFTER} is not on this machine"
+        fetch = f"fetch it with `edgespec pull {CATALOGUE_DRAFTER}`"
+        assert engine.plan.drafter_off == f"{CATALOGUE_DRAFTER} is not on this machine; {fetch}"
         assert engine.plan.mode == "plain"
         assert say_hello(engine).token_ids == expected
     put_into_store(home, CATALOGUE_DRAFTER, tiny.drafter.read_bytes())
