@@ -36,10 +36,11 @@ from edgespec.files.home import Home, home
 
 HELP = """/help   this list
 /clear  forget the conversation
-/stats  counters of the last answer
-/plan   what runs where, and why
+/stats  what the last answer took, and how many guesses were right
+/plan   what runs where, who guesses, and why
 /exit   leave (Ctrl-D too)
-\"\"\"     starts and ends several lines; Ctrl-C stops an answer, twice leaves"""
+\"\"\"     starts and ends several lines; Ctrl-C stops an answer, twice leaves
+A guess is a token that a smaller model, or a copy of the text, proposes. Several are checked at once."""
 
 
 def chat(

@@ -38,7 +38,7 @@ def generate(
         int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="No drafter, same numeric class.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without guesses: the same text.")] = False,
     depth: DepthOption = None,
     rule: Annotated[
         str | None,

@@ -20,18 +20,19 @@ TargetOption = Annotated[
     typer.Option("--target", metavar="MODEL", help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE]."),
 ]
 DraftOption = Annotated[
-    str | None, typer.Option("--draft", metavar="MODEL|auto|none", help="Who drafts for the target.")
+    str | None,
+    typer.Option("--draft", metavar="MODEL|auto|none", help="The drafter: a smaller model that guesses ahead."),
 ]
 ProfileOption = Annotated[
     str | None, typer.Option("--profile", metavar="NAME|FILE", help="Constraints and preferences to start from.")
 ]
 ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Tokens of conversation to keep.")]
 DepthOption = Annotated[
-    str | None, typer.Option("--depth", metavar="N|auto", help="Tokens drafted a round; 0 is plain decoding.")
+    str | None, typer.Option("--depth", metavar="N|auto", help="Guesses in a row that a round verifies; 0: none.")
 ]
 ExactnessOption = Annotated[
     str | None,
-    typer.Option("--exactness", metavar="stable|near", help="near also allows depths that may differ at near-ties."),
+    typer.Option("--exactness", metavar="stable|near", help="near: the text may differ in rare ties."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
