@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
+from edgespec.drafters.model import KIND
 from edgespec.engine.engine import Engine
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
@@ -42,11 +43,15 @@ ARMS_HELP = (
 
 @dataclass(slots=True)
 class Arm:
-    """One way to decode, with a session of its own. ``script`` is what its replay drafter knows."""
+    """One way to decode, with a session of its own. ``script`` is what its replay drafter knows.
+
+    ``drafts_with_model``: its answers may be drafted by the drafting model, which has to be loaded for that.
+    """
 
     name: str
     session: Session
     script: Script
+    drafts_with_model: bool = False
 
 
 def parse_arms(names: str | None) -> tuple[str, ...]:
@@ -75,7 +80,13 @@ def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, M
     script = Script()
     other = (compared or {}).get(name)
     speculation = _speculation(engine, name, depth_cap, script) if other is None else _plain(other)
-    return Arm(name=name, session=engine.session(speculation=speculation), script=script)
+    drafting = engine.pair.speculation() if speculation is None else speculation
+    return Arm(
+        name=name,
+        session=engine.session(speculation=speculation),
+        script=script,
+        drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == KIND for drafter in drafting.drafters),
+    )
 
 
 def _plain(target: Model | None = None) -> Speculation:
@@ -86,8 +97,8 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
     if name == PLANNED:
         return None
     if name in (PLAIN, AGAIN, "loaded"):
-        if name == "loaded" and engine.measurements.drafter is not None:
-            engine.pair.pool.drafter_model().wait()
+        if name == "loaded":
+            engine.load_drafter()
         return _plain()
     if name == FASTEST:
         faster = engine.fastest_plain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
+from edgespec.errors import EdgespecError
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
@@ -218,6 +219,9 @@ def check_equality(
         budget=(lambda: make_budget(cap, costs)) if _is_pipelined(engine) else None,
     )
     ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
+    if cap:
+        with suppress(EdgespecError):  # then ``why`` says so
+            engine.load_drafter()
     results = []
     with engine.session(speculation=every) as session:
         for prompt in prompts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from edgespec.bench.arms import PLAIN, Arm
@@ -14,7 +15,7 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.errors import CancelledError, PromptTooLongError
+from edgespec.errors import CancelledError, EdgespecError, PromptTooLongError
 from edgespec.interfaces.policy import RoundRecord
 
 
@@ -83,8 +84,11 @@ def run_passes(
 
     Within a pass the arms take turns A B B A on each prompt. Before its turns a prompt is answered plainly once
     without counting: that warms the machine up and tells the replay drafters what to say. Unless the run is cold,
-    every arm then reads the prompt, so that its turns find it in the cache.
+    every arm then reads the prompt, so that its turns find it in the cache, and the drafter is loaded before.
     """
+    if not settings.cold and any(arm.drafts_with_model for arm in arms):
+        with suppress(EdgespecError):  # then its answers are plain, and say why
+            engine.load_drafter()
     by_name = {arm.name: arm for arm in arms}
     names = list(by_name)
     encoded = {prompt.id: _encoded(engine, prompt) for prompt in prompts}

@@ -165,6 +165,14 @@ class Engine:
         pair.load_ahead.when_idle()
         return session
 
+    def load_drafter(self) -> None:
+        """Load the drafter and wait for it, so that the next answer may draft from its first round on.
+
+        Nobody has to: answers go on plainly meanwhile. Does nothing without a drafter. Raises what loading raises.
+        """
+        if self.pair.pool.drafter is not None:
+            self.pair.pool.drafter_model().wait()
+
     # ------------------------------------------------------------------------------------ measurements
 
     @property

@@ -18,10 +18,10 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.errors import CancelledError, ClosedError, PromptTooLongError
+from edgespec.errors import CancelledError, ClosedError, MemoryLimitError, PromptTooLongError
 from tests.engine.answers import plain_text
 from tests.support.bench_answers import require_depth
-from tests.support.tiny_models import TinyModels
+from tests.support.tiny_models import TinyModels, invent_measurements
 
 CAP = 4
 EVERY_ARM = (*ARM_NAMES, *(f"depth-{n}" for n in range(CAP + 1)), "oracle-depth-3", "lookup-depth-3", "model-depth-2")
@@ -389,3 +389,37 @@ def test_a_prompt_longer_than_the_context_is_told_before_anything_is_decoded(
     assert answered == []
     assert caught.value.hint is not None
     assert "--context" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "cold", "loads"), [(("plain", "planned"), False, True), (("plain",), False, False)]
+)
+def test_the_drafter_is_loaded_before_answers_are_timed(
+    tiny: TinyModels, names: Sequence[str], cold: bool, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny.load(native_sidecar=False) as engine:
+        invent_measurements(engine)
+        require_depth(engine, CAP)
+        loaded_at: list[int] = []
+        monkeypatch.setattr(Engine, "load_drafter", lambda _self: loaded_at.append(len(answers)))
+        answers: list[object] = []
+        arms = open_arms(engine, names, CAP)
+        run_passes(
+            engine, arms, PROMPTS[:1], settings(cold=cold), on_answer=lambda answer, *_: answers.append(answer)
+        )
+        assert loaded_at == ([0] if loads else [])
+
+
+def test_a_cold_run_loads_as_users_do(engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "load_drafter", lambda _self: pytest.fail("nobody loads it for them"))
+    run_passes(engine, opened, PROMPTS[:1], settings(cold=True))
+
+
+def test_a_drafter_that_does_not_load_leaves_plain_answers(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_self: Engine) -> None:
+        raise MemoryLimitError("too large", needed_bytes=2, available_bytes=1)
+
+    monkeypatch.setattr(Engine, "load_drafter", fail)
+    assert run_passes(engine, opened, PROMPTS[:1], settings())

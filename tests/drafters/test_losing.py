@@ -8,8 +8,8 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.drafters.combination import Combination
 from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
-from edgespec.errors import CancelledError, WorkerLostError
-from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence
+from edgespec.errors import CancelledError, ClosedError, WorkerLostError
+from edgespec.interfaces.drafting import NOTHING, Context, DraftRequest, ExplainsSilence, LoadsAtLeisure
 from edgespec.interfaces.model import LoadsInBackground
 from edgespec.interfaces.rows import Rows
 from edgespec.planning.depth.base import FixedDepth
@@ -17,7 +17,7 @@ from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 PROMPT = [3, 1, 4, 1, 5]
 LOST = "the worker process of fake is lost: it was ended by SIGKILL"
-REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=12, context_length=64)
+REQUEST = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=12, context_length=128)
 
 
 def lost_at(forward: int | None) -> FakeModel:
@@ -174,3 +174,98 @@ def test_a_row_crosses_only_if_somebody_needs_all_of_it(monkeypatch: pytest.Monk
     state = started(Process(FakeModel(seed=1)))
     monkeypatch.setattr(Rows, "logits", lambda *_arguments: pytest.fail("a row was read"))
     assert drafted(state) == EXPECTED
+
+
+# ---------------------------------------------------------------------------------------- loaded when asked to
+
+
+OTHER_TEXT = Context([9] * 64)  # as long as is looked at to tell
+
+
+class ToBeLoaded(Process):
+    """Comes some rounds after it was asked for."""
+
+    def __init__(self, model: FakeModel) -> None:
+        super().__init__(model)
+        self.waits_because = "fake is not loaded"
+        self.loads = 0
+
+    def load(self) -> None:
+        self.loads += 1
+        if self.waits_because == "fake is not loaded":
+            self.waits_because = "fake is still loading"
+
+
+def test_it_is_loaded_once_the_policy_lets_it_draft_and_drafts_once_it_is_there() -> None:
+    model, policy = ToBeLoaded(FakeModel(seed=1)), FixedDepth(0)
+    combined = Combination([ModelDrafter(lambda: model)], policy).start(REQUEST)
+    assert combined.propose(Context(PROMPT), 3) is NOTHING
+    assert (model.loads, combined.silences) == (0, {}), "nobody asked for it"
+    combined.policy = FixedDepth(3)
+    for _ in range(3):
+        assert combined.propose(Context(PROMPT), 3) is NOTHING
+        assert combined.silences == {"model": "fake is still loading"}
+    assert model.loads > 0
+    assert model.opened == 0
+    model.waits_because = None
+    assert combined.propose(Context(PROMPT), 3).tokens == EXPECTED
+    assert (combined.failures, combined.silences) == ({}, {})
+
+
+def test_a_load_that_failed_is_told_and_not_asked_for_again() -> None:
+    model = ToBeLoaded(FakeModel(seed=1))
+    combined = Combination([ModelDrafter(lambda: model)], FixedDepth(3)).start(REQUEST)
+    assert combined.propose(Context(PROMPT), 3) is NOTHING
+    model.waits_because, model.off = None, "no memory for 1.00 GiB of weights"
+    for _ in range(3):
+        assert combined.propose(Context(PROMPT), 3) is NOTHING
+    assert combined.failures == {"model": "no memory for 1.00 GiB of weights"}
+    assert (model.loads, model.opened) == (1, 1)
+
+
+def test_a_model_that_is_there_need_not_be_asked_for() -> None:
+    model = ToBeLoaded(FakeModel(seed=1))
+    model.waits_because = None
+    assert started(model).ready
+    combined = Combination([ModelDrafter(lambda: model)], FixedDepth(3)).start(REQUEST)
+    assert combined.propose(Context(PROMPT), 3).tokens == EXPECTED
+    assert model.loads == 0
+
+
+def test_a_whole_drafter_is_loaded_when_the_trimmed_one_lacks_the_text() -> None:
+    trimmed, whole = ToBeLoaded(FakeModel(seed=1)), ToBeLoaded(FakeModel(seed=1))
+    drafter = TrimmedHeadDrafter(ModelDrafter(lambda: trimmed), ModelDrafter(lambda: whole), range(2))
+    state = drafter.start(REQUEST)
+    assert isinstance(state, LoadsAtLeisure)
+    assert not state.ready
+    state.load()
+    assert (trimmed.loads, whole.loads) == (1, 0)
+    assert state.silent_because == "fake is still loading"
+    trimmed.waits_because = None
+    assert state.ready
+    state.lag(OTHER_TEXT)
+    assert state.escaped
+    assert not state.ready
+    state.load()
+    assert (trimmed.loads, whole.loads) == (1, 1)
+    assert state.propose(OTHER_TEXT, 3) is NOTHING
+    assert state.silent_because == "fake is still loading"
+    whole.waits_because = None
+    assert state.ready
+    assert len(state.propose(OTHER_TEXT, 3).tokens) == 3
+    assert (trimmed.opened, whole.opened) == (0, 1)
+
+
+def test_a_whole_drafter_that_cannot_be_had_costs_its_guesses() -> None:
+    trimmed = ToBeLoaded(FakeModel(seed=1))
+    trimmed.waits_because = None
+
+    def gone() -> FakeModel:
+        raise ClosedError("this engine is gone")
+
+    state = TrimmedHeadDrafter(ModelDrafter(lambda: trimmed), ModelDrafter(gone), range(2)).start(REQUEST)
+    state.lag(OTHER_TEXT)
+    assert state.escaped
+    assert state.ready, "there is nobody to wait for"
+    assert state.failure == "this engine is gone"
+    assert state.propose(OTHER_TEXT, 3) is NOTHING
