@@ -20,6 +20,7 @@ from typing import Any
 import filelock
 import pytest
 
+import edgespec.calibration.measurement_store as measurement_store
 import edgespec.engine.background_calibration as learning_module
 import edgespec.hardware.bandwidth as bandwidth_module
 from edgespec.cli.idle_calibration import IdleCalibration
@@ -246,15 +247,23 @@ def test_quick_keeps_a_budget_and_says_what_it_left_out(
     assert whole["curves"]
 
 
-def test_a_second_calibration_says_that_it_waits(here: InProcess, options: tuple[str, ...]) -> None:
+def test_a_second_calibration_says_that_it_waits(
+    here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = Home(here.home)
-    held = threading.Event()
+    held, told = threading.Event(), threading.Event()
+    acquire = measurement_store._acquire
+
+    def acquire_and_tell(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) -> None:
+        assert waiting is not None
+        acquire(lock, lambda: (waiting(), told.set()))
 
     def hold() -> None:
         with filelock.FileLock(home.create(home.locks) / "calibration.lock"):
             held.set()
-            time.sleep(1.0)
+            told.wait(WAIT_S)
 
+    monkeypatch.setattr(measurement_store, "_acquire", acquire_and_tell)
     other = threading.Thread(target=hold)
     other.start()
     assert held.wait(WAIT_S)

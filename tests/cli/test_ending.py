@@ -61,10 +61,17 @@ def test_an_answer_ends_with_what_there_is(tiny: TinyModels, slow_options: tuple
     assert b"Traceback" not in err
 
 
+def has_mapped(process: int, path: Path) -> bool:
+    return str(path) in {mapped.path for mapped in psutil.Process(process).memory_maps()}
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has mapped")
 def test_json_that_was_promised_is_written(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
     process = started("generate", "hello", *slow_options, "--json", home=tiny.home.root)
-    time.sleep(4.0)  # nothing is written before the end: by now it is loading or answering
+    until = time.monotonic() + WAIT_S  # nothing is written before the end: it is seen to load by what it maps
+    while not has_mapped(process.pid, tiny.slow) and time.monotonic() < until:
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 128 + signal.SIGTERM
