@@ -329,7 +329,7 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
         drawn = rows.draw(0, request_of(sampling, tokens, wanted=2))
     if len(drawn.tokens) < 2:
         return float("inf")
-    return math.log(drawn.odds[0] / drawn.odds[1]) * sampling.temperature
+    return math.log(drawn.odds[0] / drawn.odds[1])
 
 
 class FullTrees(TimedPolicy):

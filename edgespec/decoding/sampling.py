@@ -213,18 +213,21 @@ class Chooser:
         others = max(alternatives, int(runner_up))
         if self._argmax_decides and gate is None and not others:
             return Draft(rows.argmax_row(index))
-        # The target shares the noise, so its other choices are those that come next with the same noise.
-        drawn = rows.draw(
-            index, request_of(self.sampling, context, wanted=MOST_DRAWN if others else 1, measure=_measure(gate))
-        )
-        # What a gate is told depends on the scores alone, so that it says nothing of the token.
-        if gate is not None and not gate.admits(_known(drawn.peak), drawn.entropy):
+        # The target shares the noise. So its other choices are those that come next with the same noise, and a token
+        # is the surer the later they come, whatever its probability. That says something of the token; but under the
+        # keyed rule the text is the target's own whatever is put forward.
+        wanted = MOST_DRAWN if others or not self.sampling.greedy else 1
+        measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
+        if gate is not None and gate.needs_entropy:
+            measure = Measure.ENTROPY
+        drawn = rows.draw(index, request_of(self.sampling, context, wanted=wanted, measure=measure))
+        if gate is not None and not gate.admits(drawn.odds[0], drawn.entropy):
             return None
         rest = list(zip(drawn.tokens[1:], drawn.odds[1:], strict=True))
         return Draft(
             drawn.tokens[0],
             None,
-            None if self.sampling.greedy and gate is None else drawn.peak,
+            None if self.sampling.greedy and gate is None else drawn.odds[0],
             rest[0][0] if runner_up and rest else None,
             tuple(each for each in rest[:alternatives] if each[1] > 0),
         )
@@ -250,12 +253,3 @@ class Chooser:
         """A token from full-vocabulary ``probs``, from the noise kept for corrections and bonuses."""
         ids = np.flatnonzero(probs > 0)
         return draw(Distribution(ids, probs[ids]), self.sampling.noise_seed, position, Purpose.CORRECTION)
-
-
-def _measure(gate: ChainGate | None) -> Measure:
-    return Measure.ENTROPY if gate is not None and gate.needs_entropy else Measure.PEAK
-
-
-def _known(peak: float | None) -> float:
-    assert peak is not None  # it was asked for
-    return peak

@@ -71,8 +71,8 @@ class Proposal:
     (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
     ``drafted_by`` names who spent the time, also when nothing came of it (None: nobody did). ``sync_s`` is the
     part of that time spent catching up with tokens the drafter had not seen, ``forwards`` how often the drafter's
-    weights were read. ``confidences[i]`` is how sure it was of token i before choosing it, from 0 to 1 (empty: it
-    cannot tell); what that is worth as a probability of acceptance is found out by whoever uses it.
+    weights were read. ``confidences[i]`` is how sure it was of token i, from 0 to 1 (empty: it cannot tell); what
+    that is worth as a probability of acceptance is found out by whoever uses it.
 
     ``runners_up[i]`` is what the drafter would have said in place of token i: the best id of the same scores that is
     not token i (None: there is none; empty: nobody asked). It is never put forward, so nobody asks whether it stands.
@@ -138,9 +138,10 @@ class Outcome:
 class Draft:
     """One drafted token and, under the rejection rule, the distribution it was drawn from.
 
-    ``confidence`` is the highest probability there was, None if nobody asked for it; ``runner_up`` what would have
-    been the token if this one did not exist, None if nobody asked or there is no other. ``alternatives`` are as in
-    Proposal.
+    ``confidence`` is how likely it is to be the target's token, as far as the drafter can tell: the highest
+    probability, or where the target shares its noise the odds of that (``Drawn.odds``); None if nobody asked for it.
+    ``runner_up`` is what would have been the token if this one did not exist, None if nobody asked or there is no
+    other. ``alternatives`` are as in Proposal.
     """
 
     token: int
@@ -254,8 +255,8 @@ class Drafter(Protocol):
 class ChainGate(Protocol):
     """Where a chain ends early: asked for each token of one proposal in turn, by whoever drafts it.
 
-    Always before the token is chosen, from what the drafter's distribution looks like: whether a token is put forward
-    must never depend on the token itself, or the text would no longer be the target's.
+    Under the rejection rule always before the token is chosen, from what the drafter's distribution looks like:
+    whether a token is put forward must not depend on the token there, or the text would no longer be the target's.
     """
 
     @property
@@ -263,7 +264,7 @@ class ChainGate(Protocol):
         """Whether ``admits`` wants to know the entropy, which takes another pass over the scores."""
 
     def admits(self, confidence: float, entropy: float | None) -> bool:
-        """Whether the next token is put forward. ``confidence``: highest probability; ``entropy`` in nats."""
+        """Whether the next token is put forward. ``confidence`` is as in Draft; ``entropy`` in nats."""
 
     def goes_on(self) -> bool:
         """Whether one more forward of the drafter is worth its time, before it is spent."""

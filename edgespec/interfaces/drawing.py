@@ -53,11 +53,11 @@ POWER_OF_TWO = tuple(
 
 
 class Measure(IntEnum):
-    """What is told of the distribution beside the token."""
+    """What is summed of the distribution beside drawing from it."""
 
     NOTHING = 0
-    PEAK = 1
-    ENTROPY = 2  # and the peak
+    MASS = 1  # so that odds without noise are probabilities
+    ENTROPY = 2  # and the mass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class DrawRequest:
     ``seen`` has the tokens that are penalised and how often each was seen. Scores are then divided by
     ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds ``top_p`` of
     the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` decides. Without a key the best
-    score does: nothing is truncated, and ``temperature`` is only that of odds and measures. ``wanted`` tokens are
+    score does: nothing is truncated, and ``temperature`` is only that of odds and entropy. ``wanted`` tokens are
     told, at most MOST_DRAWN.
     """
 
@@ -94,14 +94,13 @@ class Drawn:
     """``tokens[0]`` is the token, ``tokens[1]`` what it would be if that did not exist, and so on.
 
     ``odds``: without noise their probabilities, or their weights where nothing is measured. With noise the softmax
-    among these of what decides, noise and all: a target whose scores are off by about one chooses otherwise that
-    often. ``peak`` is the highest probability of the truncated distribution, ``entropy`` is in nats; None where
-    nobody asked.
+    among these of what decides, in units of scores: a score and its Gumbel noise times the temperature. Another model
+    that shares the noise, and whose scores are off by Gumbel noise of their own, draws each of these that often (the
+    Gumbel-max trick once more). ``entropy`` is that of the truncated distribution, in nats; None where nobody asked.
     """
 
     tokens: tuple[int, ...]
     odds: tuple[float, ...]
-    peak: float | None = None
     entropy: float | None = None
 
     @classmethod
@@ -110,15 +109,13 @@ class Drawn:
         if request.key is None:
             odds = [value / (mass * UNIT) for value in values] if mass else values
         else:
-            rates = [values[0] / value for value in values]
+            rates = [(values[0] / value) ** request.temperature for value in values]
             total = math.fsum(rates)
             odds = [rate / total for rate in rates]
-        peak = entropy = None
-        if request.measure >= Measure.PEAK:
-            peak = 1.0 / (mass * UNIT)
+        entropy = None
         if request.measure >= Measure.ENTROPY:
             entropy = math.log(mass * UNIT) - LOG_2 * (spread / mass)
-        return cls(tuple(tokens), tuple(odds), peak, entropy)
+        return cls(tuple(tokens), tuple(odds), entropy)
 
 
 def draw_from(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
@@ -220,7 +217,7 @@ def _units(weights: LogitsArray) -> FloatArray:
 
 def _measured(weights: LogitsArray, exponents: LogitsArray, measure: Measure) -> tuple[float, float]:
     """The sums of the weights, and of their products with their exponents, in units."""
-    if measure < Measure.PEAK:
+    if measure < Measure.MASS:
         return 0.0, 0.0
     units = _units(weights)
     spread = float(np.rint(units * exponents.astype(np.float64)).sum()) if measure >= Measure.ENTROPY else 0.0

@@ -260,9 +260,9 @@ def test_a_request_is_keyed_by_seed_position_and_purpose() -> None:
     assert own.key == noise_key(9, 3, Purpose.TOKEN)
     assert (own.temperature, own.top_k, own.top_p, own.min_p) == (0.7, 4, 0.9, 0.1)
     assert (own.wanted, own.measure, own.seen) == (1, Measure.NOTHING, {})
-    other = request_of(options, [5], Purpose.CORRECTION, wanted=4, measure=Measure.PEAK)
+    other = request_of(options, [5], Purpose.CORRECTION, wanted=4, measure=Measure.MASS)
     assert other.key == noise_key(9, 1, Purpose.CORRECTION)
-    assert (other.wanted, other.measure) == (4, Measure.PEAK)
+    assert (other.wanted, other.measure) == (4, Measure.MASS)
 
 
 def test_a_greedy_request_has_no_noise_and_truncates_nothing() -> None:

@@ -106,9 +106,7 @@ def peaked(peaks: list[float]) -> FakeModel:
     return FakeModel(2, table=lambda prefix: [math.log(peaks[len(prefix)]), math.log(1 - peaks[len(prefix)])])
 
 
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, rule="rejection")]
-)
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, rule="rejection")])
 def test_low_confidence_ends_a_chain_whatever_would_have_been_drawn(sampling: Sampling) -> None:
     peaks = [0.9, 0.9, 0.8, 0.7, 0.55, 0.9, 0.9]
     for confidence, length in [(0.0, 5), (0.5, 5), (0.6, 2), (0.75, 1), (0.85, 0)]:

@@ -98,14 +98,14 @@ def test_defaults_take_the_best_and_tell_nothing_else() -> None:
     assert (own.wanted, own.measure) == (1, Measure.NOTHING)
     assert draw_from(np.float32([1, 3, 3]), own) == Drawn((1,), (1.0,))
     drawn = Drawn((1,), (1.0,))
-    assert (drawn.peak, drawn.entropy) == (None, None)
+    assert drawn.entropy is None
 
 
 def test_a_temperature_of_almost_nothing_is_the_best_score() -> None:
     for temperature in (1e-300, 1e-30, 1e-6):
         request = DrawRequest(key=KEY, temperature=temperature, wanted=MOST_DRAWN, measure=Measure.ENTROPY)
         assert math.isfinite(request.scale)
-        assert draw_from(np.float32([1, 2, -3e38, -np.inf]), request) == Drawn((1,), (1.0,), 1.0, 0.0)
+        assert draw_from(np.float32([1, 2, -3e38, -np.inf]), request) == Drawn((1,), (1.0,), 0.0)
 
 
 def test_columns_of_tokens_that_are_not_scored_are_left_out() -> None:
@@ -127,14 +127,19 @@ def test_measures_are_those_of_the_distribution() -> None:
             drawn = draw_from(scores, DrawRequest(key=key, measure=Measure.ENTROPY, wanted=4, temperature=0.9))
             probs = np.exp((scores.astype(np.float64) - scores.max()) / 0.9)
             probs /= probs.sum()
-            assert drawn.peak == pytest.approx(probs.max(), rel=1e-5)
             assert drawn.entropy == pytest.approx(
                 -(probs * np.log(np.maximum(probs, 1e-300))).sum(), rel=1e-4, abs=1e-5
             )
             if key is None:
                 assert drawn.odds == pytest.approx(probs[list(drawn.tokens)].tolist(), rel=1e-4)
             else:
-                assert math.fsum(drawn.odds) == pytest.approx(1)
+                own = scores[list(drawn.tokens)] + 0.9 * gumbel(list(drawn.tokens))
+                assert drawn.odds == pytest.approx((np.exp(own) / np.exp(own).sum()).tolist(), rel=1e-4)
+
+
+def gumbel(tokens: list[int]) -> np.ndarray:
+    """The noise of these tokens, under KEY."""
+    return -np.log(exponentials(uniforms(KEY, np.array(tokens))))
 
 
 # --------------------------------------------------------------------------------------------------- noise

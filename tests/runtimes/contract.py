@@ -261,7 +261,7 @@ class SequenceContract(OneModel):
         before = logits(rows)
         for index, row in enumerate(before):
             for request in (
-                DrawRequest(measure=Measure.PEAK, wanted=4),
+                DrawRequest(measure=Measure.MASS, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), temperature=0.7, top_p=0.9, min_p=0.01, wanted=2),
                 DrawRequest(key=noise_key(1, index, 0), top_k=7, seen=Counter(tokens), repeat_penalty=1.3),
@@ -280,7 +280,7 @@ class SequenceContract(OneModel):
             assert np.array_equal(first.logits(index), row[:size])
             assert first.argmax_row(index) == first.top_k(2)[0][index, 0] == best
             for request in (
-                DrawRequest(measure=Measure.PEAK, wanted=4),
+                DrawRequest(measure=Measure.MASS, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), measure=Measure.ENTROPY, wanted=4),
                 DrawRequest(key=noise_key(1, index, 0), top_p=0.9, seen={size: 2, best: 1}, presence_penalty=2.0),
             ):
