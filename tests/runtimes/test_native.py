@@ -372,11 +372,12 @@ def test_a_forked_process_is_told_instead_of_waiting_for_ever(model: NativeModel
         assert sequence.forward([1], 1).count == 1
 
 
-def test_cancel_works_within_a_forward(model: NativeModel) -> None:
+def test_cancel_works_within_a_forward(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with model.open(4000) as sequence:
         tokens = ids(3000, model)
-        sequence._native.cancel(True)  # as if raised by another thread after Python last looked
-        with pytest.raises(CancelledError):
+        sequence.cancel()
+        with monkeypatch.context() as patched, pytest.raises(CancelledError):
+            patched.setattr(NativeCancel, "raised", False)  # as if another thread had raised it after Python looked
             sequence.forward(tokens, 1)
         assert sequence.length == 0
         sequence.reset_cancel()
