@@ -29,6 +29,7 @@ SAMPLINGS = {
     "0.7, top-p 0.95": {"temperature": 0.7, "top_p": 0.95},
     "1.0, top-k 40": {"temperature": 1.0, "top_k": 40},
     "1.0, min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "0.8, penalties": {"temperature": 0.8, "repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1},
 }
 
 
