@@ -90,7 +90,7 @@ def calibrate(
     if unstored is not None:
         print_error(
             EdgespecError(
-                f"nothing of what was measured is stored: {unstored}",
+                f"not everything that was measured could be stored: {unstored}",
                 hint="free some space, or set EDGESPEC_HOME to a folder you may write to",
             ),
             as_json=False,

@@ -206,7 +206,7 @@ def test_what_could_not_be_stored_is_not_called_stored(
 
     monkeypatch.setattr("edgespec.calibration.measurement_store.write_json", full)
     found = here("calibrate", "--quick", *options, *(["--json"] if as_json else []))
-    found.failed_well("nothing of what was measured is stored", "No space left on device", "EDGESPEC_HOME")
+    found.failed_well("not everything that was measured could be stored", "No space left on device", "EDGESPEC_HOME")
     assert "and stored" not in found.err
     assert stored(Home(here.home)) == {}
     if as_json:
