@@ -20,7 +20,7 @@ from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.candidates import Placement, Placements, same_place
 from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank
-from edgespec.planning.choice.weighing import taken_bytes
+from edgespec.planning.choice.evaluation import taken_bytes
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs

@@ -27,7 +27,7 @@ from tests.decoding.test_loop import (
     check_statistics,
     start,
 )
-from tests.drafters.test_siblings import Weighing
+from tests.drafters.test_siblings import Evaluation
 from tests.support.fake_runtime import FakeModel, noise_words
 
 TARGET = FakeModel(can_branch=True)
@@ -49,7 +49,7 @@ class Beside(TimedPolicy):
         self.learned: list[tuple[list[float], list[bool]]] = []
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
-        return Allowance(99, Weighing(forwards=self._depth - 1, ranks=self._ranks))
+        return Allowance(99, Evaluation(forwards=self._depth - 1, ranks=self._ranks))
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((list(odds), list(hits)))

@@ -27,7 +27,7 @@ RULES = {
 
 
 @dataclass
-class Weighing(Gate):
+class Evaluation(Gate):
     """Finds the first ``ranks[i]`` alternatives of place i worth it; remembers the odds it was told."""
 
     ranks: Sequence[int] = (1,) * 9
@@ -56,7 +56,7 @@ def ranked(model: FakeModel, tokens: list[int]) -> list[int]:
 
 def test_the_next_best_tokens_lie_beside_the_chain() -> None:
     model = FakeModel(seed=1)
-    gate = Weighing(ranks=(2, 0, 1))
+    gate = Evaluation(ranks=(2, 0, 1))
     assert isinstance(gate, SiblingGate)
     proposal = started(model).propose(wishing(), 9, gated(gate, 3))
     chain = proposal.tokens[:3]
@@ -70,13 +70,13 @@ def test_the_next_best_tokens_lie_beside_the_chain() -> None:
     assert [len(place) for place in proposal.alternatives] == [MOST_ALTERNATIVES] * 3
 
 
-def gated(gate: Weighing, depth: int) -> Weighing:
+def gated(gate: Evaluation, depth: int) -> Evaluation:
     gate.forwards = depth - 1
     return gate
 
 
 def test_the_odds_are_the_drafters_own() -> None:
-    model, gate = FakeModel(seed=1), Weighing()
+    model, gate = FakeModel(seed=1), Evaluation()
     proposal = started(model).propose(wishing(), 2, gated(gate, 1))
     scores = model.scores(PROMPT)[:12].astype(np.float64)
     probs = np.exp(scores) / np.exp(scores).sum()
@@ -87,7 +87,7 @@ def test_the_odds_are_the_drafters_own() -> None:
 
 def test_with_shared_noise_they_are_what_it_draws_next() -> None:
     model, sampling = FakeModel(seed=1, spread=1.0), RULES["keyed"]
-    proposal = started(model, sampling).propose(wishing(), 3, gated(Weighing(), 1))
+    proposal = started(model, sampling).propose(wishing(), 3, gated(Evaluation(), 1))
     own = Chooser(sampling).distribution(Rows(1, lambda index: model.scores(PROMPT)[:12]), 0, PROMPT)
     drawn = []
     for _ in range(1 + MOST_ALTERNATIVES):
@@ -107,7 +107,7 @@ def test_nobody_who_did_not_ask_gets_any(rule: str) -> None:
     def alone(context: Context, gate: Gate | None) -> Proposal:
         return started(FakeModel(seed=1), RULES[rule]).propose(context, 4, gate)
 
-    for context, gate in ((Context(PROMPT), Weighing()), (wishing(), Gate()), (wishing(), None)):
+    for context, gate in ((Context(PROMPT), Evaluation()), (wishing(), Gate()), (wishing(), None)):
         proposal = alone(context, gate)
         assert (proposal.parents, proposal.alternatives) == (None, ())
         assert len(proposal.tokens) == 4
@@ -115,7 +115,7 @@ def test_nobody_who_did_not_ask_gets_any(rule: str) -> None:
 
 
 def test_the_rejection_rule_has_no_use_for_them() -> None:
-    gate = Weighing()
+    gate = Evaluation()
     proposal = started(FakeModel(seed=1), RULES["rejection"]).propose(wishing(), 4, gate)
     assert (len(proposal.tokens), proposal.parents) == (4, None)
     assert proposal.draft_probs is not None
@@ -124,7 +124,7 @@ def test_the_rejection_rule_has_no_use_for_them() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 9])
 def test_all_together_are_no_more_than_allowed(depth: int) -> None:
-    gate = gated(Weighing(ranks=(3, 3)), 2)
+    gate = gated(Evaluation(ranks=(3, 3)), 2)
     proposal = started(FakeModel(seed=1)).propose(wishing(), depth, gate)
     assert len(proposal.tokens) == min(depth, 8)
     assert len(gate.told) == (depth > 1), "a single token has no room beside it"
@@ -133,19 +133,19 @@ def test_all_together_are_no_more_than_allowed(depth: int) -> None:
 def test_a_stop_is_never_one() -> None:
     model = FakeModel(seed=1)
     second, third = ranked(model, PROMPT)[1:3]
-    gate = Weighing(ranks=(2,))
+    gate = Evaluation(ranks=(2,))
     proposal = started(model, stop_ids=frozenset({second})).propose(wishing(), 1, gate)
     assert proposal.tokens == (ranked(model, PROMPT)[0],), "no room"
-    proposal = started(model, stop_ids=frozenset({second})).propose(wishing(), 3, gated(Weighing(ranks=(2,)), 1))
+    proposal = started(model, stop_ids=frozenset({second})).propose(wishing(), 3, gated(Evaluation(ranks=(2,)), 1))
     assert proposal.tokens == (ranked(model, PROMPT)[0], third)
-    told = gated(Weighing(ranks=(0,)), 1)
+    told = gated(Evaluation(ranks=(0,)), 1)
     started(model, stop_ids=frozenset({second})).propose(wishing(), 3, told)
     assert told.told[0][0][0] == 0.0, "its odds are nothing"
 
 
 def test_ids_that_only_the_drafter_has_are_none() -> None:
     model = FakeModel(vocabulary_size=40, seed=1)
-    proposal = started(model).propose(wishing(), 3, gated(Weighing(ranks=(3,)), 1))
+    proposal = started(model).propose(wishing(), 3, gated(Evaluation(ranks=(3,)), 1))
     assert all(token < 12 for token in proposal.tokens)
     assert len(proposal.tokens) == 3
 
@@ -153,14 +153,14 @@ def test_ids_that_only_the_drafter_has_are_none() -> None:
 def test_a_vocabulary_may_be_smaller_than_what_is_asked_for() -> None:
     request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=2, context_length=64)
     state = ModelDrafter(lambda: FakeModel(vocabulary_size=2, seed=1)).start(request)
-    proposal = state.propose(Context([1, 0, 1], wants_siblings=True), 5, gated(Weighing(), 1))
+    proposal = state.propose(Context([1, 0, 1], wants_siblings=True), 5, gated(Evaluation(), 1))
     assert sorted(proposal.tokens) == [0, 1]
 
 
 def test_what_a_trimmed_head_lacks_is_none() -> None:
     lacking = [0.0, -np.inf, 1.0, -np.inf, *[-np.inf] * 8]
     model = FakeModel(table=lambda prefix: lacking)
-    proposal = started(model).propose(wishing(), 5, gated(Weighing(ranks=(3,)), 1))
+    proposal = started(model).propose(wishing(), 5, gated(Evaluation(ranks=(3,)), 1))
     assert proposal.tokens == (2, 0)
     assert len(proposal.alternatives[0]) == 1
 

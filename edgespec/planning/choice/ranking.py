@@ -14,7 +14,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
-from edgespec.planning.choice.weighing import Weighing, rate, taken_bytes
+from edgespec.planning.choice.evaluation import Evaluation, rate, taken_bytes
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.margins import PLAN_MARGIN
 from edgespec.planning.cost.widths import WIDEST
@@ -75,7 +75,7 @@ def rank(
     candidates = [_plain(target, name, fastest, headroom_bytes) for target, name in placed]
     for target, name in placed:
         for drafter, drafter_name in zip(drafters, drafter_names, strict=True):
-            weighing = Weighing(
+            evaluation = Evaluation(
                 target=target,
                 drafter=drafter,
                 name=name,
@@ -86,7 +86,7 @@ def rank(
                 margin=margin,
                 headroom_bytes=headroom_bytes,
             )
-            refusal = weighing.refused(memory_bytes)
+            refusal = evaluation.refused(memory_bytes)
             if refusal is not None:
                 rejected.append(refusal)
                 continue
@@ -94,11 +94,11 @@ def rank(
             hand_over = (hand_over_s or {}).get(pair, 0.0)
             verdicts: list[Candidate | Rejected] = []
             if "serial" in modes:
-                verdicts.append(weighing.serial(hand_over))
+                verdicts.append(evaluation.serial(hand_over))
             # One device is shared at a price that was measured or not at all; two may be known not to touch.
             known = drafter.device != target.device or pair in (contention or {})
             if "pipelined" in modes and drafter.device is not None and known:
-                verdicts.append(weighing.pipelined((contention or {}).get(pair), hand_over))
+                verdicts.append(evaluation.pipelined((contention or {}).get(pair), hand_over))
             candidates += [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
             rejected += [verdict for verdict in verdicts if isinstance(verdict, Rejected)]
     return Ranking(candidates=tuple(sorted(candidates, key=_order)), rejected=tuple(rejected))

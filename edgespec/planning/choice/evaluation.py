@@ -29,7 +29,7 @@ class _Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
+class Evaluation:
     """One target option with one drafter option, against the fastest plain decoding."""
 
     target: TargetOption
