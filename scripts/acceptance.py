@@ -98,7 +98,7 @@ def equality(results: Results, name: str) -> bool:
 
     prompts = verification_prompts()
     rows: dict[str, Any] = dict(results.steps.get(name, {}).get("prompts", {}))
-    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True, stay_exact=True) as engine:
+    with busy_neighbour(), Engine.load(profile="laptop", download=True, calibrate=True) as engine:
         plan = engine.plan.as_json()
 
         def keep(result: PromptResult) -> None:

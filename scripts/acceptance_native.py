@@ -241,9 +241,7 @@ def equality(results: Results, name: str) -> bool:
     prompts = {prompt.id: prompt for suite in BUILTIN_SUITES for prompt in builtin_suite(suite)}
     prompts |= {prompt.id: prompt for prompt in verification_prompts()}
     kept: dict[str, Any] = {}
-    with Engine.load(
-        profile="laptop", runtime=NATIVE, download=True, calibrate=True, stay_exact=True, mode="serial"
-    ) as engine:
+    with Engine.load(profile="laptop", runtime=NATIVE, download=True, calibrate=True, mode="serial") as engine:
 
         def keep(result: PromptResult) -> None:
             kept[result.prompt_id] = row_of(result)

@@ -26,7 +26,7 @@ def equality(results: Results, name: str) -> bool:
     from edgespec.engine.engine import Engine
 
     rows: dict[str, Any] = {}
-    with Engine.load(profile="laptop", mode="pipelined", download=True, calibrate=True, stay_exact=True) as engine:
+    with Engine.load(profile="laptop", mode="pipelined", download=True, calibrate=True) as engine:
 
         def keep(result: PromptResult) -> None:
             rows[result.prompt_id] = row_of(result)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +19,10 @@ from edgespec.files.atomic import write_json
 from edgespec.hardware.bandwidth import BandwidthMeasurement
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.settled import Place, Settled
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS
 from edgespec.planning.cost.widths import WidthProbe, widths_from_json, widths_to_json
 
 SCHEMA_VERSION = 3
@@ -29,6 +31,9 @@ BANDWIDTH_SCHEMA_VERSION = 1
 # A measurement is a few kilobytes, one of every thread count of a large server some tens of them; anything larger is
 # not one of ours.
 _LARGEST_FILE_BYTES = 2**20
+
+# Threads and layers beyond this are not ours.
+_MOST_COUNTED = 4096
 
 T = TypeVar("T")
 
@@ -141,6 +146,35 @@ class Measurements:
 
     def save_acceptance(self, target: ModelFacts, source: str, prior: AcceptancePrior) -> None:
         self._save("acceptance", _acceptance_key(target, source), prior.as_json())
+
+    # ------------------------------------------------------------------------------- what is settled
+
+    def load_place(self, model: ModelFacts) -> Settled[Place]:
+        """Where calibrations have agreed that a target runs on this machine, whatever drafts for it."""
+        return self._load("settled", self._settled_key(model, "place"), _place_from_json) or Settled()
+
+    def save_place(self, model: ModelFacts, settled: Settled[Place]) -> None:
+        self._save("settled", self._settled_key(model, "place"), asdict(settled))
+
+    def load_threads(self, model: ModelFacts, runtime: str) -> Settled[int]:
+        """On how many threads calibrations have agreed that a target runs fastest in a runtime."""
+        return self._load("settled", self._settled_key(model, f"threads of {runtime}"), _count_from_json) or Settled()
+
+    def settle_threads(self, most: ModelFacts, fastest: int) -> int:
+        """On how many threads a target runs from now on, after a calibration that found ``fastest``.
+
+        Where they change no bits it is those, elsewhere what calibrations agree on. ``most`` are the target's facts
+        with all threads.
+        """
+        settled = self.load_threads(most, most.runtime)
+        found = fastest if fastest != (settled.chosen or most.threads) else None
+        settled = settled.after(found, 1 if most.bit_equal_by_construction else TAKEOVER_CALIBRATIONS)
+        self._save("settled", self._settled_key(most, f"threads of {most.runtime}"), asdict(settled))
+        return settled.chosen or most.threads
+
+    def _settled_key(self, model: ModelFacts, question: str) -> dict[str, Any]:
+        file = {"model_sha256": model.sha256, "model_name": model.name}
+        return {"machine": self.machine_fingerprint, **file, "question": question}
 
     # ------------------------------------------------------------------------------------------- files
 
@@ -326,6 +360,31 @@ def _share_from_json(stored: Mapping[str, Any]) -> float:
     if not 0 <= share <= 1:
         raise ValueError("a share is a part of the whole")
     return share
+
+
+def _place_from_json(stored: Mapping[str, Any]) -> Settled[Place]:
+    return _settled_from_json(stored, _one_place)
+
+
+def _count_from_json(stored: Mapping[str, Any]) -> Settled[int]:
+    return _settled_from_json(stored, _one_count)
+
+
+def _settled_from_json(stored: Mapping[str, Any], read: Callable[[Any], T]) -> Settled[T]:
+    chosen, ahead = (None if stored[name] is None else read(stored[name]) for name in ("chosen", "ahead"))
+    count = _one_count(stored["count"]) if stored["count"] else 0
+    return Settled(chosen=chosen, ahead=ahead, count=count, announced=bool(stored["announced"]))
+
+
+def _one_place(stored: Any) -> Place:
+    runtime, device, layers = stored
+    return str(runtime), str(device), None if layers is None else _one_count(layers)
+
+
+def _one_count(stored: Any) -> int:
+    if not isinstance(stored, int) or not 1 <= stored <= _MOST_COUNTED:
+        raise ValueError("so many there are of nothing")
+    return stored
 
 
 def _contention_from_json(stored: Mapping[str, Any]) -> Contention:

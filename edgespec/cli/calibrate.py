@@ -49,7 +49,7 @@ def calibrate(
 
     state = state_of(context)
     chosen = resolve_profile(profile, target=target, draft=draft, context=context_length)
-    with open_engine(chosen, state, stay_exact=True) as engine:
+    with open_engine(chosen, state) as engine:
         started = time.perf_counter()
         with ProgressPrinter(quiet=state.quiet).shown() as progress:
             taken = engine.calibrate(
@@ -67,7 +67,6 @@ def calibrate(
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
-        engine.leave_slow_exact_setting()
         plan = engine.plan
         unstored = engine.measurements.store.unstored
     if json:

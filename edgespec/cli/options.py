@@ -53,10 +53,10 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
     )
 
 
-def open_engine(profile: Profile, state: State, *, calibrate: bool = False, stay_exact: bool = False) -> Engine:
+def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> Engine:
     """Load what the profile asks for, fetching models that are missing, with progress on stderr.
 
-    ``calibrate`` and ``stay_exact`` are those of ``Engine.load``.
+    ``calibrate`` is that of ``Engine.load``.
     """
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         return Engine.load(
@@ -64,7 +64,6 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False, stay
             download=not state.offline,
             progress=progress,
             calibrate=calibrate,
-            stay_exact=stay_exact,
         )
 
 

@@ -181,5 +181,6 @@ def generate_json(done: Done) -> dict[str, Any]:
         "seed": done.sampling.seed,
         "same_text_as_plain": done.same_text and done.plan.exactness == "W",
         "speculation_off": done.speculation_off,
+        "speculation_off_code": done.speculation_off_code,
         "plain_tokens_per_s": done.plain_tokens_per_s,
     }

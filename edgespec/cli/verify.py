@@ -59,7 +59,7 @@ def verify(
         profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
     )
     selected = spread(_prompts(suite, state), prompts)
-    with open_engine(chosen, state, calibrate=True, stay_exact=True) as engine:
+    with open_engine(chosen, state, calibrate=True) as engine:
         depths = depths_to_check(engine)
         if not depths:
             raise EdgespecError(

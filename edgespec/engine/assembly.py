@@ -34,7 +34,7 @@ from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import choose_threads, other_settings
 from edgespec.planning.choice.planner import PlanRequest
-from edgespec.planning.cost.margins import SLOWER_ALLOWED
+from edgespec.planning.cost.margins import SLOWER_ALLOWED, TAKEOVER_CALIBRATIONS
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.library import load as load_library
@@ -75,17 +75,22 @@ def load_pair(
     target = _find_target(profile, locator)
     context_length = min(profile.context, target.header.context_length or profile.context)
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
-    prepare = Preparation(profile, choose_threads(profile, machine, limits.max_threads), context_length)
+    threads = choose_threads(profile, machine, limits.max_threads)
+    prepare = Preparation(profile, threads, context_length)
 
     def is_known(facts: ModelFacts) -> bool:
         return store.load_times(facts) is not None
 
-    alone = find_placements(prepare, target, None, is_known)
-    settings = default_settings(prepare, target, alone, allowed)
+    settings, alone, notices = _place_target(store, prepare, target, is_known, allowed)
+    fewer = settled_threads(store, prepare, target, settings)
+    if fewer is not None:
+        prepare = Preparation(profile, fewer, context_length)
+        settings, alone, _ = _place_target(store, prepare, target, is_known, allowed)
     _require_place(target, settings, alone, context_length, allowed)  # before a drafter is fetched for it
     drafter_file, drafter_off = find_drafter(profile, target, locator)
     places = alone if drafter_file is None else find_placements(prepare, target, drafter_file, is_known)
-    settings, drafter = choose_places(store, prepare, settings, drafter_file, places, allowed)
+    places = replace(places, targets=alone.targets)  # a drafter moves no target, nor leaves it fewer layers
+    drafter = choose_drafter(store, prepare, settings, drafter_file, places, allowed)
     left = _require_place(target, settings, places, context_length, allowed)
     too_large = None if drafter is None else _too_large(drafter, settings, places, left)
     if too_large is not None:
@@ -113,10 +118,29 @@ def load_pair(
             request=request,
             probe=widths,
             store=store,
+            notices=notices,
+            most_threads=threads,
         )
     except BaseException:
         model.close()
         raise
+
+
+def _place_target(
+    store: Measurements,
+    prepare: Preparation,
+    target: LocatedModel,
+    is_known: Callable[[ModelFacts], bool],
+    allowed_bytes: int,
+) -> tuple[Settings, Placements, tuple[str, ...]]:
+    """How the target runs, every place it could run in, and what its user should be told of it.
+
+    All of it is found without a drafter, so that none of it depends on one.
+    """
+    places = find_placements(prepare, target, None, is_known)
+    settings = default_settings(prepare, target, places, allowed_bytes)
+    settings, notices = settled_settings(store, prepare, target, settings, places, allowed_bytes)
+    return settings, places, notices
 
 
 def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
@@ -200,13 +224,12 @@ def _open_target(
         tell(Loading(f"loading {target.name}"))
         return runtime.load(target, wanted)
 
-    if request.depth == 0 or not request.sources:
-        return load(settings), None
+    # Also where nothing is drafted: which setting the target runs in does not depend on that.
     return find_stable_model(
         load,
         runtime.stable_settings(settings),
         store,
-        measure=measure,
+        measure=measure if request.depth != 0 and request.sources else None,
         complete=request.exactness == "near",
         context_length=request.context_length,
     )
@@ -347,47 +370,78 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
     return located, None
 
 
-def choose_places(
+def settled_settings(
+    store: Measurements,
+    prepare: Preparation,
+    target: LocatedModel,
+    settings: Settings,
+    places: Placements,
+    allowed_bytes: int,
+) -> tuple[Settings, tuple[str, ...]]:
+    """Where calibrations agreed that the target runs, and the sentence that says so the first time.
+
+    ``settings`` are those before anybody measured. They stay where nothing was settled, and where the settled place
+    is not here, has no room, or is none of those that the profile's runtime and device leave.
+    """
+    facts = prepare.target(target).facts
+    settled = store.load_place(facts)
+    place = next((place for place in places.targets if place.key == settled.chosen), None)
+    if place is None or not places.room(place) or place.needed_bytes[HOST] > allowed_bytes:
+        return settings, ()
+    notices: tuple[str, ...] = ()
+    if not settled.announced:
+        store.save_place(facts, replace(settled, announced=True))
+        notices = (
+            f"{place.name} from now on, which {TAKEOVER_CALIBRATIONS} calibrations found faster: "
+            "the same prompt may get other words than before",
+        )
+    return place.put(settings), notices
+
+
+def settled_threads(
+    store: Measurements, prepare: Preparation, target: LocatedModel, settings: Settings
+) -> int | None:
+    """Fewer threads, where calibrations agreed on them; None where not, or where the profile names a number."""
+    if prepare.profile.threads != "auto":
+        return None
+    chosen = store.load_threads(prepare.target(target).facts, settings.runtime).chosen
+    return chosen if chosen is not None and chosen < prepare.threads else None
+
+
+def choose_drafter(
     store: Measurements,
     prepare: Preparation,
     settings: Settings,
     drafter_file: LocatedModel | None,
     places: Placements,
     allowed_bytes: int,
-) -> tuple[Settings, PreparedModel | None]:
-    """Where the target runs, and the drafter where it runs beside it: the fastest places that were measured.
+) -> PreparedModel | None:
+    """The drafter where it was measured to draft fastest for a target in these ``settings``.
 
-    ``settings`` are the target's before anybody measured, and stay where they were not timed themselves: what is in
-    use is measured, and then compared with the rest. ``allowed_bytes`` are of the machine's memory.
+    Before anybody measured it is where ``Preparation.drafter`` says. ``allowed_bytes`` are of the machine's memory.
     """
-    profile, context_length = prepare.profile, prepare.context_length
-    drafter = None if drafter_file is None else prepare.drafter(drafter_file)
-    facts: ModelFacts | None = None
-    if drafter is not None and places.drafters:
-        room = room_for_drafter(settings, drafter.settings.device, places)
-        crowded = profile.draft_device == "auto" and room is not None and room[0] > room[1]
-        drafter = prepare.decided_drafter(drafter.file, HOST if crowded else drafter.settings.device)
-        facts = drafter.facts
+    if drafter_file is None:
+        return None
+    profile, drafter = prepare.profile, prepare.drafter(drafter_file)
+    if not places.drafters:
+        return drafter
+    room = room_for_drafter(settings, drafter.settings.device, places)
+    crowded = profile.draft_device == "auto" and room is not None and room[0] > room[1]
+    drafter = prepare.decided_drafter(drafter.file, HOST if crowded else drafter.settings.device)
     here = next((place for place in places.targets if place.is_of(settings)), None)
     if here is None:
-        return settings, drafter
-    sources = source_names(profile, drafting=drafter is not None)
-    known = PairMeasurements(store, here.facts, facts, sources, context_length)
-    ranking = known.ranking((), context_length, allowed_bytes, near=profile.exactness == "near", places=places)
-    if ranking is None:
-        return settings, drafter
-    best = ranking.best
-    for place in places.targets:
-        where = (place.facts.runtime, place.facts.device, place.layers)
-        if where == (best.target.runtime, best.target.device, best.target.layers):
-            settings = place.put(settings)
-    if drafter is not None and best.drafter is not None and best.drafter.device is not None:
-        drafter = prepare.decided_drafter(drafter.file, best.drafter.device, best.drafter.runtime)
-    return settings, drafter
+        return drafter
+    request = _plan_request(profile, prepare.context_length, drafter, None)
+    known = PairMeasurements(store, here.facts, drafter.facts, request.sources, prepare.context_length)
+    ranking = known.ranking(request, known.widths(), known.costs(), places, allowed_bytes, loaded=False)
+    best = None if ranking is None else ranking.best.drafter
+    if best is not None and best.device is not None:
+        drafter = prepare.decided_drafter(drafter.file, best.device, best.runtime)
+    return drafter
 
 
 def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str, Any], float] | None:
-    """The setting in which plain decoding is faster than in the target's own, and how many times.
+    """The setting in which plain decoding is faster than in the target's own, and how many times: to compare with.
 
     None if its own is the fastest, or if nothing else was timed.
     """
@@ -401,17 +455,3 @@ def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str
         return None
     seconds, caches = min(timed, key=lambda pair: pair[0])
     return (caches, own_s / seconds) if seconds < own_s else None
-
-
-def exact_setting_too_slow(
-    target: LoadedModel, measurements: PairMeasurements, depth_cap: int
-) -> Mapping[str, Any] | None:
-    """The setting to decode plainly in instead, if the numeric class costs more than drafting is expected to gain.
-
-    None if the class costs plain decoding no more than DESIGN.md's 3 %, if a drafter repays it, or if nothing else
-    was timed.
-    """
-    faster = fastest_plain(target, measurements.store)
-    if faster is None or faster[1] <= max(SLOWER_ALLOWED, measurements.expected_gain(depth_cap)):
-        return None
-    return faster[0]

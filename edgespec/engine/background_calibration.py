@@ -93,6 +93,7 @@ class BackgroundCalibration:
         self._rival: _Load[LoadedModel] | None = None  # the target a second time, loading or loaded
         self._given_up: _Load[LoadedModel] | None = None  # and one that may still be loading, for nobody
         self._rivals_dropped = 0
+        self._compared = False  # whether the target was timed in another place
         self.complete = False  # whether ``run_for`` has been through everything
         self._hurried = False
         self._later: list[str] = []  # what comes after the part under way
@@ -195,7 +196,7 @@ class BackgroundCalibration:
         """What changes the plan most comes first; ``_later`` names what is still to come."""
         pair, parts = self._pair, list[tuple[str, Callable[[], Steps]]]()
         target, drafter = pair.target.facts, pair.measurements.drafter
-        if self._alternatives and fewer_threads(pair.target):
+        if self._alternatives and pair.most_threads > 1:
             parts.append((f"{target.name} with fewer threads", self._thread_steps))
         parts.append((target.name, self._target_steps))
         if drafter is not None:
@@ -210,11 +211,16 @@ class BackgroundCalibration:
         for _, steps in parts:
             del self._later[0]
             yield from steps()
+        if self._compared and self.most_taken <= BUSY_SHARE and pair.profile.runtime == pair.profile.device == "auto":
+            pair.measurements.settle_place(pair.pool.places)
 
     def _thread_steps(self) -> Steps:
-        """Find the fastest number of threads, and go on with it. The slower ones are kept as ratios to it."""
+        """Find the fastest number of threads, and go on with what is settled. The others are kept as ratios to it."""
         pair = self._pair
-        before, busy = pair.target, False
+        settled = pair.target.settings.threads
+        if settled < pair.most_threads:
+            pair.adopt(threads=pair.most_threads)
+        before, busy, store = pair.target, False, pair.measurements.store
         ratios: dict[int, float] = {}
         for threads in fewer_threads(pair.target):
             # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
@@ -224,17 +230,22 @@ class BackgroundCalibration:
                 busy = busy or self._busy > 0
                 if ratio * SLOWER_ALLOWED >= 1:
                     break
-        facts = {threads: before.facts_with(threads=threads) for threads in ratios}
+        own = before.settings.threads
+        facts = {threads: before.facts_with(threads=threads) for threads in (*ratios, own)}
         if busy:  # then fewer threads are faster for as long as the others are there
-            for each in facts.values():
-                pair.measurements.store.forget_plain_s(each)
-            return
-        ratios[before.settings.threads], facts[before.settings.threads] = 1.0, before.facts
-        best = min(ratios, key=lambda threads: ratios[threads])
-        if ratios[best] * SLOWER_ALLOWED >= 1 or not pair.adopt(threads=best):
-            best = before.settings.threads
+            for threads in ratios:
+                store.forget_plain_s(facts[threads])
+            ratios = {}
+        ratios[own] = 1.0
+        if pair.profile.threads != "auto":
+            settled = own
+        elif not busy:
+            best = min(ratios, key=lambda threads: ratios[threads])
+            settled = store.settle_threads(facts[own], best if ratios[best] * SLOWER_ALLOWED < 1 else own)
+        if settled != own and settled in facts and pair.adopt(threads=settled):
+            own = settled
         self._other_threads = [
-            (facts[threads], ratio / ratios[best]) for threads, ratio in ratios.items() if threads != best
+            (facts[n], ratio / ratios[own]) for n, ratio in ratios.items() if n != own and not busy
         ]
 
     def _plain_ratio(self, **caches: Any) -> Generator[Loading, None, float]:
@@ -362,6 +373,7 @@ class BackgroundCalibration:
             with suppress(EdgespecError):  # one that has no room stays unmeasured
                 ratio = yield from self._rival_ratio(place)
                 store.save_plain_s(place.facts, own_s * ratio)
+                self._compared = True
 
     def _rivals(self) -> list[Placement]:
         """The target in other runtimes on its device."""
@@ -396,6 +408,7 @@ class BackgroundCalibration:
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")
             store.save_times(place.facts, times, busy=self._busy)
             store.save_widths(place.facts, probe)
+            self._compared = True
             if drafting is not None and apart:
                 drafter = pair.pool.drafter_model()
                 yield from _until_loaded(drafter)

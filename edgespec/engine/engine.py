@@ -12,7 +12,6 @@ from edgespec.calibration.timing import QUICK, Scope
 from edgespec.engine.assembly import (
     WAITING,
     Limits,
-    exact_setting_too_slow,
     fastest_plain,
     load_pair,
     resolve_profile,
@@ -31,11 +30,8 @@ from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import require_memory
-from edgespec.placement.settings import other_settings
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import EXACT_SETTING_TOO_SLOW
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
@@ -71,7 +67,6 @@ class Engine:
         cancelled: Cancelled | None = None,
         store_home: Home | None = None,
         calibrate: bool = False,
-        stay_exact: bool = False,
         worker: WorkerSettings | None = None,
         **overrides: Any,
     ) -> Engine:
@@ -82,9 +77,7 @@ class Engine:
         this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan
         goes by the times of similar machines, or is plain in runtimes other than our kernels, and ``calibrate_for``
         can measure between answers. A depth given as a number, or near exactness, needs the check which widths are
-        bit-equal (about 20 seconds in other runtimes), and makes it. ``stay_exact`` stays in the setting
-        whose widths are bit-equal also where plain decoding was measured to be so much faster in another that
-        drafting is not expected to win it back: for measuring and checking. ``worker`` says how processes for
+        bit-equal (about 20 seconds in other runtimes), and makes it. ``worker`` says how processes for
         drafters are started: a frozen application has to. ``progress`` is told each step, on the calling thread.
 
         Raises EdgespecError and its subclasses only.
@@ -97,8 +90,6 @@ class Engine:
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
         try:
-            if not stay_exact:
-                engine.leave_slow_exact_setting()
             if calibrate and engine.unmeasured and chosen.depth != 0:
                 engine.calibrate(progress=tell)
         except BaseException:
@@ -181,7 +172,7 @@ class Engine:
         pair = self.pair
         begun = self._calibration is not None and not self._calibration.complete
         missing = begun or pair.measurements.missing or pair.measurements.unproven
-        return pair.can_rewind and pair.request.plain_because is None and missing
+        return pair.can_rewind and missing
 
     @property
     def can_calibrate(self) -> bool:
@@ -254,22 +245,6 @@ class Engine:
         if calibration is not None:
             calibration.drop_rival()
 
-    def leave_slow_exact_setting(self) -> bool:
-        """Decode plainly in another setting, where the exact one costs more than drafting is expected to gain.
-
-        Nothing changes before other settings were timed (``calibrate``), while a session is open, or where a depth or
-        near exactness was asked for. True if there is a new plan.
-        """
-        if self.profile.depth != "auto" or self.profile.exactness != "stable":
-            return False
-        pair = self.pair
-        faster = exact_setting_too_slow(pair.target, pair.measurements, pair.depth_cap_allowed)
-        if faster is None:
-            return False
-        # Fewer threads are only another class, which may draft as well.
-        because = pair.request.plain_because if "threads" in faster else EXACT_SETTING_TOO_SLOW
-        return pair.adopt(plain_because=because, **faster)
-
     def in_setting(self, **settings: Any) -> LoadedModel:
         """The target's weights in other caches or threads, beside it; closed with the engine.
 
@@ -296,18 +271,8 @@ class Engine:
         return fastest_plain(self.pair.target, self.measurements.store)
 
     def ranking(self) -> Ranking | None:
-        """Every way to run on this machine that was measured, the fastest first; None before anything was."""
-        pair = self.pair
-        others = [pair.target.facts_with(**settings) for settings in other_settings(pair.target)]
-        # What the target takes is taken already: it fits whatever headroom the ranking leaves.
-        taken = replace(pair.session_memory, buffers_bytes=HEADROOM_BYTES)
-        return self.measurements.ranking(
-            others,
-            self.plan.context_length,
-            pair.pool.left_bytes + taken.total_bytes,
-            near=self.profile.exactness == "near",
-            places=pair.pool.places,
-        )
+        """Every way to run on this machine that was measured, the plan first; None before anything was."""
+        return self.pair.ranking
 
     def close(self) -> None:
         """End every session, then free the models. Idempotent."""

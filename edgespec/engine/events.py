@@ -46,8 +46,8 @@ class Notice:
 class Done:
     """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.
 
-    ``speculation_off`` says why no drafter was used, where that is the case; ``plain_tokens_per_s`` is the measured
-    plain speed, None if it was not timed.
+    ``speculation_off`` says why no drafter was used, where that is the case, and ``speculation_off_code`` is its code
+    (planning/choice/reasons.py); ``plain_tokens_per_s`` is the measured plain speed, None if it was not timed.
     """
 
     finish_reason: FinishReason
@@ -57,6 +57,7 @@ class Done:
     plan: Plan
     sampling: Sampling
     speculation_off: str | None = None
+    speculation_off_code: str | None = None
     plain_tokens_per_s: float | None = None
 
     @property

@@ -24,6 +24,7 @@ from edgespec.interfaces.model import Model
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool
+from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
@@ -71,6 +72,8 @@ class LoadedPair:
         request: PlanRequest,
         probe: WidthProbe | None,
         store: Measurements,
+        notices: tuple[str, ...] = (),
+        most_threads: int | None = None,
     ) -> None:
         self.profile = profile
         self.machine = machine
@@ -83,6 +86,8 @@ class LoadedPair:
         self.pool = pool
         self.request = request
         self.probe = probe
+        self._notices = notices  # for the reader of the first answer
+        self.most_threads = most_threads or target.settings.threads  # of which fewer may be faster
         self.lock = threading.RLock()
         self.closed = False
         # Not kept alive by the pair: a server opens thousands of sessions in its life.
@@ -98,6 +103,7 @@ class LoadedPair:
         self.measurements = self._measurements_in(store)
         self.load_ahead = LoadAhead(self)
         costs = self.costs()
+        self.ranking: Ranking | None = None
         self.plan: Plan = self._plan_by(costs)
         self.policy: DepthPolicy = self._policy_by(costs)
 
@@ -127,7 +133,7 @@ class LoadedPair:
     @property
     def session_memory(self) -> MemoryEstimate:
         """What the target takes with one session."""
-        return memory_needed(self.pool.target, self.target.settings, self.plan.context_length)
+        return memory_needed(self.pool.target, self.target.settings, self.request.context_length)
 
     @property
     def answering(self) -> bool:
@@ -161,8 +167,7 @@ class LoadedPair:
 
     def replan(self) -> None:
         """Plan from what is stored now; answers that begin from here on follow the new plan."""
-        if self.request.plain_because is None:  # else nothing is drafted, and widths need not be known
-            self.probe = self.measurements.widths() or self.probe
+        self.probe = self.measurements.widths() or self.probe
         costs = self.costs()
         self.plan = self._plan_by(costs)
         pipelined = isinstance(self.policy, PipelinedDepth)
@@ -173,7 +178,11 @@ class LoadedPair:
             self.policy = self._policy_by(costs)
 
     def _plan_by(self, costs: Costs) -> Plan:
-        return make_plan(self.request, self.target.facts, self.probe, self.measurements.notes, costs)
+        """The best of what was ranked, in words."""
+        allowed = self.pool.left_bytes + self.session_memory.total_bytes
+        self.ranking = self.measurements.ranking(self.request, self.probe, costs, self.pool.places, allowed)
+        facts, notes = self.target.facts, self.measurements.notes
+        return make_plan(self.request, facts, self.probe, notes, costs, self.ranking)
 
     def _policy_by(self, costs: Costs) -> DepthPolicy:
         name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
@@ -185,7 +194,8 @@ class LoadedPair:
         """What every answer begins with; returns the sentences that its reader should see."""
         self.load_ahead.put_off()
         self.on_answer()
-        return self.follow_power()
+        notices, self._notices = self._notices, ()
+        return (*notices, *self.follow_power())
 
     def follow_power(self) -> tuple[str, ...]:
         """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
@@ -203,20 +213,15 @@ class LoadedPair:
             self.replan()
         return (f"the machine runs on {now} now: planned anew",)
 
-    def adopt(self, *, plain_because: str | None = None, **settings: Any) -> bool:
-        """Go on with the target's weights in other caches or threads; False while a session is open.
-
-        ``settings`` are those of ``LoadedModel.with_settings``. What is planned next is planned for the new setting:
-        plainly, if there is a reason ``plain_because``.
-        """
+    def adopt(self, *, threads: int) -> bool:
+        """Go on with the target's weights on other threads; False while a session is open."""
         with self.lock:
             if self.closed or any(not session.closed for session in self.sessions):
                 return False
-            other = self.target.with_settings(**settings)
+            other = self.target.with_settings(threads=threads)
             self.target.close()
             self.target, self.probe = other, None
             self.pool.use_threads(other.settings.threads)  # drafters run as the target does
-            self.request = replace(self.request, plain_because=plain_because)
             self.measurements = self._measurements_in(self.measurements.store)
             self.replan()  # the depths of the old plan are those of another numeric class
         return True

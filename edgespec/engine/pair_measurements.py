@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,13 +17,23 @@ from edgespec.hardware.machine import usable_processors
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.candidates import Placement, Placements, same_place
-from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank
 from edgespec.planning.choice.evaluation import taken_bytes
-from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.planner import (
+    PlanRequest,
+    contention_of,
+    decide,
+    depth_cap,
+    drafter_options,
+    target_option,
+)
+from edgespec.planning.choice.ranking import HEADROOM_BYTES, Pair
+from edgespec.planning.choice.reasons import Reason
+from edgespec.planning.choice.settled import clearly_faster, usual_seconds
+from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible, choose_depth
+from edgespec.planning.cost.curve import FREE, Curve, best_possible
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
 from edgespec.planning.depth.bandit import BanditDepth
@@ -34,9 +43,10 @@ from edgespec.runtimes.llama.context import EVERY_LAYER
 # Drafters that need no model cost nothing worth counting.
 _FREE_SOURCES = ("lookup",)
 
-MEASURED_BUSY = (
+MEASURED_BUSY = Reason(
+    "measured_busy",
     "other programs kept the processor busy while this was measured: the times are rough, and are measured again "
-    "when it is quiet"
+    "when it is quiet",
 )
 
 
@@ -75,14 +85,22 @@ class PairMeasurements:
         return prior
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Reason, ...]:
         """What is said of the target before anything else: where it runs, and measurements that were ignored."""
         layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
         where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
-        lost = () if self.drafter_failure is None else (f"the model drafter is lost: {self.drafter_failure}",)
-        rough = (MEASURED_BUSY,) if self.disturbed else ()
-        return (where, *lost, *rough, *self.store.notes)
+        notes = [Reason("target_place", where)]
+        settled = self.store.load_place(self.target).chosen
+        if settled is not None:
+            runtime, device, _ = settled
+            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is named"
+            notes.append(Reason("target_taken_over", said))
+        if self.drafter_failure is not None:
+            notes.append(Reason("drafter_lost", f"the model drafter is lost: {self.drafter_failure}"))
+        if self.disturbed:
+            notes.append(MEASURED_BUSY)
+        return (*notes, *(Reason("measurement_ignored", note) for note in self.store.notes))
 
     def widths(self) -> WidthProbe | None:
         """None also where the stored probe was made for a shorter context: it says nothing about the rest."""
@@ -166,71 +184,79 @@ class PairMeasurements:
 
     def ranking(
         self,
-        others: Sequence[ModelFacts],
-        context_length: int,
+        request: PlanRequest,
+        probe: WidthProbe | None,
+        costs: Costs,
+        places: Placements,
         allowed_bytes: int,
         *,
-        near: bool,
-        places: Placements | None = None,
+        loaded: bool = True,
     ) -> Ranking | None:
-        """Every way to run that was measured, ranked by the speed to expect; None before anything was.
+        """Every way to run that was measured, what the plan does first; None where no times are known.
 
-        ``others`` are the target's other settings, of which only plain decoding may have been timed. Target and
-        drafter are crossed over all of the ``places`` they were timed in; the rest are rejected as not measured. The
-        drafting model is judged by what earlier conversations taught, or by what is usual.
+        The target runs where it runs: its other places are compared and stay what they are (``settle_place``). The
+        drafter may be in any of the ``places`` it was timed in, unless it is ``loaded``. The drafting model is judged
+        by what earlier conversations taught.
         """
-        places = places or Placements()
-        times, widths = self.target_times(), self.widths()
-        if times is None:
+        if costs.curves is None:
             return None
-        cap = None if widths is None else widths.depth_cap
         here = next((place for place in places.targets if _same_setting(place.facts, self.target)), None)
-
-        def option(facts: ModelFacts, curve: Curve, depth_cap: int | None) -> TargetOption:
-            if here is None:
-                return _target_option(facts, curve, context_length, depth_cap)
-            return replace(here, facts=facts).target_option(curve, depth_cap)
-
-        targets = [option(self.target, times.curves.curves[0], cap)]
-        for facts in others:
-            seconds = self.store.plain_s(facts)
-            if seconds is not None:
-                targets.append(option(facts, Curve(widths=(1,), forward_s=(seconds,)), 0))
-        drafters: list[DrafterOption] = []
-        costs = self.costs()
-        cost = costs.drafts.get("model")
-        # Copies of the text are not ranked: they cost nothing to have, and what they bring only the text decides.
-        if cost is not None and self.drafter is not None:
-            rates = costs.acceptance.get("model", (UNKNOWN,))
-            at = next((place for place in places.drafters if _same_setting(place.facts, self.drafter)), None)
-            drafters.append(
-                _drafter_option(self.drafter, cost, rates, context_length)
-                if at is None
-                else at.drafter_option(cost, rates)
-            )
-        pairs: dict[tuple[str, str], Contention] = {}
-        if costs.contention is not None and self.drafter is not None:
-            pairs[self.target.device, self.drafter.device] = costs.contention
-        memory = {facts.device: allowed_bytes for facts in (self.target, *others, *filter(None, [self.drafter]))}
-        rejected: list[Rejected] = []
+        curve, cap = costs.curves.curves[0], depth_cap(self.target, probe)
+        own = target_option(self.target, curve, request.context_length, cap)
+        if here is not None:
+            own = replace(here, facts=self.target).target_option(curve, cap)
+        drafter = self._drafter_option(request, costs, places)
+        memory = {facts.device: allowed_bytes for facts in (self.target, *filter(None, [self.drafter]))}
         if places.targets or places.drafters:
             memory |= {HOST: allowed_bytes, **places.memory_bytes}
-            for name, needed in taken_bytes(targets[0], None, HEADROOM_BYTES).items():
-                memory[name] = max(memory.get(name, 0), needed)  # it is loaded, so it fits
-            rejected = self._other_places(places, targets, drafters, pairs)
-        ranking = rank(targets, drafters, memory, contention=pairs, exactness="near" if near else "stable")
+        for name, needed in taken_bytes(own, drafter if loaded else None, HEADROOM_BYTES).items():
+            memory[name] = max(memory.get(name, 0), needed)  # what is loaded fits
+        pairs: dict[Pair, Contention] = {}
+        both = contention_of(request, costs)
+        if both is not None and self.drafter is not None:
+            pairs[self.target.device, self.drafter.device] = both
+        targets, models = [own], [drafter]
+        rejected = self._other_places(places, costs, targets, models, pairs, loaded=loaded)
+        drafters = [option for model in models for option in drafter_options(request, model) if option.model]
+        drafters += drafter_options(request, None)
+        ranking = decide(request, targets, drafters, memory, pairs)
         return replace(ranking, rejected=(*ranking.rejected, *rejected))
+
+    def _drafter_option(self, request: PlanRequest, costs: Costs, places: Placements) -> DrafterOption | None:
+        """The drafting model where it runs; None without one, or where nobody knows what it costs."""
+        facts, cost = self.drafter, costs.drafts.get("model")
+        if facts is None or cost is None:
+            return None
+        rates = tuple(costs.acceptance.get("model", ()))
+        at = next((place for place in places.drafters if _same_setting(place.facts, facts)), None)
+        if at is not None:
+            return at.drafter_option(cost, rates)
+        return DrafterOption(
+            kind="model",
+            cost=cost,
+            acceptance=rates,
+            model=facts.name,
+            runtime=facts.runtime,
+            device=facts.device,
+            threads=facts.threads,
+            weights_bytes=facts.weight_bytes,
+            cache_bytes=facts.kv_bytes_per_token * request.context_length,
+            bytes_per_forward=facts.bytes_per_forward,
+        )
 
     def _other_places(
         self,
         places: Placements,
+        costs: Costs,
         targets: list[TargetOption],
-        drafters: list[DrafterOption],
-        pairs: dict[tuple[str, str], Contention],
+        drafters: list[DrafterOption | None],
+        pairs: dict[Pair, Contention],
+        *,
+        loaded: bool,
     ) -> list[Rejected]:
         """Add the other places that were timed, and what pairs of them cost each other; says why not the rest."""
         rejected: list[Rejected] = []
-        rates = self.costs().acceptance.get("model", (UNKNOWN,))
+        rates = tuple(costs.acceptance.get("model", ()))
         for place in places.targets:
             if _same_setting(place.facts, self.target):
                 continue
@@ -239,18 +265,19 @@ class PairMeasurements:
                 targets.append(option)
             elif not same_place(place.facts, self.target):  # else the target's own setting there speaks for it
                 rejected.append(places.too_small(place) or place.not_measured())
+        known = [(one.device, one.runtime) for one in drafters if one is not None]
         for place in places.drafters:
-            if any((place.facts.device, place.facts.runtime) == (known.device, known.runtime) for known in drafters):
+            if (place.facts.device, place.facts.runtime) in known:
                 continue
             drafting = self.store.load_times(place.facts)
             if drafting is not None:
-                drafters.append(place.drafter_option(drafting.draft_cost, rates))
+                drafters.append(place.drafter_option(drafting.draft_cost, rates, eligible=not loaded))
             else:
                 rejected.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
-        for target, drafter in itertools.product(places.targets, places.drafters):
-            both = self._contention(target.facts, drafter.facts)
+        for place in places.drafters:
+            both = self._contention(self.target, place.facts)
             if both is not None:
-                pair = target.facts.device, drafter.facts.device
+                pair = self.target.device, place.facts.device
                 pairs[pair] = both.worse(pairs.get(pair))
         return rejected
 
@@ -259,21 +286,31 @@ class PairMeasurements:
         times, probe = self.store.load_times(place.facts), self._widths_of(place.facts)
         if times is not None and times.contexts[-1] >= probe_starts(self._context_length)[-1]:
             stable = None if probe is None else probe.depth_cap
-            return place.target_option(times.curves.curves[0], stable)
+            return place.target_option(times.curves.curves[0], stable, eligible=False)
         seconds = self.store.load_plain_s(place.facts)
-        return None if seconds is None else place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0)
+        if seconds is None:
+            return None
+        return place.target_option(Curve(widths=(1,), forward_s=(seconds,)), 0, eligible=False)
 
-    def expected_gain(self, depth_cap: int) -> float:
-        """The speed-up over plain decoding to expect of the drafting model; 1.0 without one, or where it loses.
+    def settle_place(self, places: Placements) -> None:
+        """A calibration timed the target here and in other places: keep the place, or change it once two agree.
 
-        What copies of the text bring is not known before the text is.
+        A change holds from the next load on.
         """
-        times, costs = self.target_times(), self.costs()
-        cost = costs.drafts.get("model")
-        if times is None or cost is None:
-            return 1.0
-        rates = costs.acceptance.get("model", (UNKNOWN,))
-        return choose_depth(times.curves.curves[0], cost, rates, depth_cap).speedup
+        times, widths = self.target_times(), self.widths()
+        here = next((place for place in places.targets if same_place(place.facts, self.target)), None)
+        if times is None or here is None:
+            return
+        own_s = usual_seconds(times.curves.curves[0], depth_cap(self.target, widths))
+        others = {
+            place.key: usual_seconds(option.curve, option.depth_cap_stable)
+            for place in places.targets
+            if place is not here and places.room(place) and (option := self._option_at(place)) is not None
+        }
+        before = self.store.load_place(self.target)
+        after = before.after(clearly_faster(own_s, others))
+        if after != before:
+            self.store.save_place(self.target, after)
 
     def may_pay(self, source: str) -> bool:
         """Whether a source could be faster than plain decoding if it were always right."""
@@ -306,23 +343,6 @@ class PairMeasurements:
         return f"{source}:{self.drafter.sha256 or self.drafter.name}{kept_as}"
 
 
-def _drafter_option(
-    facts: ModelFacts, cost: DraftCost, rates: tuple[float, ...], context_length: int
-) -> DrafterOption:
-    return DrafterOption(
-        kind="model",
-        cost=cost,
-        acceptance=rates,
-        model=facts.name,
-        runtime=facts.runtime,
-        device=facts.device,
-        threads=facts.threads,
-        weights_bytes=facts.weight_bytes,
-        cache_bytes=facts.kv_bytes_per_token * context_length,
-        bytes_per_forward=facts.bytes_per_forward,
-    )
-
-
 def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
     """Whether two descriptions of a model are of the same way to run it."""
     return (one.runtime, one.device, one.threads, one.kv_type, dict(one.settings)) == (
@@ -331,18 +351,4 @@ def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
         other.threads,
         other.kv_type,
         dict(other.settings),
-    )
-
-
-def _target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_cap: int | None) -> TargetOption:
-    return TargetOption(
-        model=facts.name,
-        runtime=facts.runtime,
-        device=facts.device,
-        curve=curve,
-        weights_bytes=facts.weight_bytes,
-        cache_bytes=facts.kv_bytes_per_token * context_length,
-        depth_cap_stable=depth_cap,
-        threads=facts.threads,
-        settings={**facts.settings, "kv_type": facts.kv_type},
     )

@@ -28,6 +28,7 @@ from edgespec.interfaces.drafting import DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.planning.choice.plan import Plan, plain_version
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.stop_strings import StopStrings
@@ -279,6 +280,7 @@ class Session:
                 active = self._active
             if active is not None and active[0] is answer:
                 self._end_turn(*active)
+        off = self._speculation_off
         return Done(
             finish_reason=task.finish_reason,
             text=task.delivered_text,
@@ -286,7 +288,8 @@ class Session:
             stats=task.stats,
             plan=self._plan if self._policy_drafts else plain_version(self._plan),
             sampling=self._chooser.sampling,
-            speculation_off=self.speculation_off,
+            speculation_off=None if off is None else off.text,
+            speculation_off_code=None if off is None else off.code,
             plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
         )
 
@@ -313,25 +316,33 @@ class Session:
     @property
     def speculation_off(self) -> str | None:
         """Why a drafter was not used in the latest answer, or is off now; None if all of them are on."""
+        off = self._speculation_off
+        return None if off is None else off.text
+
+    @property
+    def _speculation_off(self) -> Reason | None:
         failures = {} if self._drafts is None else self._drafts.failures
         if failures:
-            return "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
+            said = "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
+            return Reason("drafter_failed", said)
         plan, drafters = self._plan, self._pair.drafters
-        plain_because = [reason for reason in plan.reasons if reason.startswith("plain: ")]
-        if plan.drafter_off is not None and not (plain_because and drafters):
-            return plan.drafter_off
-        if plain_because:
-            lost = [] if plan.drafter_off is None else [f"no model drafter: {plan.drafter_off}"]
-            return "; ".join([plain_because[-1].removeprefix("plain: "), *lost])
+        plain_because, off = plan.plain_because, plan.drafter_off
+        if off is not None and not (plain_because and drafters):
+            return Reason("no_model_drafter", off)
+        if plain_because is not None:
+            lost = [] if off is None else [f"no model drafter: {off}"]
+            return Reason(plain_because.code, "; ".join([plain_because.text.removeprefix("plain: "), *lost]))
         longest = self._pair.exact_length
         if drafters and longest is not None and len(self._conversation.history) >= longest:
-            return (
+            said = (
                 f"guesses are checked to keep the text up to {longest} tokens of context, and this one is longer "
                 "(`edgespec calibrate` checks all of it)"
             )
+            return Reason("context_too_long", said)
         reasons = [self._policy.why_off(drafter.kind) for drafter in drafters]
         reasons += [] if self._drafts is None else self._drafts.silences.values()
-        return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
+        said = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+        return Reason("not_paying_now", said) if said else None
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader went away without closing it."""

@@ -17,13 +17,16 @@ from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
 from edgespec.placement.memory import estimate_memory
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.placement.settings import processor_runtimes
+from edgespec.planning.choice.evaluation import memory_not_known
 from edgespec.planning.choice.options import DrafterOption, Rejected, TargetOption, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.reasons import Reason
+from edgespec.planning.choice.settled import Place
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 
-NOT_MEASURED = "not measured (`edgespec calibrate` measures every place that has room)"
+NOT_MEASURED = Reason("not_measured", "not measured (`edgespec calibrate` measures every place that has room)")
 
 Known = Callable[[ModelFacts], bool]
 
@@ -49,6 +52,11 @@ class Placement:
         runtime = f" ({facts.runtime})" if facts.device == HOST else ""  # on the processor there may be two
         return f"{placed_name(facts.name, facts.device, self.layers)}{runtime}"
 
+    @property
+    def key(self) -> Place:
+        """What it is stored under."""
+        return self.facts.runtime, self.facts.device, None if self.layers is None else self.layers[0]
+
     def is_of(self, settings: Settings) -> bool:
         """Whether these settings put a model here."""
         return _where(self.settings) == _where(settings)
@@ -68,7 +76,7 @@ class Placement:
             HOST: self.split.host_bytes + self.buffers_bytes,
         }
 
-    def target_option(self, curve: Curve, depth_cap: int | None) -> TargetOption:
+    def target_option(self, curve: Curve, depth_cap: int | None, *, eligible: bool = True) -> TargetOption:
         """This placement of the target, with what was measured of it."""
         facts, split = self.facts, self.split
         return TargetOption(
@@ -84,9 +92,10 @@ class Placement:
             memory=self.memory,
             host_bytes=0 if self.memory == HOST else split.host_bytes,
             layers=self.layers,
+            eligible=eligible,
         )
 
-    def drafter_option(self, cost: DraftCost, rates: tuple[float, ...]) -> DrafterOption:
+    def drafter_option(self, cost: DraftCost, rates: tuple[float, ...], *, eligible: bool = True) -> DrafterOption:
         """This placement of the drafter, with what was measured of it."""
         facts, split = self.facts, self.split
         on_host = self.memory == HOST
@@ -102,11 +111,12 @@ class Placement:
             cache_bytes=split.device_cache + (split.host_cache if on_host else 0),
             bytes_per_forward=facts.bytes_per_forward,
             memory=self.memory,
+            eligible=eligible,
         )
 
     def not_measured(self, *, drafting: bool = False) -> Rejected:
         """That nobody has timed it; a time is not guessed."""
-        return Rejected(what=f"{self.name}, drafting" if drafting else self.name, reason=NOT_MEASURED, target=None)
+        return Rejected(what=f"{self.name}, drafting" if drafting else self.name, verdict=NOT_MEASURED, target=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +139,13 @@ class Placements:
         if self.room(place):
             return None
         needed, available = place.needed_bytes[place.memory], self.memory_bytes.get(place.memory)
-        reason = (
-            f"how much memory {place.memory} has is not known"
-            if available is None
-            else f"needs {gib(needed)} on {place.memory} and {gib(available)} may be used"
-        )
+        verdict = memory_not_known(place.memory)
+        if available is not None:
+            verdict = Reason("no_room", f"needs {gib(needed)} on {place.memory} and {gib(available)} may be used")
         what = f"{place.name}, drafting" if drafting else place.name
         return Rejected(
             what=what,
-            reason=reason,
+            verdict=verdict,
             target=None,
             needed_bytes=None if available is None else needed,
             available_bytes=available,

@@ -29,7 +29,7 @@ from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.neighbours import Used
-from edgespec.planning.choice.paying import ESTIMATED
+from edgespec.planning.choice.planner import ESTIMATED
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes
@@ -84,8 +84,8 @@ def test_what_is_measured_is_stored_and_used(
     before = succeeded(here("generate", "hello", *options, "--max-tokens", "5", "--json")).json
     estimated = before["plan"]["target"]["runtime"] == "native"
     assert ("not calibrated yet" in (before["speculation_off"] or "")) != estimated
-    assert (ESTIMATED in before["plan"]["reasons"]) == estimated
-    assert (before["plan"]["predicted_tokens_per_s"] is not None) == estimated
+    assert (ESTIMATED.text in before["plan"]["reasons"]) == estimated
+    assert before["plan"]["predicted_tokens_per_s"] is None, "nothing is measured"
     succeeded(here("calibrate", "--quick", *options))
     counts = stored(Home(here.home))
     assert {kind: counts[kind] for kind in ("contention", "times", "widths")} == {
@@ -98,7 +98,7 @@ def test_what_is_measured_is_stored_and_used(
     assert after["plan"]["predicted_tokens_per_s"] > 0
     begun, chosen = (found["plan"]["target"]["runtime"] for found in (before, after))
     assert begun == (first_runtime() if wanted == "auto" else wanted)
-    assert chosen == begun or wanted == "auto", "which is faster is for the measurement to say"
+    assert chosen == begun, "one calibration moves no target"
     assert chosen != begun or after["token_ids"] == before["token_ids"]
 
 

@@ -49,7 +49,10 @@ def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProc
         assert shown["drafter"].startswith(f"{plan['drafter']['model']} on {plan['drafter']['device']} (")
         assert shown["depth"] == f"up to {plan['depth_cap']}"
         assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain")
-        assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][1]
+        assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][0]
+        assert plan["reasons"][0] == f"{best['what']}: {best['reason']}"
+    assert plan["reason_codes"][0] == best["reason_code"]
+    assert len(plan["reason_codes"]) == len(plan["reasons"])
     assert any(one["mode"] == "plain" for one in found["candidates"])
 
 
@@ -65,7 +68,7 @@ def test_a_plan_in_a_few_lines(here: InProcess) -> None:
 
 
 def test_a_plain_plan_says_nothing_of_depth(here: InProcess) -> None:
-    shown = labels(here("plan", "--simulate", "ultrabook-8gb").out)
+    shown = labels(here("plan", "--simulate", "board-4gb").out)
     assert (shown["mode"], shown["drafter"]) == ("plain", "none")
     assert not {"depth", "exactness"} & set(shown)
     assert "fastest plain" not in shown["predicted"]
@@ -94,7 +97,7 @@ def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> N
     considered = [line[12:] for line in lines[start:]]
     assert len(considered) == len(found["candidates"]) + len(found["rejected"])
     for candidate, line in zip(found["candidates"], considered, strict=False):
-        assert line.endswith(candidate["what"])
+        assert line == f"{candidate['what']}: {candidate['reason']}"
     for refusal in found["rejected"]:
         assert f"not {refusal['what']}: {refusal['reason']}" in considered
 

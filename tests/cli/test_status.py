@@ -17,6 +17,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels
@@ -42,7 +43,7 @@ def plan(
         depth_cap=7,
         context_length=4096,
         predicted_tokens_per_s=predicted,
-        reasons=("plain: so it is",),
+        why=(Reason("no_drafter", "plain: so it is"),),
     )
 
 

@@ -18,7 +18,7 @@ from edgespec.errors import ForwardError
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
-from tests.support.calibrating import fix_plain_ratio, measured, shorten_contention, stored
+from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
 
@@ -34,9 +34,10 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine(tiny: TinyModels, home: Home) -> Iterator[Engine]:
-    """The pair on two threads (so that there are other settings), nothing measured."""
-    with tiny.load(store_home=home, context=300, threads=2) as engine:
+def engine(tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """The pair on a machine of two cores (so that there are other settings), nothing measured."""
+    on_cores(monkeypatch, 2)
+    with tiny.load(store_home=home, context=300, threads="auto") as engine:
         assert engine.unmeasured
         yield engine
 
@@ -447,7 +448,7 @@ def test_what_a_busy_machine_gave_serves_until_it_is_quiet(
     assert engine.calibrate() == pytest.approx(0.4)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
     assert not engine.unmeasured
-    assert MEASURED_BUSY in engine.plan.reasons
+    assert MEASURED_BUSY in engine.plan.why
     assert engine.can_calibrate
     before = engine.measurements.target_times()
     assert engine.calibrate_for(1e9) == ()
@@ -456,7 +457,7 @@ def test_what_a_busy_machine_gave_serves_until_it_is_quiet(
     assert engine.calibrate_for(1e9) == (), "nobody is told twice"
     assert engine.measurements.target_times() != before
     assert not engine.can_calibrate
-    assert MEASURED_BUSY not in engine.plan.reasons
+    assert MEASURED_BUSY not in engine.plan.why
     assert engine.calibrate() == 0.0
 
 
@@ -471,7 +472,6 @@ def test_fewer_threads_are_not_believed_beside_others(
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 2
     assert engine.measurements.store.plain_s(single) is None
-    assert not engine.leave_slow_exact_setting()
     others["share"] = 0.0
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 1

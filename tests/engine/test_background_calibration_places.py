@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 import edgespec.placement.model_pool as pool_module
-from edgespec.engine.assembly import Limits
+from edgespec.engine.assembly import Limits, settled_settings
 from edgespec.engine.engine import Engine
 from edgespec.errors import ClosedError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.placement.candidates import NOT_MEASURED, Placements
 from edgespec.placement.layer_split import layer_bytes
-from edgespec.placement.prepared import PreparedModel, prepare_drafter, prepare_model
+from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import Profile
@@ -92,18 +93,16 @@ def test_calibrating_times_every_place_with_room(engine: Engine, home: Home, ope
     ]
     assert {kind: stored(home)[kind] for kind in ("times", "widths")} == {"times": 5, "widths": 3}
     ranking = ranked(engine)
-    assert {candidate.target.short_name for candidate in ranking.candidates if candidate.mode == "plain"} == {
-        "target on cpu",
-        "target, 2 of 3 layers on Vulkan0",
-        "target on Vulkan1",
-    }
+    assert {candidate.target.short_name for candidate in ranking.candidates} == {"target on cpu"}
+    stays = {refusal.what for refusal in ranking.rejected if refusal.verdict.code == "target_stays"}
+    assert stays == {"target, 2 of 3 layers on Vulkan0", "target on Vulkan1"}
     assert [refusal.what for refusal in ranking.rejected if refusal.target is None] == [
         "target on Vulkan0",
         "drafter on Vulkan0, drafting",
     ]
     considered = {(c.target.device, c.drafter.device) for c in ranking.candidates if c.drafter is not None}
     considered |= {(r.target.device, r.drafter.device) for r in ranking.rejected if r.target and r.drafter}
-    assert {("cpu", "Vulkan1"), ("Vulkan1", "cpu"), ("Vulkan0", "Vulkan1")} <= considered
+    assert {("cpu", "cpu"), ("cpu", "Vulkan1")} <= considered
 
 
 def test_pairs_are_run_side_by_side(engine: Engine, home: Home) -> None:
@@ -137,19 +136,36 @@ def test_a_place_that_fails_stays_unmeasured(engine: Engine, monkeypatch: pytest
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
     engine.calibrate(alternatives=True)
-    unmeasured = [refusal.what for refusal in ranked(engine).rejected if "not measured (" in refusal.reason]
+    unmeasured = [refusal.what for refusal in ranked(engine).rejected if refusal.verdict == NOT_MEASURED]
     assert unmeasured == ["target, 2 of 3 layers on Vulkan0", "target on Vulkan1"]
     assert {candidate.target.device for candidate in ranked(engine).candidates} == {"cpu"}
 
 
-def test_what_was_found_is_ranked_by_its_times(engine: Engine) -> None:
+def test_a_device_that_was_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
     place = next(place for place in engine.pair.pool.places.targets if place.layers is not None)
     times = engine.measurements.store.load_times(place.facts)
     assert times is not None
     fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)
     engine.measurements.store.save_times(place.facts, replace(times, forward_s=fast))
-    assert ranked(engine).best.target.short_name == "target, 2 of 3 layers on Vulkan0"
+    engine.pair.replan()
+    assert ranked(engine).best.target.short_name == "target on cpu"
+    stays = [refusal.speedup for refusal in ranked(engine).rejected if refusal.what == place.name]
+    assert stays[0] is not None
+    assert stays[0] > 100
+    pair, store = engine.pair, engine.measurements.store
+    for count in range(2):
+        assert store.load_place(place.facts).count == count
+        pair.measurements.settle_place(pair.pool.places)
+    assert store.load_place(place.facts).chosen == place.key
+    prepare, here = Preparation(pair.profile, 1, CONTEXT), pair.target.settings
+    moved, said = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
+    assert (moved.device, moved.gpu_layers) == ("Vulkan0", 2)
+    assert said[0].startswith("target, 2 of 3 layers on Vulkan0 from now on")
+    assert settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40) == (moved, ())
+    on_cpu = Placements(targets=tuple(each for each in pair.pool.places.targets if each.facts.device == "cpu"))
+    for places, allowed in ((on_cpu, 1 << 40), (pair.pool.places, 10)):
+        assert settled_settings(store, prepare, pair.pool.target, here, places, allowed) == (here, ())
 
 
 # ------------------------------------------------------------------------------------------ opening in another place

@@ -13,7 +13,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.files.home import Home
-from edgespec.planning.choice.paying import NOT_CALIBRATED
+from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
 from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
@@ -73,7 +73,7 @@ def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], 
         assert (done.plan.mode, done.stats.proposed) == ("plain", 0)
         # The prompt but its last token, that token, and each answered token but the last.
         assert len(forwards) == 2 + 9
-        assert done.speculation_off == NOT_CALIBRATED.removeprefix("plain: ")
+        assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
         assert engine.unmeasured
 
 
@@ -82,7 +82,7 @@ def test_calibrate_at_load(load: Callable[..., Engine], home: Home, forwards: li
         assert not engine.unmeasured
         assert engine.plan.predicted_tokens_per_s is not None
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
-        assert NOT_CALIBRATED not in engine.plan.reasons
+        assert NOT_CALIBRATED.text not in engine.plan.reasons
     forwards.clear()
     for calibrate in (True, False):
         with load(calibrate=calibrate) as again:
@@ -115,7 +115,7 @@ def test_learning_in_slices_makes_the_plan(load: Callable[..., Engine], home: Ho
         assert measured(home) == {}
         reasons = learn_all(engine)
         assert reasons == engine.plan.reasons
-        assert NOT_CALIBRATED not in reasons
+        assert NOT_CALIBRATED.text not in reasons
         assert not engine.unmeasured
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
         assert engine.calibrate_for() == ()  # nothing is left
@@ -142,7 +142,7 @@ def test_an_answer_is_told_with_the_plan_it_began_with(load: Callable[..., Engin
         require_speculation(engine)
         done = answer(generation)
         assert (done.plan.mode, done.plan.predicted_tokens_per_s) == ("plain", None)
-        assert done.speculation_off == NOT_CALIBRATED.removeprefix("plain: ")
+        assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
         assert answer(session.generate("go on", max_tokens=5)).plan.mode == "serial"
 
 
@@ -284,7 +284,7 @@ def test_a_damaged_measurement_is_told_and_made_again(load: Callable[..., Engine
         assert engine.plan.mode == "plain"
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
-        assert NOT_CALIBRATED not in engine.plan.reasons
+        assert NOT_CALIBRATED.text not in engine.plan.reasons
     with load() as engine:
         assert not engine.unmeasured
         assert not any("ignored" in reason for reason in engine.plan.reasons)

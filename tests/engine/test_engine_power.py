@@ -13,7 +13,7 @@ from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.files.home import Home
-from edgespec.planning.choice.paying import NOT_CALIBRATED
+from edgespec.planning.choice.planner import NOT_CALIBRATED
 from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation
 
 
@@ -43,7 +43,7 @@ def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: lis
         assert notices == ["the machine runs on battery now: planned anew"]
         assert engine.machine.power_source == "battery"
         assert engine.plan.mode == "plain"
-        assert NOT_CALIBRATED in engine.plan.reasons
+        assert NOT_CALIBRATED.text in engine.plan.reasons
         assert engine.unmeasured
         source.append("mains")
         list(session.generate("hello", max_tokens=4))

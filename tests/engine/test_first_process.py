@@ -14,7 +14,7 @@ from edgespec.calibration.self_check import PASSES, SelfCheck
 from edgespec.engine.engine import Engine
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
-from edgespec.planning.choice.paying import ESTIMATED, NOT_CALIBRATED
+from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.runtimes.native.library import PORTABLE
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
@@ -62,8 +62,8 @@ def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> No
         assert engine.plan.drafter is not None
         assert engine.plan.drafter.kind == "lookup+model"
         assert engine.plan.depth_cap == WIDEST - 1
-        assert ESTIMATED in engine.plan.reasons
-        assert NOT_CALIBRATED not in engine.plan.reasons
+        assert ESTIMATED.text in engine.plan.reasons
+        assert NOT_CALIBRATED.text not in engine.plan.reasons
         assert engine.unmeasured, "calibrating makes it better"
         first = answer(session.generate(REPEATING, max_tokens=150))
         assert first.stats.proposed > 0
@@ -161,7 +161,7 @@ def test_measured_values_win_each_by_itself(load: Callable[..., Engine]) -> None
         assert whole.drafts["model"].token_s == 0.01
         assert not whole.acceptance
         engine.pair.replan()
-        assert ESTIMATED not in engine.plan.reasons
+        assert ESTIMATED.text not in engine.plan.reasons
 
 
 def test_a_drafter_that_was_measured_alone_keeps_its_price(load: Callable[..., Engine]) -> None:
@@ -187,7 +187,7 @@ def test_what_the_self_check_saw_is_the_first_t1(load: Callable[..., Engine]) ->
 def test_other_runtimes_wait_for_their_probe(tiny: TinyModels, home: Home, forwards: list[int]) -> None:
     with tiny.load(store_home=home, runtime="llama", draft_runtime="llama") as engine:
         assert engine.plan.mode == "plain"
-        assert NOT_CALIBRATED in engine.plan.reasons
+        assert NOT_CALIBRATED.text in engine.plan.reasons
         assert engine.measurements.costs().curves is None
     assert forwards == []
 

@@ -10,6 +10,7 @@ import pytest
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
@@ -47,7 +48,7 @@ def test_nothing_is_known_at_first(store: Measurements) -> None:
     costs = known.costs()
     assert (costs.curves, dict(costs.drafts), dict(costs.acceptance)) == (None, {"lookup": FREE}, {})
     assert known.missing
-    assert known.notes == ("big on cpu, 4 threads",)
+    assert known.notes == (Reason("target_place", "big on cpu, 4 threads"),)
 
 
 def test_what_is_missing(store: Measurements) -> None:
@@ -98,7 +99,7 @@ def test_a_lost_drafter_is_said_and_not_missing(store: Measurements) -> None:
     assert known.missing
     known.drafter_failure = "it does not fit"
     assert not known.missing
-    assert known.notes[1] == "the model drafter is lost: it does not fit"
+    assert known.notes[1] == Reason("drafter_lost", "the model drafter is lost: it does not fit")
 
 
 def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
@@ -109,7 +110,7 @@ def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
     for _ in range(3):
         assert known.missing
     assert len(known.notes) == 2
-    assert f"the measurement {path.name} is ignored and made again" in known.notes[1]
+    assert f"the measurement {path.name} is ignored and made again" in known.notes[1].text
 
 
 # ------------------------------------------------------------------------------------------------ acceptance

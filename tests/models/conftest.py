@@ -15,5 +15,5 @@ def pair() -> Iterator[Engine]:
 
     In the setting whose widths are bit-equal, whatever an earlier calibration found that to cost.
     """
-    with Engine.load(profile="laptop", download=True, calibrate=True, stay_exact=True) as engine:
+    with Engine.load(profile="laptop", download=True, calibrate=True) as engine:
         yield engine

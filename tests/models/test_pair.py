@@ -31,7 +31,7 @@ def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
 
 def test_what_was_measured_is_there_at_the_next_load(pair: Engine) -> None:
     assert not pair.unmeasured
-    with Engine.load("qwen2.5-coder-1.5b", stay_exact=True) as again:
+    with Engine.load("qwen2.5-coder-1.5b") as again:
         assert not again.unmeasured
         assert again.plan == pair.plan
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from edgespec.interfaces.model import ModelFacts
-from edgespec.planning.choice.paying import NOT_CALIBRATED
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import PlanRequest, make_plan
+from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST, ContextProbe, WidthProbe
+from tests.support.planning import plan_pair
 
 FACTS = ModelFacts(
     name="big",
@@ -56,11 +57,11 @@ def plan(
     probe: WidthProbe | None,
     *,
     facts: ModelFacts = FACTS,
-    reasons: Sequence[str] = (),
+    reasons: Sequence[Reason] = (),
     costs: Costs | None = KNOWN,
     **wish: Any,
 ) -> Plan:
-    return make_plan(replace(WISH, **wish), facts, probe, reasons, costs)
+    return plan_pair(replace(WISH, **wish), facts, probe, reasons, costs or Costs())
 
 
 def test_speculation_within_the_class() -> None:
@@ -71,7 +72,7 @@ def test_speculation_within_the_class() -> None:
     assert (made.drafter.kind, made.drafter.model, made.drafter.runtime, made.drafter.device) == ("lookup",) + (
         None,
     ) * 3
-    assert any("widths 1 to 4 are bit-equal" in reason and "depths to 3" in reason for reason in made.reasons)
+    assert "up to 3 guesses at a time keep the text identical" in made.reasons
     assert "each round drafts as far as that is expected to pay, down to nothing" in made.reasons
 
 
@@ -150,7 +151,7 @@ def test_without_a_probe_it_is_plain(exactness: str, depth: int | str) -> None:
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert made.numeric_class.widths == (1,)
     unprobed = "plain: which widths are bit-equal here has not been measured"
-    assert made.reasons == (NOT_CALIBRATED if depth == "auto" else unprobed,)
+    assert made.reasons == (NOT_CALIBRATED.text if depth == "auto" else unprobed,)
 
 
 @pytest.mark.parametrize("depth", ["auto", 3])
@@ -172,7 +173,8 @@ def test_a_cache_that_cannot_rewind_makes_it_plain() -> None:
     for exactness in ("stable", "near"):
         made = plan(stable_to(8), facts=replace(FACTS, can_rewind=False), exactness=exactness)
         assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-        assert any("cannot drop" in reason for reason in made.reasons)
+        assert any("does not work with this kind of model yet" in reason for reason in made.reasons)
+        assert made.plain_because == made.why[-1]
 
 
 @pytest.mark.parametrize(
@@ -228,10 +230,10 @@ def test_why_there_is_no_model_drafter_is_said_in_every_mode() -> None:
 
 
 def test_the_plan_repeats_what_it_stands_on() -> None:
-    given = ["big on gpu0, 4 threads"]
+    given = [Reason("target_place", "big on gpu0, 4 threads")]
     made = plan(stable_to(3), reasons=given, context_length=777)
-    assert made.reasons[0] == given[0]
-    assert given == ["big on gpu0, 4 threads"]  # pure
+    assert made.why[0] == given[0]
+    assert given == [Reason("target_place", "big on gpu0, 4 threads")]  # pure
     assert made == plan(stable_to(3), reasons=given, context_length=777)
     assert made.predicted_tokens_per_s == pytest.approx(10)  # copies of the text promise nothing
     assert made.context_length == 777
@@ -256,13 +258,16 @@ def test_the_plan_repeats_what_it_stands_on() -> None:
 
 
 def test_a_plan_as_json() -> None:
-    made = plan(stable_to(3), drafter_model="small", sources=("model",), reasons=["why"]).as_json()
+    given = [Reason("target_place", "why")]
+    made = plan(stable_to(3), drafter_model="small", sources=("model",), reasons=given).as_json()
     assert made["drafter"] == {"kind": "model", "model": "small", "runtime": "llama", "device": "cpu"}
     assert made["target"] == {"model": "big", "runtime": "llama", "device": "gpu0", "threads": 4}
     assert made["numeric_class"]["widths"] == [1, 2, 3]
     assert (made["mode"], made["exactness"], made["depth_cap"]) == ("serial", "W", 2)
     assert made["predicted_tokens_per_s"] == pytest.approx(10)
     assert made["reasons"][0] == "why"
+    assert made["reason_codes"][0] == "target_place"
+    assert len(made["reason_codes"]) == len(made["reasons"])
     assert plan(None).as_json()["drafter"] is None
 
 
@@ -277,7 +282,7 @@ def test_uncalibrated_nobody_drafts_by_itself() -> None:
     for costs in (None, Costs(), Costs(drafts=KNOWN.drafts)):
         made = both(costs=costs)
         assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-        assert made.reasons[-1] == NOT_CALIBRATED
+        assert made.why[-1] == made.plain_because == NOT_CALIBRATED
         assert made.predicted_tokens_per_s is None
 
 
@@ -287,8 +292,13 @@ def test_each_drafter_is_told_how_far_it_could_reach() -> None:
         "a plain step takes 100.0 ms; with drafted tokens to verify times 1.00 with 1, 1.00 with 2, 1.00 with 3"
         in (made.reasons)
     )
-    assert "lookup drafter: up to 4.00x plain, at depth 3, where it is always right" in made.reasons
-    assert "model drafter: up to 3.08x plain, at depth 3, where it is always right" in made.reasons  # 4 / 1.3
+    assert made.drafter is not None
+    assert made.drafter.kind == "lookup+model"
+    (said,) = [reason.text for reason in made.why if reason.code == "gain_not_known"]
+    most = "up to 3.08x with 3 right guesses at a time"  # 4 / 1.3
+    assert said.endswith(f"depends on the text: {most}, plain elsewhere")
+    copies = plan(stable_to(4), sources=("lookup",)).reasons
+    assert any("up to 4.00x with 3 right guesses at a time" in reason for reason in copies)
 
 
 def test_a_hopeless_drafter_is_dropped_with_what_it_could_reach() -> None:
@@ -297,10 +307,12 @@ def test_a_hopeless_drafter_is_dropped_with_what_it_could_reach() -> None:
     assert made.drafter is not None
     assert (made.drafter.kind, made.drafter.runtime, made.drafter.device) == ("lookup", None, None)
     # 2 tokens in 0.3 s, 3 in 0.5 s, 4 in 0.7 s: the first is the best, and plain decoding does 10 a second.
-    assert "no model drafter: even if it were always right it would reach 0.67x plain" in made.reasons
+    off = "small on cpu drafting for big on gpu0, serial: cannot speed this up here (0.67x at best): off"
+    assert off in made.reasons
     alone = both(costs=dear, sources=("model",))
     assert (alone.mode, alone.drafter, alone.depth_cap) == ("plain", None, 0)
-    assert "plain: no drafter can be faster here" in alone.reasons
+    assert alone.plain_because == Reason("no_drafter_pays", "plain: no drafter can be faster here")
+    assert off in alone.reasons
     assert alone.predicted_tokens_per_s == pytest.approx(10)
 
 
@@ -308,7 +320,7 @@ def test_a_curve_too_steep_for_anyone() -> None:
     steep = ContextCurves(contexts=(96,), curves=(Curve(widths=(1, 16), forward_s=(0.1, 1.6)),))
     made = both(costs=replace(KNOWN, curves=steep))
     assert made.mode == "plain"
-    assert "no lookup drafter: even if it were always right it would reach 1.00x plain" in made.reasons
+    assert any("lookup" in r and "cannot speed this up here (1.00x at best): off" in r for r in made.reasons)
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(DRAFT_MARGIN + 0.005, True), (DRAFT_MARGIN - 0.005, False)])
@@ -347,7 +359,7 @@ def test_a_given_depth_asks_nobody_whether_it_pays() -> None:
 def test_near_exactness_weighs_the_depths_beyond_the_class() -> None:
     made = plan(stable_to(1), exactness="near", sources=("model",), drafter_model="small")
     assert (made.exactness, made.depth_cap, made.mode) == ("N", WIDEST - 1, "serial")
-    assert any("at depth 11" in reason for reason in made.reasons)
+    assert any("with 11 right guesses at a time" in reason for reason in made.reasons)
     assert plan(stable_to(1), exactness="near", costs=None).mode == "plain"
 
 

@@ -27,7 +27,7 @@ WINNERS = {
     "laptop-small-gpu": ("serial", "CUDA0+cpu", "llama-3.2-1b", "CUDA0"),
     "mini-pc": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
     "phone-npu": ("serial", "cpu", "llama-3.2-1b", "QNN"),
-    "ultrabook-8gb": ("plain", "cpu", None, None),
+    "ultrabook-8gb": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
     "ultrabook-8gb-flat": ("serial", "cpu", "qwen2.5-coder-0.5b", "cpu"),
 }
 
@@ -56,9 +56,18 @@ def test_the_placement_that_should_win_does(name: str) -> None:
     assert plan.predicted_tokens_per_s == ranking.best.tokens_per_s
     assert plan.numeric_class.widths == ()
     assert plan.exactness == ("W" if plan.mode == "plain" else "D")
-    assert plan.depth_cap == ranking.best.depth
+    assert plan.depth_cap == (ranking.best.depth or ranking.best.possible_depth)
     assert plan.context_length == machine.context_length
-    assert plan.reasons == reasons(ranking)
+    assert plan.why == reasons(ranking)
+
+
+def test_a_drafter_that_could_pay_is_planned_and_promises_nothing() -> None:
+    """Where verifying is dear every token would have to be right: the plan follows the text round by round."""
+    machine = machine_called("ultrabook-8gb")
+    best = simulate(machine).best
+    assert (best.verdict.code, best.speedup, best.depth) == ("possible_gain", 1.0, 0)
+    assert 1.02 < best.possible_speedup < 1.1
+    assert plan_of(machine, simulate(machine)).predicted_tokens_per_s == pytest.approx(1 / best.target.curve.plain_s)
 
 
 def test_a_drafter_that_memory_drops_is_named_with_the_numbers_and_comes_back_with_memory() -> None:
@@ -124,7 +133,7 @@ def test_what_one_memory_gives_two_devices_is_not_guessed() -> None:
     assert contention(phone) == {}
     ranking = simulate(phone)
     assert "pipelined" not in {candidate.mode for candidate in ranking.candidates}
-    assert any("cost each other" in refusal.reason for refusal in ranking.rejected)
+    assert any("cost each other" in refusal.verdict.text for refusal in ranking.rejected)
 
 
 def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
@@ -189,7 +198,7 @@ def test_a_split_target_is_run_beside_nobody_but_drafted_for_in_turns() -> None:
     split = [one for one in ranking.candidates if one.target.layers is not None]
     assert {one.mode for one in split} == {"plain", "serial"}
     assert "what CUDA0+cpu and cpu cost each other when both run is not known" in {
-        refusal.reason for refusal in ranking.rejected
+        refusal.verdict.text for refusal in ranking.rejected
     }
 
 

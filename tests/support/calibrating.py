@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import edgespec.engine.background_calibration as learning_module
 from edgespec.calibration.timing import measure_contention
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from tests.support.tiny_models import FORWARD_S, invent_measurements, require_speculation
+from edgespec.hardware.machine import Machine
+from tests.support.tiny_models import FORWARD_S
 
 KINDS = ("acceptance", "contention", "plain", "times", "widths")
 
@@ -57,15 +58,17 @@ def damage(home: Home, kind: str, data: bytes = b"{") -> list[Path]:
     return paths
 
 
-def time_other(engine: Engine, factor: float, caches: dict[str, Any] | None = None) -> None:
+def on_cores(patch: pytest.MonkeyPatch, cores: int) -> None:
+    """Let this machine have so many physical cores."""
+    real = Machine.__init__
+
+    def init(self: Machine, *args: Any, **values: Any) -> None:
+        real(self, *args, **{**values, "physical_cores": cores})
+
+    patch.setattr(Machine, "__init__", init)
+
+
+def time_other(engine: Engine, factor: float) -> None:
     """As if plain decoding had been timed in another setting (an F16 cache), and were ``factor`` times as fast."""
-    facts = engine.target_model.facts_with(**(caches or {"kv_type": "f16"}))
+    facts = engine.target_model.facts_with(kv_type="f16")
     engine.measurements.store.save_plain_s(facts, FORWARD_S / factor)
-
-
-def find_other_faster(load: Callable[..., Engine], factor: float) -> None:
-    """Store what a calibration would have found on a machine where drafting pays and the class costs ``factor``."""
-    with load(stay_exact=True) as engine:
-        invent_measurements(engine)
-        require_speculation(engine)
-        time_other(engine, factor)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.files.disk import gib
 from edgespec.interfaces.model import HOST
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
+from edgespec.planning.choice.reasons import Reason
+from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, by_position, expected_tokens, round_seconds
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
@@ -30,15 +32,19 @@ class _Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One target option with one drafter option, against the fastest plain decoding."""
+    """One target option with one drafter option, against the fastest plain decoding.
+
+    ``cap`` is how deep it may draft, None where that would have to be known and is not; ``asked`` a depth that was
+    asked for. ``margin`` is what the drafter would have to gain if it were always right.
+    """
 
     target: TargetOption
     drafter: DrafterOption
     name: str
     drafter_name: str
     fastest: TargetOption
-    fastest_name: str
     cap: int | None
+    asked: int | None
     margin: float
     headroom_bytes: int
 
@@ -52,109 +58,169 @@ class Evaluation:
         if place is not None:
             taken = taken_bytes(self.target, None, self.headroom_bytes).get(place, 0)
             if place not in memory_bytes:
-                return self._reject(f"how much memory {place} has is not known")
+                return self._reject(memory_not_known(place))
             left = memory_bytes[place] - taken
             if needed > left:
                 where = "are left beside the target" if taken else "may be used"
-                reason = f"needs {gib(needed)} on {place} and {gib(left)} {where}"
+                reason = Reason("no_room", f"needs {gib(needed)} on {place} and {gib(left)} {where}")
                 return self._reject(reason, needed_bytes=needed, available_bytes=left)
         if self.cap is None:
-            return self._reject("which widths are bit-equal to plain decoding has not been measured there")
+            return self._reject(
+                Reason("widths_not_measured", "how many guesses keep the text identical has not been measured there")
+            )
         if self.cap >= 1:
             return None
         if self.target.curve.widths == (1,):  # where widths were compared, they were timed as well
-            return self._reject("only plain decoding has been measured there")
-        return self._reject("no width beyond 1 is bit-equal to plain decoding there")
+            return self._reject(Reason("only_plain_measured", "only plain decoding has been measured there"))
+        return self._reject(Reason("no_equal_width", "no guess keeps plain decoding's text identical there"))
 
-    def serial(self, hand_over_s: float) -> Candidate | Rejected:
+    def verdicts(
+        self, modes: Sequence[Mode], contention: Contention | None, hand_over_s: float, *, known: bool
+    ) -> list[Candidate | Rejected]:
+        """One for each of the ``modes`` that is open to the pair; without ``known`` nobody ran both at once."""
+        found: list[Candidate | Rejected] = []
+        if self.drafter.model is None:  # what takes no time is done in either mode
+            mode: Mode = "serial" if "serial" in modes else "pipelined"
+            return [self._serial(hand_over_s, mode)] if {"serial", "pipelined"} & set(modes) else []
+        serial = self._serial(hand_over_s) if "serial" in modes else None
+        if serial is not None:
+            found.append(serial)
+        if "pipelined" in modes and known:
+            pipelined = self._pipelined(contention, hand_over_s)
+            if isinstance(serial, Candidate):
+                pipelined = self._against_turns(pipelined, serial)
+            found.append(pipelined)
+        return [self._open_to_this_plan(verdict) for verdict in found]
+
+    def _serial(self, hand_over_s: float, mode: Mode = "serial") -> Candidate | Rejected:
         cost = replace(self.drafter.cost, round_s=self.drafter.cost.round_s + hand_over_s)
-        curve = self.target.curve
-        expected = max(
-            _serial_rounds(curve, cost, by_position(self.drafter.acceptance, self._cap)),
-            key=lambda one: one.tokens_per_s,
-        )
-        surest = max(_serial_rounds(curve, cost, (1.0,) * self._cap), key=lambda one: one.tokens_per_s)
-        return self._judge("serial", expected, surest, ())
+        curve, depths = self.target.curve, self._depths
+        rates = by_position(self.drafter.acceptance or (UNKNOWN,), self._cap)
+        drafted = [_serial_round(curve, cost, rates, depth) for depth in depths]
+        sure = [_serial_round(curve, cost, (1.0,) * self._cap, depth) for depth in depths]
+        return self._judge(mode, max(drafted, key=_rate), max(sure, key=_rate), ())
 
-    def pipelined(self, contention: Contention | None, hand_over_s: float) -> Candidate | Rejected:
+    def _pipelined(self, contention: Contention | None, hand_over_s: float) -> Candidate | Rejected:
         if contention is None:
             both = f"{self.target.device} and {self.drafter.device}"
-            return self._reject(f"what {both} cost each other when both run is not known", mode="pipelined")
+            reason = f"what {both} cost each other when both run is not known"
+            return self._reject(Reason("contention_not_measured", reason), mode="pipelined")
         pair = SimulatedPair(
             curve=self.target.curve,
             draft=self.drafter.cost,
-            acceptance=self.drafter.acceptance,
+            acceptance=self.drafter.acceptance or (UNKNOWN,),
             hand_over_s=hand_over_s,
             contention=contention,
         )
-        depth, simulated = _best_pipeline(pair, self._cap)
-        sure_depth, sure = _best_pipeline(replace(pair, acceptance=(1.0,)), self._cap)
-        both = _contended(contention)
+        depth, simulated = _best_pipeline(pair, self._depths)
+        sure_depth, sure = _best_pipeline(replace(pair, acceptance=(1.0,)), self._depths)
+        drafted = _Round(depth=depth, tokens=simulated.tokens_per_round, seconds=simulated.round_s)
+        surest = _Round(depth=sure_depth, tokens=sure.tokens_per_round, seconds=sure.round_s)
         busy = 100 * simulated.target_busy, 100 * simulated.drafter_busy
         shares = f"the target is at work {busy[0]:.0f} % of the time and the drafter {busy[1]:.0f} %"
-        expected = _Round(depth=depth, tokens=simulated.tokens_per_round, seconds=simulated.round_s)
-        surest = _Round(depth=sure_depth, tokens=sure.tokens_per_round, seconds=sure.round_s)
-        return self._judge("pipelined", expected, surest, (both, shares))
+        said = (Reason("contention", contention_words(contention)), Reason("device_shares", shares))
+        return self._judge("pipelined", drafted, surest, said)
 
     @property
     def _cap(self) -> int:
         return self.cap or 0
 
-    def _judge(self, mode: Mode, expected: _Round, surest: _Round, said: tuple[str, ...]) -> Candidate | Rejected:
-        plain = 1 / self.fastest.curve.plain_s
+    @property
+    def _depths(self) -> Sequence[int]:
+        """The depths that may be chosen from."""
+        return range(1, self._cap + 1) if self.asked is None else (min(self.asked, self._cap),)
+
+    def _judge(self, mode: Mode, drafted: _Round, surest: _Round, said: tuple[Reason, ...]) -> Candidate | Rejected:
+        plain, own = 1 / self.fastest.curve.plain_s, 1 / self.target.curve.plain_s
+        possible = max(drafted.tokens_per_s, surest.tokens_per_s) / plain
+        if self.asked is None and possible <= self.margin:
+            reason = Reason("cannot_pay", f"cannot speed this up here ({possible:.2f}x at best): off")
+            return self._reject(reason, mode=mode, speedup=drafted.tokens_per_s / plain, possible_speedup=possible)
+        expected = _Round(depth=0, tokens=1.0, seconds=self.target.curve.plain_s)
+        if self.drafter.acceptance and (self.asked is not None or drafted.tokens_per_s > own):
+            expected = drafted
         speedup = expected.tokens_per_s / plain
-        possible = max(speedup, surest.tokens_per_s / plain)
         slower = self.target.curve.plain_s / self.fastest.curve.plain_s
-        if speedup < 1 + self.margin or speedup <= 1:
-            reason = "; ".join([self._too_slow(expected, speedup, possible, slower), *said[:1]])
-            return self._reject(reason, mode=mode, speedup=speedup, possible_speedup=possible)
-        sentences = [
-            f"{self.drafter_name} drafts {expected.depth} for {self.name}, {mode}: {expected.tokens:.2f} tokens "
-            f"expected of a round of {_ms(expected.seconds)}",
-            f"{rate(expected.tokens_per_s)} tokens/s, {speedup:.2f}x the fastest plain decoding "
-            f"({rate(plain)}, {self.fastest_name})",
-            *said,
-        ]
-        if slower > SLOWER_ALLOWED:
-            sentences.append(
-                f"plain decoding takes {slower:.2f}x as long there as in the fastest configuration, and drafting "
-                "repays it"
-            )
-        target_bytes = self.target.weights_bytes
+        repaid: tuple[Reason, ...] = ()
+        if slower > SLOWER_ALLOWED and speedup > 1:
+            said_so = f"plain decoding takes {slower:.2f}x as long as in the fastest place, and guessing repays it"
+            repaid = (Reason("slower_plain", said_so),)
+        most = f"up to {possible:.2f}x with {surest.depth} right guess{'es' if surest.depth > 1 else ''} at a time"
         return Candidate(
-            what=f"{self.what}, {mode}, depth {expected.depth}",
+            what=f"{self.what}, {mode}",
             target=self.target,
             drafter=self.drafter,
             mode=mode,
             depth=expected.depth,
-            exactness=_level(self.target, expected.depth),
+            exactness=_level(self.target, max(self._depths)),
             tokens_per_round=expected.tokens,
             round_s=expected.seconds,
             tokens_per_s=expected.tokens_per_s,
             speedup=speedup,
+            possible_speedup=possible,
+            possible_depth=surest.depth,
+            drafted_tokens_per_s=drafted.tokens_per_s,
             memory_bytes=taken_bytes(self.target, self.drafter, self.headroom_bytes),
             memory_bound_speedup=expected.tokens
-            / (1 + expected.depth * self.drafter.bytes_per_forward / target_bytes),
-            reasons=tuple(sentences),
+            / (1 + expected.depth * self.drafter.bytes_per_forward / self.target.weights_bytes),
+            why=(self._verdict(expected, drafted, speedup, most), *said, *repaid),
         )
 
-    def _too_slow(self, expected: _Round, speedup: float, possible: float, slower: float) -> str:
-        if possible < 1 + self.margin:
-            reason = f"even if every token were accepted {possible:.3f}x the fastest plain decoding"
-        else:
-            reason = (
-                f"predicted {speedup:.3f}x the fastest plain decoding ({expected.tokens:.2f} tokens a round at depth "
-                f"{expected.depth})"
+    def _verdict(self, expected: _Round, drafted: _Round, speedup: float, most: str) -> Reason:
+        """Why it is a candidate; ``most`` is what it could bring."""
+        if self.asked is not None:
+            said = f"{drafted.depth} guesses at a time were asked for: {most}"
+            if self.drafter.acceptance:
+                said = f"{drafted.depth} guesses at a time were asked for: {speedup:.2f}x plain expected, {most}"
+            return Reason("depth_asked", said)
+        if expected.depth:
+            tokens = f"{expected.tokens:.2f} tokens of a round of {_ms(expected.seconds)}"
+            return Reason(
+                "expected_gain",
+                f"{rate(expected.tokens_per_s)} tokens/s expected, {speedup:.2f}x the fastest plain decoding "
+                f"({tokens}, {expected.depth} guesses at a time); {most}",
             )
-            if speedup > 1:
-                reason += f", and a gain below {100 * self.margin:g} % cannot be told from noise"
-        if slower > SLOWER_ALLOWED:
-            reason += f"; plain decoding takes {slower:.2f}x as long there as in the fastest configuration"
-        return reason
+        if not self.drafter.acceptance:
+            return Reason("gain_not_known", f"how often it is right depends on the text: {most}, plain elsewhere")
+        return Reason(
+            "possible_gain",
+            f"no gain expected ({drafted.tokens_per_s * self.fastest.curve.plain_s:.2f}x if it guessed all the "
+            f"time), {most}: guesses only where that pays",
+        )
+
+    def _against_turns(self, pipelined: Candidate | Rejected, serial: Candidate) -> Candidate | Rejected:
+        """Both at once have to be faster than in turns, and than plain decoding, by more than the noise."""
+        plain_s = self.fastest.curve.plain_s
+        in_turns, at_once = plain_s * serial.drafted_tokens_per_s, pipelined.speedup
+        if isinstance(pipelined, Candidate):
+            at_once = plain_s * pipelined.drafted_tokens_per_s
+        if at_once is None:
+            return pipelined  # nobody knows
+        rival = in_turns if self.asked is not None else max(in_turns, plain_s / self.target.curve.plain_s)
+        if isinstance(pipelined, Candidate) and at_once > self.margin * rival:
+            return pipelined
+        return self._reject(
+            Reason("in_turns", f"side by side {at_once:.2f}x, in turns {in_turns:.2f}x: in turns"),
+            mode="pipelined",
+            speedup=at_once,
+            possible_speedup=pipelined.possible_speedup,
+        )
+
+    def _open_to_this_plan(self, verdict: Candidate | Rejected) -> Candidate | Rejected:
+        """A drafter that is loaded in one place cannot be moved to another before the next start."""
+        if self.drafter.eligible or isinstance(verdict, Rejected):
+            return verdict
+        said = f"{verdict.speedup:.2f}x expected; the drafter stays where it is loaded until the next start"
+        return self._reject(
+            Reason("drafter_stays", said),
+            mode=verdict.mode,
+            speedup=verdict.speedup,
+            possible_speedup=verdict.possible_speedup,
+        )
 
     def _reject(
         self,
-        reason: str,
+        verdict: Reason,
         *,
         mode: Mode | None = None,
         speedup: float | None = None,
@@ -164,7 +230,7 @@ class Evaluation:
     ) -> Rejected:
         return Rejected(
             what=self.what if mode is None else f"{self.what}, {mode}",
-            reason=reason,
+            verdict=verdict,
             target=self.target,
             drafter=self.drafter,
             mode=mode,
@@ -178,26 +244,24 @@ class Evaluation:
 # ------------------------------------------------------------------------------------------ rounds, depth by depth
 
 
-def _serial_rounds(curve: Curve, cost: DraftCost, acceptance: Sequence[float]) -> Iterator[_Round]:
-    """Depth 1 to the length of ``acceptance``.
-
-    Plain decoding is not among them: a drafter that loses is told by how much.
-    """
-    for depth in range(1, len(acceptance) + 1):
-        yield _Round(
-            depth=depth, tokens=expected_tokens(acceptance[:depth]), seconds=round_seconds(curve, cost, depth)
-        )
+def _serial_round(curve: Curve, cost: DraftCost, acceptance: Sequence[float], depth: int) -> _Round:
+    return _Round(depth=depth, tokens=expected_tokens(acceptance[:depth]), seconds=round_seconds(curve, cost, depth))
 
 
-def _best_pipeline(pair: SimulatedPair, depth_cap: int) -> tuple[int, SimulatedRounds]:
-    """The depth, from 1 to ``depth_cap``, at which our pipelined loop is simulated to be fastest."""
-    simulated = {depth: expected_pipelined(pair, depth) for depth in range(1, depth_cap + 1)}
+def _rate(one: _Round) -> float:
+    return one.tokens_per_s
+
+
+def _best_pipeline(pair: SimulatedPair, depths: Sequence[int]) -> tuple[int, SimulatedRounds]:
+    """The depth at which our pipelined loop is simulated to be fastest."""
+    simulated = {depth: expected_pipelined(pair, depth) for depth in depths}
     # Deeper caps that the loop never uses differ from lesser ones in the last digits only.
     best = max(simulated, key=lambda depth: float(f"{simulated[depth].tokens_per_s:.9g}"))
     return best, simulated[best]
 
 
-def _contended(contention: Contention) -> str:
+def contention_words(contention: Contention) -> str:
+    """What the two cost each other."""
     target, drafter = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
     if target == drafter == 1.0:
         return "at once neither side slows the other down"
@@ -211,6 +275,11 @@ def _level(target: TargetOption, depth: int) -> Exactness:
 
 
 # -------------------------------------------------------------------------------------------------- in words
+
+
+def memory_not_known(place: str) -> Reason:
+    """Why nothing is put there."""
+    return Reason("memory_not_known", f"how much memory {place} has is not known")
 
 
 def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_bytes: int) -> dict[str, int]:

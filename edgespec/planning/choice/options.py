@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgespec.planning.choice.plan import Exactness, Mode
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.curve import Curve, DraftCost
 
 
@@ -23,7 +24,7 @@ class TargetOption:
     ``depth_cap_stable`` is the deepest depth whose widths are bit-equal to plain decoding in this configuration;
     None means that nobody looked. ``memory`` names the device whose memory holds it, where that is not ``device``; of
     its bytes ``host_bytes`` are in the machine's own memory all the same. ``layers`` is (on the device, of all) where
-    only some are there.
+    only some are there. ``eligible`` is off for a place that this plan cannot use: the target stays where it is.
     """
 
     model: str
@@ -38,6 +39,7 @@ class TargetOption:
     memory: str | None = None
     host_bytes: int = 0
     layers: tuple[int, int] | None = None
+    eligible: bool = True
 
     @property
     def short_name(self) -> str:
@@ -58,12 +60,15 @@ class DrafterOption:
     """A drafter in one configuration. ``model``, ``runtime`` and ``device`` are None where it needs no model.
 
     ``acceptance[i]`` is the probability that draft token i is accepted given that those before it were; its last
-    entry goes on for deeper drafts. ``bytes_per_forward`` is what one draft token reads.
+    entry goes on for deeper drafts. Empty: not known, so nothing is promised. ``copies``: copies of the text are
+    proposed besides, which cost nothing and whose gain is not counted. ``bytes_per_forward`` is what one draft token
+    reads. ``eligible`` is off for a place that this plan cannot use: the drafter stays where it is loaded.
     """
 
     kind: Literal["model", "lookup"]
     cost: DraftCost
-    acceptance: tuple[float, ...]
+    acceptance: tuple[float, ...] = ()
+    copies: bool = False
     model: str | None = None
     runtime: str | None = None
     device: str | None = None
@@ -72,12 +77,18 @@ class DrafterOption:
     cache_bytes: int = 0
     bytes_per_forward: int = 0
     memory: str | None = None
+    eligible: bool = True
 
     def __post_init__(self) -> None:
-        if not self.acceptance or not all(0 <= probability <= 1 for probability in self.acceptance):
-            raise ValueError("a drafter needs acceptance probabilities, each from 0 to 1")
+        if not all(0 <= probability <= 1 for probability in self.acceptance):
+            raise ValueError("the acceptance probabilities of a drafter are from 0 to 1")
         if (self.kind == "model") != (self.model is not None and self.device is not None):
             raise ValueError("a drafter of kind model has a model and a device, and no other has")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Kinds of drafters, the cheapest first."""
+        return ("lookup", "model") if self.copies and self.kind == "model" else (self.kind,)
 
     @property
     def short_name(self) -> str:
@@ -95,10 +106,14 @@ class DrafterOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A way to run that fits and that pays. ``speedup`` is against the fastest plain decoding of all options.
+    """A way to run that fits and that could pay. Speed-ups are against the fastest plain decoding of all options.
 
-    ``memory_bytes`` is what it takes of each memory. ``memory_bound_speedup`` is MBSU: what the bytes read would
-    allow if nothing else took time; the gap to ``speedup`` is compute and overhead. None for plain decoding.
+    ``speedup`` is what is expected: never below plain decoding in the same configuration, which a round that would
+    lose falls back to. ``depth`` is how deep it drafts then, 0 where it is expected to gain nothing;
+    ``possible_speedup`` is reached at ``possible_depth`` if every token is accepted. ``drafted_tokens_per_s`` is what
+    drafting in every round comes to, also where that loses. ``memory_bytes`` is what it takes of each memory.
+    ``memory_bound_speedup`` is MBSU: what the bytes read would allow if nothing else took time; the gap to
+    ``speedup`` is compute and overhead. None for plain decoding. ``why`` begins with the verdict.
     """
 
     what: str
@@ -111,14 +126,27 @@ class Candidate:
     round_s: float
     tokens_per_s: float
     speedup: float
+    possible_speedup: float
+    possible_depth: int
+    drafted_tokens_per_s: float
     memory_bytes: Mapping[str, int]
     memory_bound_speedup: float | None
-    reasons: tuple[str, ...]
+    why: tuple[Reason, ...]
+
+    @property
+    def verdict(self) -> Reason:
+        return self.why[0]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Kinds of drafters that propose; none for plain decoding."""
+        return () if self.drafter is None else self.drafter.sources
 
     def as_json(self) -> dict[str, Any]:
         """For programs: one entry of ``candidates``."""
         return {
             "what": self.what,
+            **self.verdict.as_json(),
             "mode": self.mode,
             "exactness": self.exactness,
             "depth": self.depth,
@@ -126,6 +154,7 @@ class Candidate:
             "round_s": self.round_s,
             "predicted_tokens_per_s": self.tokens_per_s,
             "speedup": self.speedup,
+            "possible_speedup": self.possible_speedup,
             "memory_bound_speedup": self.memory_bound_speedup,
             "memory_bytes": dict(self.memory_bytes),
         }
@@ -133,7 +162,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """What was turned away and why, in words; the numbers in ``reason`` are those of the fields.
+    """What was turned away and why; the numbers in the sentence are those of the fields.
 
     ``speedup`` is the predicted one and ``possible_speedup`` the one if every token were accepted, both against the
     fastest plain decoding; ``needed_bytes`` and ``available_bytes`` are of the memory it did not fit in.
@@ -141,7 +170,7 @@ class Rejected:
     """
 
     what: str
-    reason: str
+    verdict: Reason
     target: TargetOption | None
     drafter: DrafterOption | None = None
     mode: Mode | None = None
@@ -152,13 +181,13 @@ class Rejected:
 
     @property
     def sentence(self) -> str:
-        return f"{self.what}: {self.reason}"
+        return f"{self.what}: {self.verdict.text}"
 
     def as_json(self) -> dict[str, Any]:
         """For programs: one entry of ``rejected``."""
         return {
             "what": self.what,
-            "reason": self.reason,
+            **self.verdict.as_json(),
             "mode": self.mode,
             "speedup": self.speedup,
             "possible_speedup": self.possible_speedup,

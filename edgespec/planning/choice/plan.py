@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.interfaces.model import NumericClass
+from edgespec.planning.choice.reasons import PLAIN_CODES, Reason
 
 Mode = Literal["plain", "serial", "pipelined"]
 Exactness = Literal["W", "N", "D"]
+
+DEPTH_ZERO = Reason("depth_zero", "plain: depth 0 was asked for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class PlannedDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the engine will do. ``drafter_off`` says why there is no model drafter, where one was wanted."""
+    """What the engine will do, and why. ``drafter_off``: why there is no model drafter, where one was wanted."""
 
     mode: Mode
     exactness: Exactness
@@ -43,8 +46,20 @@ class Plan:
     depth_cap: int
     context_length: int
     predicted_tokens_per_s: float | None
-    reasons: tuple[str, ...]
+    why: tuple[Reason, ...]
     drafter_off: str | None = None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, as sentences."""
+        return tuple(reason.text for reason in self.why)
+
+    @property
+    def plain_because(self) -> Reason | None:
+        """Why nothing is drafted; None where something is."""
+        if self.mode != "plain":
+            return None
+        return next((reason for reason in reversed(self.why) if reason.code in PLAIN_CODES), None)
 
     def as_json(self) -> dict[str, Any]:
         """The shape of CLI.md's ``plan`` object."""
@@ -71,6 +86,7 @@ class Plan:
             "context_length": self.context_length,
             "predicted_tokens_per_s": self.predicted_tokens_per_s,
             "reasons": list(self.reasons),
+            "reason_codes": [reason.code for reason in self.why],
         }
 
 
@@ -78,5 +94,5 @@ def plain_version(plan: Plan) -> Plan:
     """The plan of an answer that was asked for plainly, in the same numeric class."""
     if plan.mode == "plain":
         return plan
-    reasons = (*plan.reasons, "plain: depth 0 was asked for")
-    return replace(plan, mode="plain", exactness="W", drafter=None, depth_cap=0, reasons=reasons)
+    why = (*plan.why, DEPTH_ZERO)
+    return replace(plan, mode="plain", exactness="W", drafter=None, depth_cap=0, why=why)

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
-from edgespec.planning.choice.paying import NOT_CALIBRATED, ModeRequest, weigh_sources
-from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.evaluation import contention_words
+from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
+from edgespec.planning.choice.plan import DEPTH_ZERO, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.ranking import MODES, Pair, rank, reasons
+from edgespec.planning.choice.reasons import Reason
+from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import FREE, Curve
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 
-# Why a plan is plain in another setting than the one whose widths are bit-equal.
-EXACT_SETTING_TOO_SLOW = (
-    "the setting that keeps drafted text exact slows plain decoding by more than 3 %, and no drafter is expected to "
-    "win that back"
+ModeRequest = Literal["auto", "serial", "pipelined"]
+
+ESTIMATED = Reason("times_estimated", "times are estimated from similar machines until measured")
+NOT_CALIBRATED = Reason(
+    "not_calibrated", "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
 )
+NOT_PROBED = Reason("widths_not_measured", "plain: which widths are bit-equal here has not been measured")
+NO_EQUAL_WIDTH = Reason(
+    "no_equal_width", "plain: no width beyond 1 is bit-equal to plain decoding with this model and build"
+)
+CANNOT_REWIND = Reason("cannot_rewind", "plain: guessing does not work with this kind of model yet (recurrent state)")
+
+# Copies of the text cost nothing to propose, and what they bring only the text decides.
+LOOKUP = DrafterOption(kind="lookup", cost=FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
 
-    ``plain_because``: a reason that was found to decode plainly, whatever could draft. ``drafter_head`` are the rows
-    of the drafter's short head and of its whole one, ``drafter_bytes`` what its weights take as they are kept and in
-    the file, where these differ, ``weighs_siblings``: the policy knows what they are worth.
+    ``drafter_head`` are the rows of the drafter's short head and of its whole one, ``drafter_bytes`` what its weights
+    take as they are kept and in the file, where these differ, ``weighs_siblings``: the policy knows what they are
+    worth.
     """
 
     depth: int | Literal["auto"]
@@ -40,23 +54,85 @@ class PlanRequest:
     drafter_head: tuple[int, int] | None = None
     drafter_bytes: tuple[int, int] | None = None
     weighs_siblings: bool = False
-    plain_because: str | None = None
     mode: ModeRequest = "auto"
+
+    @property
+    def asked_depth(self) -> int | None:
+        """The depth that was asked for."""
+        return None if self.depth == "auto" else self.depth
+
+
+def decide(
+    request: PlanRequest,
+    targets: Sequence[TargetOption],
+    drafters: Sequence[DrafterOption],
+    memory_bytes: Mapping[str, int],
+    contention: Mapping[Pair, Contention],
+) -> Ranking:
+    """Rank what may run where, for what was asked for; the plan is the first of it. Pure.
+
+    ``targets[0]`` is the target where it runs. Raises what ``rank`` raises.
+    """
+    modes: Sequence[Mode] = MODES if request.mode == "auto" else (request.mode,)
+    return rank(
+        targets,
+        drafters,
+        memory_bytes,
+        contention=contention,
+        exactness="near" if request.exactness == "near" else "stable",
+        asked=request.asked_depth or None,
+        modes=() if request.asked_depth == 0 else modes,
+    )
+
+
+def drafter_options(request: PlanRequest, model: DrafterOption | None) -> list[DrafterOption]:
+    """Who may draft: the model, which proposes copies of the text besides if they are wanted, and copies alone."""
+    copies = "lookup" in request.sources
+    found = [] if model is None or "model" not in request.sources else [replace(model, copies=copies)]
+    return [*found, *([LOOKUP] if copies else [])]
+
+
+def contention_of(request: PlanRequest, costs: Costs) -> Contention | None:
+    """What the loaded two cost each other; nothing where both at once was asked for and nobody measured it."""
+    return costs.contention or (Contention() if request.mode == "pipelined" else None)
+
+
+def target_option(facts: ModelFacts, curve: Curve, context_length: int, depth_cap: int | None) -> TargetOption:
+    """The target as its facts describe it."""
+    return TargetOption(
+        model=facts.name,
+        runtime=facts.runtime,
+        device=facts.device,
+        curve=curve,
+        weights_bytes=facts.weight_bytes,
+        cache_bytes=facts.kv_bytes_per_token * context_length,
+        depth_cap_stable=depth_cap,
+        threads=facts.threads,
+        settings={**facts.settings, "kv_type": facts.kv_type},
+    )
+
+
+def depth_cap(target: ModelFacts, probe: WidthProbe | None) -> int | None:
+    """The deepest depth that keeps plain decoding's bits; None where nobody looked."""
+    if not target.can_rewind:
+        return 0
+    return None if probe is None else probe.depth_cap
 
 
 def make_plan(
     request: PlanRequest,
     target: ModelFacts,
     probe: WidthProbe | None,
-    reasons: Sequence[str],
-    costs: Costs | None = None,
+    notes: Sequence[Reason],
+    costs: Costs,
+    ranking: Ranking | None,
 ) -> Plan:
-    """Decide mode, depth cap, exactness and who drafts. Pure.
+    """The best of the ``ranking``, in words: mode, depth cap, exactness, who drafts, and why. Pure.
 
-    With a depth of "auto" nothing is drafted before ``costs`` are known, and only by sources that can pay.
+    ``costs`` are those that it was ranked by. With a depth of "auto" nothing is drafted before there is a ranking; a
+    depth that was asked for needs none.
     """
-    costs = costs or Costs()
-    why = list(reasons)
+    why = list(notes)
     widths = probe.widths if probe is not None else ()
     class_cap = 0 if probe is None else probe.depth_cap
     if target.can_rewind:
@@ -65,22 +141,23 @@ def make_plan(
         )
     else:
         cap, level = 0, "W"
-        why.append("plain: the cache of this model cannot drop rejected tokens")
+        why.append(CANNOT_REWIND)
     sources: tuple[str, ...] = request.sources
     mode: Mode = "pipelined" if request.mode == "pipelined" else "serial"
-    plain_s = costs.plain_s if costs.curves is None else costs.curves.curves[0].plain_s
-    predicted = None if plain_s is None else 1.0 / plain_s
+    predicted = None if costs.plain_s is None else 1.0 / costs.plain_s
+    if ranking is not None and costs.measured:
+        predicted = ranking.best.tokens_per_s
     if cap > 0 and request.depth != "auto" and sources:
-        predicted = None  # what a fixed depth comes to depends on the text, and nobody weighed it
-    if cap > 0 and request.depth == "auto":
-        paying = weigh_sources(request.sources, costs, cap, request.mode)
-        sources, mode, predicted = paying.sources, paying.mode, paying.tokens_per_s
-        why += paying.reasons
+        predicted = None  # what a fixed depth comes to depends on the text
+    if cap > 0 and request.depth == "auto" and sources:
+        sources = () if ranking is None else ranking.best.sources
+        mode = mode if ranking is None else ranking.best.mode
+        why += [NOT_CALIBRATED] if ranking is None else _decided(request, ranking, costs, cap)
     speculative = cap > 0 and bool(sources)
     if not request.sources and request.depth != 0:
-        why.append("plain: there is no drafter")
+        why.append(Reason("no_drafter", "plain: there is no drafter"))
     if request.drafter_off is not None:
-        why.append(f"no model drafter: {request.drafter_off}")
+        why.append(Reason("no_model_drafter", f"no model drafter: {request.drafter_off}"))
     drafter = None
     if speculative:
         with_model = request.drafter_model is not None and "model" in sources
@@ -109,66 +186,94 @@ def make_plan(
         depth_cap=cap if speculative else 0,
         context_length=request.context_length,
         predicted_tokens_per_s=predicted,
-        reasons=tuple(why),
+        why=tuple(why),
         drafter_off=request.drafter_off,
     )
 
 
-def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[str]:
+def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> list[Reason]:
+    """Why the best of the ranking is the best."""
+    best = ranking.best
+    curve = best.target.curve
+    ratios = ", ".join(f"{curve.ratio(depth + 1):.2f} with {depth}" for depth in _telling_depths(cap))
+    step = f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}"
+    why = [*([] if costs.measured else [ESTIMATED]), Reason("plain_step", step)]
+    for source in request.sources:
+        if source not in costs.drafts:
+            lost = f"no {source} drafter: what it costs has not been measured"
+            why.append(Reason("no_model_drafter" if source == "model" else "not_measured", lost))
+    why += reasons(ranking)
+    if best.mode == "plain":
+        return [*why, Reason("no_drafter_pays", "plain: no drafter can be faster here")]
+    if request.mode != "auto" and "model" in best.sources:
+        why.append(Reason("mode_asked", f"{request.mode}: asked for"))
+    elif best.mode == "serial" and "model" in best.sources:
+        why.append(
+            Reason("contention_not_measured", "serial: what target and drafter cost each other has not been measured")
+            if costs.contention is None
+            else Reason("contention", contention_words(costs.contention))
+        )
+    return [*why, Reason("follows_the_text", "each round drafts as far as that is expected to pay, down to nothing")]
+
+
+def _telling_depths(cap: int) -> list[int]:
+    """1, 2, 4, ... and the cap itself."""
+    return sorted({cap, *(2**power for power in range(cap.bit_length()))})
+
+
+def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
     """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
     notes = []
     if request.drafter_bytes is not None:
         kept, filed = map(megabytes, request.drafter_bytes)
-        notes.append(f"the drafter's weights are kept in four bits: {kept} where its file has {filed}")
+        said = f"the drafter's weights are kept in four bits: {kept} where its file has {filed}"
+        notes.append(Reason("drafter_requantized", said))
     if request.drafter_head is not None:
         rows, whole = request.drafter_head
-        notes.append(
-            f"the drafter reads {rows} of the {whole} rows of its output head, and all where a text needs the others"
-        )
+        said = f"the drafter reads {rows} of the {whole} rows of its output head, all where a text needs the others"
+        notes.append(Reason("drafter_short_head", said))
     if branches and request.weighs_siblings and request.depth == "auto":
-        notes.append(
+        said = (
             "what the drafter might have said instead is verified beside its chain where that is worth a row; the "
             "prediction does not count it"
         )
+        notes.append(Reason("drafter_alternatives", said))
     return notes
 
 
 def _cap_and_level(
-    request: PlanRequest, class_cap: int, why: list[str], *, probed: bool, longest: int | None
+    request: PlanRequest, class_cap: int, why: list[Reason], *, probed: bool, longest: int | None
 ) -> tuple[int, Exactness]:
     """How deep, and how exact that is. ``longest``: the context to which widths were compared, where that matters."""
-    if request.plain_because is not None:
-        why.append(f"plain: {request.plain_because}")
-        return 0, "W"
     if request.depth == 0:
-        why.append("plain: depth 0 was asked for")
+        why.append(DEPTH_ZERO)
         return 0, "W"
     if not probed:
         if request.sources:
-            unprobed = "plain: which widths are bit-equal here has not been measured"
-            why.append(NOT_CALIBRATED if request.depth == "auto" else unprobed)
+            why.append(NOT_CALIBRATED if request.depth == "auto" else NOT_PROBED)
         return 0, "W"
     wanted = WIDEST - 1 if request.depth == "auto" else request.depth
     if request.exactness == "near" and wanted > class_cap:
         cap = min(wanted, WIDEST - 1)
-        why.append(
-            f"near exactness was asked for: depth up to {cap}, and only depths to {class_cap} are bit-equal to plain"
-        )
+        said = f"near exactness was asked for: depth up to {cap}; only depths to {class_cap} are bit-equal to plain"
+        why.append(Reason("near_exactness", said))
         return cap, "N"
     if class_cap == 0:
-        why.append("plain: no width beyond 1 is bit-equal to plain decoding with this model and build")
+        why.append(NO_EQUAL_WIDTH)
     elif request.depth != "auto" and wanted > class_cap:
-        why.append(
+        said = (
             f"depth {wanted} was asked for; only depths to {class_cap} keep plain decoding's text "
             "(--exactness near allows more)"
         )
+        why.append(Reason("depth_beyond_limit", said))
     elif request.sources:
-        why.append(
-            f"widths 1 to {class_cap + 1} are bit-equal to plain decoding here, so depths to {class_cap} are exact"
-        )
+        guesses = f"{class_cap} guess{'es' if class_cap > 1 else ''} at a time"
+        keep = "keep" if class_cap > 1 else "keeps"
+        why.append(Reason("depth_limit", f"up to {guesses} {keep} the text identical"))
     if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
-        why.append(
+        said = (
             f"beyond {longest} tokens of context decoding is plain: widths were compared up to there "
             "(`edgespec calibrate` without --quick compares them to the end)"
         )
+        why.append(Reason("context_limit", said))
     return min(wanted, class_cap), "W"

@@ -12,11 +12,12 @@ from typing import Literal
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
+from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, rate, taken_bytes
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
-from edgespec.planning.choice.evaluation import Evaluation, rate, taken_bytes
+from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.margins import PLAN_MARGIN
+from edgespec.planning.cost.margins import DRAFT_MARGIN, TAKEOVER_CALIBRATIONS, TAKEOVER_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 
 ExactnessRequest = Literal["stable", "near", "any"]
@@ -40,11 +41,16 @@ def rank(
     hand_over_s: Mapping[Pair, float] | None = None,
     exactness: ExactnessRequest = "stable",
     depth_limit: int = WIDEST - 1,
+    asked: int | None = None,
     modes: Sequence[Mode] = MODES,
-    margin: float = PLAN_MARGIN,
+    margin: float = DRAFT_MARGIN,
     headroom_bytes: int = HEADROOM_BYTES,
 ) -> Ranking:
     """Rank every way to run ``targets[0].model``, in the configurations given, with or without each drafter.
+
+    This is the one place that decides: a plan is the first candidate in words. A drafter that could pay is a
+    candidate, however little is expected of it: being planned costs nothing, as each round drafts only where that is
+    expected to pay. So of two ways to expect the same of, the one that could bring more comes first.
 
     ``memory_bytes`` is what may be used of each memory, by the name of the device that owns it. ``contention`` and
     ``hand_over_s`` (seconds a round) are keyed by (target's device, drafter's device). Two devices that are not in
@@ -52,8 +58,10 @@ def rank(
     hand-over that is not listed is free.
 
     ``exactness``: "stable" keeps to depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
-    "any" too, without asking whether widths were probed (described machines). Plain decoding always competes,
-    whatever ``modes`` says. The target is placed first, by itself; a drafter gets what it leaves.
+    "any" too, without asking whether widths were probed (described machines). ``asked`` is a depth that was asked
+    for: it goes before plain decoding, whatever it comes to. Plain decoding always competes, whatever ``modes`` says.
+    The target is placed first, by itself; a drafter gets what it leaves. Targets that are not eligible are compared
+    with the first one's plain decoding and rejected. ``margin`` is what a drafter has to be able to gain.
 
     Raises MemoryLimitError if the target fits nowhere, ValueError if there is no target to place.
     """
@@ -68,12 +76,13 @@ def rank(
             placed.append((target, name))
         else:
             rejected.append(refusal)
-    if not placed:
+    open_to_plan = [pair for pair in placed if pair[0].eligible]
+    if not open_to_plan:
         raise _fits_nowhere(rejected)
 
-    fastest, fastest_name = min(placed, key=lambda pair: pair[0].curve.plain_s)
-    candidates = [_plain(target, name, fastest, headroom_bytes) for target, name in placed]
-    for target, name in placed:
+    fastest, _ = min(open_to_plan, key=lambda pair: pair[0].curve.plain_s)
+    candidates = [_plain(target, name, fastest, headroom_bytes) for target, name in open_to_plan]
+    for target, name in open_to_plan:
         for drafter, drafter_name in zip(drafters, drafter_names, strict=True):
             evaluation = Evaluation(
                 target=target,
@@ -81,8 +90,8 @@ def rank(
                 name=name,
                 drafter_name=drafter_name,
                 fastest=fastest,
-                fastest_name=fastest_name,
                 cap=_depth_cap(target, exactness, depth_limit),
+                asked=asked,
                 margin=margin,
                 headroom_bytes=headroom_bytes,
             )
@@ -91,44 +100,57 @@ def rank(
                 rejected.append(refusal)
                 continue
             pair = (target.device, drafter.device or "")
-            hand_over = (hand_over_s or {}).get(pair, 0.0)
-            verdicts: list[Candidate | Rejected] = []
-            if "serial" in modes:
-                verdicts.append(evaluation.serial(hand_over))
             # One device is shared at a price that was measured or not at all; two may be known not to touch.
             known = drafter.device != target.device or pair in (contention or {})
-            if "pipelined" in modes and drafter.device is not None and known:
-                verdicts.append(evaluation.pipelined((contention or {}).get(pair), hand_over))
-            candidates += [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
-            rejected += [verdict for verdict in verdicts if isinstance(verdict, Rejected)]
-    return Ranking(candidates=tuple(sorted(candidates, key=_order)), rejected=tuple(rejected))
+            both, hand_over = (contention or {}).get(pair), (hand_over_s or {}).get(pair, 0.0)
+            for verdict in evaluation.verdicts(modes, both, hand_over, known=known):
+                if isinstance(verdict, Candidate):
+                    candidates.append(verdict)
+                else:
+                    rejected.append(verdict)
+    rejected += [_stays(target, name, fastest) for target, name in placed if not target.eligible]
+    candidates.sort(key=lambda one: (asked is not None and one.mode == "plain", *_order(one)))
+    return Ranking(candidates=tuple(candidates), rejected=tuple(rejected))
 
 
-def reasons(ranking: Ranking) -> tuple[str, ...]:
-    """Why the best candidate is the best: its own numbers, then what memory or time refused.
+def reasons(ranking: Ranking) -> tuple[Reason, ...]:
+    """Why the best candidate is the best: its verdict and what it stands on, then what was refused.
 
-    A plain plan says for each drafter how near it came; a speculative one only what did not fit.
+    A plain plan says for each drafter how near it came; a speculative one what did not fit, was not measured or could
+    not pay. What other places would bring is left to ``explain``.
     """
-    said = list(ranking.best.reasons)
+    best = ranking.best
+    said = [Reason(best.verdict.code, f"{best.what}: {best.verdict.text}"), *best.why[1:]]
     nearest: dict[tuple[str, str | None, str | None], Rejected] = {}
     for refusal in ranking.rejected:
-        if refusal.drafter is None or (ranking.best.mode != "plain" and refusal.needed_bytes is not None):
-            said.append(refusal.sentence)
-        elif ranking.best.mode == "plain":
-            key = (refusal.drafter.kind, refusal.drafter.model, refusal.drafter.device)
+        drafter = refusal.drafter
+        if drafter is None:
+            said += [] if refusal.verdict.code == "target_stays" else [_sentence(refusal)]
+        elif best.mode == "plain":
+            key = (drafter.kind, drafter.model, drafter.device)
             kept = nearest.get(key)
-            if kept is None or (refusal.speedup or 0.0) > (kept.speedup or 0.0):
+            if kept is None or (refusal.possible_speedup or 0.0) > (kept.possible_speedup or 0.0):
                 nearest[key] = refusal
-    return tuple(dict.fromkeys([*said, *(refusal.sentence for refusal in nearest.values())]))
+        elif refusal.target == best.target and (refusal.needed_bytes is not None or _of_the_best(refusal, ranking)):
+            said.append(_sentence(refusal))
+    return tuple(dict.fromkeys([*said, *map(_sentence, nearest.values())]))
 
 
 def explain(ranking: Ranking) -> tuple[str, ...]:
-    """Every candidate, the best first, and every rejection, a sentence each."""
-    lines = [
-        f"{rate(candidate.tokens_per_s)} tokens/s, {candidate.speedup:.2f}x: {candidate.what}"
-        for candidate in ranking.candidates
-    ]
+    """Every candidate, the best first, and every rejection: one verdict each."""
+    lines = [f"{candidate.what}: {candidate.verdict.text}" for candidate in ranking.candidates]
     return (*lines, *(f"not {refusal.sentence}" for refusal in ranking.rejected))
+
+
+def _of_the_best(refusal: Rejected, ranking: Ranking) -> bool:
+    """Whether it says why the plan's own drafter is not used otherwise, or why a drafter is off beside it."""
+    if refusal.verdict.code == "cannot_pay":
+        return not any(candidate.drafter == refusal.drafter for candidate in ranking.candidates)
+    return refusal.drafter == ranking.best.drafter and refusal.verdict.code in ("in_turns", "contention_not_measured")
+
+
+def _sentence(refusal: Rejected) -> Reason:
+    return Reason(refusal.verdict.code, refusal.sentence)
 
 
 # ---------------------------------------------------------------------------------------------- plain decoding
@@ -139,11 +161,13 @@ def _refused_target(
 ) -> Rejected | None:
     for place, needed in taken_bytes(target, None, headroom_bytes).items():
         if place not in memory_bytes:
-            return Rejected(what=name, reason=f"how much memory {place} has is not known", target=target)
+            return Rejected(what=name, verdict=memory_not_known(place), target=target)
         if needed > memory_bytes[place]:
             return Rejected(
                 what=name,
-                reason=f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used",
+                verdict=Reason(
+                    "no_room", f"needs {gib(needed)} on {place} and {gib(memory_bytes[place])} may be used"
+                ),
                 target=target,
                 needed_bytes=needed,
                 available_bytes=memory_bytes[place],
@@ -156,9 +180,9 @@ def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
     nearest = min(rejected, key=lambda one: (one.needed_bytes or float("inf")) - (one.available_bytes or 0))
     assert nearest.target is not None  # it was an option
     return MemoryLimitError(
-        f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.reason}"
+        f"{nearest.target.model} fits nowhere: on {nearest.target.device} it {nearest.verdict.text}"
         if nearest.needed_bytes is not None
-        else f"{nearest.target.model} fits nowhere: {nearest.reason}",
+        else f"{nearest.target.model} fits nowhere: {nearest.verdict.text}",
         needed_bytes=nearest.needed_bytes,
         available_bytes=nearest.available_bytes,
         hint="close other programs, use a smaller --context, or a smaller model",
@@ -180,28 +204,54 @@ def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_byte
         round_s=seconds,
         tokens_per_s=1 / seconds,
         speedup=speedup,
+        possible_speedup=speedup,
+        possible_depth=0,
+        drafted_tokens_per_s=1 / seconds,
         memory_bytes=taken_bytes(target, None, headroom_bytes),
         memory_bound_speedup=None,
-        reasons=(f"{name}, plain: {rate(1 / seconds)} tokens/s, {said}",),
+        why=(Reason("plain_speed", f"{rate(1 / seconds)} tokens/s, {said}"),),
     )
+
+
+def _stays(target: TargetOption, name: str, fastest: TargetOption) -> Rejected:
+    """A place that the target was measured in and is not moved to."""
+    speedup = fastest.curve.plain_s / target.curve.plain_s
+    said = (
+        f"plain decoding is {speedup:.2f}x as fast there; the target moves where {TAKEOVER_CALIBRATIONS} "
+        f"calibrations in a row find it {100 * (TAKEOVER_MARGIN - 1):.0f} % faster, guesses included"
+    )
+    return Rejected(what=name, verdict=Reason("target_stays", said), target=target, speedup=speedup)
 
 
 def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: int) -> int | None:
     """How deep it may draft; None where it would have to be known and is not."""
-    if exactness != "stable":
+    if exactness == "any":
         return depth_limit
-    return None if target.depth_cap_stable is None else min(target.depth_cap_stable, depth_limit)
+    if target.depth_cap_stable is None:
+        return None
+    return depth_limit if exactness == "near" else min(target.depth_cap_stable, depth_limit)
 
 
 # ------------------------------------------------------------------------------------------- order and names
 
 
-def _order(candidate: Candidate) -> tuple[float, int, int, int, str]:
-    """Faster first; of equals the simpler, then the smaller."""
-    # Sums in another order differ in the last digits: such rates are equal.
-    equal_rate = float(f"{candidate.tokens_per_s:.9g}")
+def _order(candidate: Candidate) -> tuple[float, int, float, int, int, int, str]:
+    """Faster first; of equals who could bring more, then the simpler, then the smaller."""
     models = 1 + (candidate.drafter is not None and candidate.drafter.model is not None)
-    return -equal_rate, MODES.index(candidate.mode), models, sum(candidate.memory_bytes.values()), candidate.what
+    return (
+        -_digits(candidate.tokens_per_s),
+        -len(candidate.sources),
+        -_digits(candidate.drafted_tokens_per_s),
+        MODES.index(candidate.mode),
+        models,
+        sum(candidate.memory_bytes.values()),
+        candidate.what,
+    )
+
+
+def _digits(tokens_per_s: float) -> float:
+    """Sums in another order differ in the last digits: such rates are equal."""
+    return float(f"{tokens_per_s:.9g}")
 
 
 def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:

@@ -15,7 +15,7 @@ from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.margins import PLAN_MARGIN
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import DescribedDevice, DescribedMachine, DescribedModel
 
@@ -68,7 +68,7 @@ def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
     return found
 
 
-def simulate(machine: DescribedMachine, *, margin: float = PLAN_MARGIN) -> Ranking:
+def simulate(machine: DescribedMachine, *, margin: float = DRAFT_MARGIN) -> Ranking:
     """Rank what could run on a described machine. Raises MemoryLimitError if its target fits nowhere."""
     targets = [_target(machine, device) for device in _allowed(machine, machine.target)]
     targets += _splits(machine)
@@ -110,10 +110,10 @@ def plan_of(machine: DescribedMachine, ranking: Ranking) -> Plan:
         drafter=None
         if drafter is None
         else PlannedDrafter(kind=drafter.kind, model=drafter.model, runtime=drafter.runtime, device=drafter.device),
-        depth_cap=best.depth,
+        depth_cap=best.depth or best.possible_depth,
         context_length=machine.context_length,
         predicted_tokens_per_s=best.tokens_per_s,
-        reasons=reasons(ranking),
+        why=reasons(ranking),
     )
 
 

@@ -1,0 +1,53 @@
+"""What stays as it is until calibrations agree that something else is faster: where a target runs, on which threads.
+
+Which place runs the target decides how its sums are rounded, so each change of place changes texts. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeAlias, TypeVar
+
+from edgespec.planning.cost.acceptance import UNKNOWN
+from edgespec.planning.cost.curve import Curve, DraftCost, choose_depth
+from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS, TAKEOVER_MARGIN, USUAL_DRAFT_SHARE
+
+# A runtime, a device, and how many layers are there (None: all).
+Place: TypeAlias = tuple[str, str, int | None]
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled(Generic[V]):
+    """``chosen`` is in use (None: what is begun with); ``ahead`` was faster in the last ``count`` calibrations.
+
+    ``announced`` is off from a change until its user was told.
+    """
+
+    chosen: V | None = None
+    ahead: V | None = None
+    count: int = 0
+    announced: bool = True
+
+    def after(self, faster: V | None, needed: int = TAKEOVER_CALIBRATIONS) -> Settled[V]:
+        """What a calibration leaves behind that found ``faster``, or nothing faster than what is in use (None)."""
+        if faster is None:
+            return replace(self, ahead=None, count=0)
+        count = self.count + 1 if faster == self.ahead else 1
+        if count >= needed:
+            return Settled(chosen=faster, announced=False)
+        return replace(self, ahead=faster, count=count)
+
+
+def usual_seconds(curve: Curve, depth_cap: int | None) -> float:
+    """Seconds that a token is expected to take in a place with a usual drafter, whichever there is."""
+    usual = DraftCost(token_s=USUAL_DRAFT_SHARE * curve.plain_s)
+    return 1.0 / choose_depth(curve, usual, (UNKNOWN,), depth_cap or 0).tokens_per_s
+
+
+def clearly_faster(own_s: float, others: Mapping[V, float], margin: float = TAKEOVER_MARGIN) -> V | None:
+    """The fastest of the others, if what takes ``own_s`` takes at least ``margin`` times as long."""
+    best = min(others, key=lambda each: others[each], default=None)
+    return best if best is not None and own_s >= margin * others[best] else None

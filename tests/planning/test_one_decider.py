@@ -1,0 +1,248 @@
+"""300 drawn machines: the plan is the first of what was considered, and no two verdicts contradict each other."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from edgespec.files.disk import gib
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
+from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.planner import (
+    PlanRequest,
+    contention_of,
+    decide,
+    depth_cap,
+    drafter_options,
+    make_plan,
+    target_option,
+)
+from edgespec.planning.choice.ranking import explain
+from edgespec.planning.choice.reasons import CODES
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, best_possible
+from edgespec.planning.cost.margins import DRAFT_MARGIN
+from edgespec.planning.cost.widths import WidthProbe
+
+MACHINES = 300
+GIB = 2**30
+DEVICES = ("cpu", "Vulkan0")
+
+# "1.23x", and every other number of a sentence with what follows it.
+FACTORS = re.compile(r"(\d+\.\d+)x")
+GIBS = re.compile(r"(-?\d+\.\d+) GiB")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured on it, what its user asks for, and what came of it."""
+
+    seed: int
+    request: PlanRequest
+    costs: Costs
+    cap: int | None
+    ranking: Ranking
+    plan: Plan
+
+
+def facts(device: str) -> ModelFacts:
+    return ModelFacts(
+        name="big",
+        sha256="sha256:ab",
+        architecture="llama",
+        runtime="native" if device == "cpu" else "llama",
+        build="1",
+        device=device,
+        threads=4,
+        vocabulary_size=1000,
+        trained_context_length=2048,
+        weight_bytes=4 * GIB,
+        bytes_per_forward=4 * GIB,
+        kv_bytes_per_token=2**17,
+        kv_type="f16",
+    )
+
+
+def drawn_curve(draw: random.Random, plain_s: float) -> Curve:
+    widths = (1, 2, 3, 4, 8, 16)
+    seconds, step = [plain_s], draw.choice([0.02, 0.2, 0.5, 1.0]) * plain_s
+    for before, width in itertools.pairwise(widths):
+        seconds.append(seconds[-1] + draw.uniform(0.5, 1.5) * step * (width - before))
+    return Curve(widths=widths, forward_s=tuple(seconds))
+
+
+def drawn_drafter(draw: random.Random, device: str, plain_s: float, *, eligible: bool) -> DrafterOption:
+    rates = tuple(draw.uniform(0.0, 1.0) for _ in range(draw.randint(1, 4))) if draw.random() < 0.7 else ()
+    return DrafterOption(
+        kind="model",
+        cost=DraftCost(token_s=plain_s * draw.choice([0.02, 0.2, 0.5, 1.2]), round_s=plain_s * draw.uniform(0, 0.05)),
+        acceptance=rates,
+        model="small",
+        runtime="native",
+        device=device,
+        weights_bytes=GIB,
+        cache_bytes=GIB // 8,
+        bytes_per_forward=GIB,
+        eligible=eligible,
+    )
+
+
+def drawn_machine(seed: int) -> Machine:
+    draw = random.Random(seed)
+    here = draw.choice(DEVICES)
+    target, plain_s = facts(here), draw.uniform(0.005, 0.3)
+    probe = None if draw.random() < 0.05 else WidthProbe(widths=tuple(range(1, 2 + draw.choice([0, 1, 2, 3, 7, 11]))))
+    cap = depth_cap(target, probe)
+    own = target_option(target, drawn_curve(draw, plain_s), 2048, cap)
+    targets: list[TargetOption] = [own]
+    for device in DEVICES:
+        if device != here and draw.random() < 0.7:
+            there = target_option(facts(device), drawn_curve(draw, draw.uniform(0.005, 0.3)), 2048, cap)
+            targets.append(replace(there, eligible=False))
+    at = draw.choice(DEVICES)
+    loaded = drawn_drafter(draw, at, plain_s, eligible=True) if draw.random() < 0.9 else None
+    sources = draw.choice([("lookup", "model"), ("model",), ("lookup",), ()])
+    request = PlanRequest(
+        depth="auto",
+        exactness=draw.choice(["stable", "stable", "near"]),
+        context_length=2048,
+        sources=sources,
+        drafter_model="small",
+        drafter_device=at,
+        mode=draw.choice(["auto", "auto", "auto", "serial", "pipelined"]),
+    )
+    contention = None
+    if draw.random() < 0.7:
+        contention = Contention(target_factor=draw.uniform(1, 2.5), drafter_factor=draw.uniform(1, 2.5))
+    costs = Costs(
+        curves=ContextCurves(contexts=(96,), curves=(own.curve,)),
+        drafts={"lookup": FREE, **({} if loaded is None else {"model": loaded.cost})},
+        acceptance={} if loaded is None or not loaded.acceptance else {"model": loaded.acceptance},
+        contention=contention,
+    )
+    models = [loaded]
+    if draw.random() < 0.5:
+        models.append(drawn_drafter(draw, DEVICES[1 - DEVICES.index(at)], plain_s, eligible=False))
+    drafters = [one for model in models for one in drafter_options(request, model) if one.model]
+    drafters += drafter_options(request, None)
+    memory = dict.fromkeys(DEVICES, 32 * GIB)
+    if draw.random() < 0.2:
+        memory[DEVICES[1 - DEVICES.index(here)]] = GIB
+    both = contention_of(request, costs)
+    pairs = {} if both is None else {(here, at): both}
+    ranking = decide(request, targets, drafters, memory, pairs)
+    return Machine(seed, request, costs, cap, ranking, make_plan(request, target, probe, (), costs, ranking))
+
+
+@pytest.fixture(scope="module")
+def machines() -> tuple[Machine, ...]:
+    return tuple(map(drawn_machine, range(MACHINES)))
+
+
+def verdicts(machines: tuple[Machine, ...]) -> Iterator[tuple[Machine, Candidate | Rejected]]:
+    for machine in machines:
+        for verdict in (*machine.ranking.candidates, *machine.ranking.rejected):
+            yield machine, verdict
+
+
+def test_the_machines_differ(machines: tuple[Machine, ...]) -> None:
+    """Else nothing below says much."""
+    assert {each.plan.mode for each in machines} == {"plain", "serial", "pipelined"}
+    codes = {verdict.verdict.code for _, verdict in verdicts(machines)}
+    assert codes >= {
+        "plain_speed",
+        "expected_gain",
+        "possible_gain",
+        "gain_not_known",
+        "cannot_pay",
+        "in_turns",
+        "no_room",
+        "target_stays",
+        "drafter_stays",
+        "no_equal_width",
+    }
+
+
+def test_the_plan_is_the_first_of_what_was_considered(machines: tuple[Machine, ...]) -> None:
+    for machine in machines:
+        best, plan = machine.ranking.best, machine.plan
+        assert (plan.mode, plan.predicted_tokens_per_s) == (best.mode, best.tokens_per_s), machine.seed
+        assert ("" if plan.drafter is None else plan.drafter.kind) == "+".join(best.sources), machine.seed
+        assert best.target.eligible
+        assert explain(machine.ranking)[0] == f"{best.what}: {best.verdict.text}"
+        if plan.mode != "plain":
+            assert f"{best.what}: {best.verdict.text}" in plan.reasons, machine.seed
+            assert best.possible_depth <= plan.depth_cap
+            assert plan.exactness == best.exactness
+
+
+def test_every_way_to_run_has_one_verdict(machines: tuple[Machine, ...]) -> None:
+    for machine in machines:
+        ways = [verdict.what for verdict in (*machine.ranking.candidates, *machine.ranking.rejected)]
+        assert len(ways) == len(set(ways)), (machine.seed, ways)
+        assert len(explain(machine.ranking)) == len(ways)
+        rates = [candidate.tokens_per_s for candidate in machine.ranking.candidates]
+        assert rates == sorted(rates, reverse=True) or max(rates) - min(rates) < 1e-6 * max(rates)
+
+
+def test_every_number_of_a_verdict_is_that_of_a_field(machines: tuple[Machine, ...]) -> None:
+    named = 0
+    for machine, verdict in verdicts(machines):
+        text = verdict.verdict.text
+        held = [verdict.speedup, verdict.possible_speedup]
+        plain_s = machine.ranking.best.target.curve.plain_s
+        if isinstance(verdict, Candidate):
+            held.append(verdict.drafted_tokens_per_s * plain_s)
+            (rate, *_) = re.findall(r"([\d.]+) tokens/s", text) or [None]
+            assert rate is None or float(rate) == pytest.approx(verdict.tokens_per_s, rel=0.01), machine.seed
+            depths = re.findall(r"(\d+) (right )?guess", text)
+            for depth, right in depths:
+                assert int(depth) == (verdict.possible_depth if right else verdict.depth), machine.seed
+        else:
+            turns = verdict.what.removesuffix("pipelined") + "serial"
+            held += [one.drafted_tokens_per_s * plain_s for one in machine.ranking.candidates if one.what == turns]
+            sizes = [size for size in (verdict.needed_bytes, verdict.available_bytes) if size is not None]
+            assert [f"{size} GiB" for size in GIBS.findall(text)] == list(map(gib, sizes)), machine.seed
+        for factor in FACTORS.findall(text):
+            known = [value for value in held if value is not None]
+            assert any(float(factor) == pytest.approx(value, abs=0.00501) for value in known), (machine.seed, text)
+            named += 1
+    assert named > MACHINES
+
+
+def test_nothing_contradicts(machines: tuple[Machine, ...]) -> None:
+    for machine in machines:
+        ranking, plan = machine.ranking, machine.plan
+        for candidate in ranking.candidates:
+            if candidate.drafter is not None:
+                assert candidate.possible_speedup > DRAFT_MARGIN, machine.seed
+                assert candidate.speedup == pytest.approx(max(1.0, candidate.speedup)), "a round may decode plainly"
+        for refusal in ranking.rejected:
+            if refusal.verdict.code == "cannot_pay":
+                assert refusal.possible_speedup is not None
+                assert refusal.possible_speedup <= DRAFT_MARGIN, machine.seed
+        planned = {candidate.what for candidate in ranking.candidates}
+        assert not planned & {refusal.what for refusal in ranking.rejected}
+        assert (plan.mode == "plain") == (plan.plain_because is not None), machine.seed
+        if plan.mode != "plain":
+            assert not {reason.code for reason in plan.why} & {"no_drafter_pays", "not_calibrated"}, machine.seed
+        assert all(reason.code in CODES for reason in plan.why)
+
+
+def test_the_depth_object_finds_hopeless_what_the_plan_leaves_out(machines: tuple[Machine, ...]) -> None:
+    """planning/depth asks ``best_possible`` as well: it calls hopeless what is not planned, and nothing else."""
+    for machine in machines:
+        cost, request = machine.costs.drafts.get("model"), machine.request
+        if cost is None or "model" not in request.sources or request.mode != "serial" or not machine.plan.depth_cap:
+            continue
+        curve = machine.ranking.best.target.curve
+        could = best_possible(curve, cost, machine.plan.depth_cap).speedup > DRAFT_MARGIN
+        fits = not any(refusal.verdict.code == "no_room" for refusal in machine.ranking.rejected)
+        assert not fits or ("model" in machine.ranking.best.sources) == could, machine.seed

@@ -1,0 +1,168 @@
+"""Who drafts and whether in turns with the target or at once, by the times that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgespec.interfaces.model import ModelFacts
+from edgespec.planning.choice.options import Candidate
+from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
+from edgespec.planning.cost.widths import WidthProbe
+from tests.support.planning import plan_pair, rank_pair
+
+FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
+APART = Contention()
+CROWDED = Contention(target_factor=1.9, drafter_factor=2.1)
+SLOW_DRAFTER = DraftCost(token_s=0.05)
+FACTS = ModelFacts(
+    name="big",
+    sha256="sha256:ab",
+    architecture="llama",
+    runtime="native",
+    build="1",
+    device="cpu",
+    threads=4,
+    vocabulary_size=1000,
+    trained_context_length=2048,
+    weight_bytes=1,
+    bytes_per_forward=1,
+    kv_bytes_per_token=1,
+    kv_type="f16",
+)
+
+
+def costs(curve: Curve = FLAT, **known: Any) -> Costs:
+    return Costs(
+        **{
+            "curves": ContextCurves(contexts=(0,), curves=(curve,)),
+            "drafts": {"model": SLOW_DRAFTER, "lookup": FREE},
+            "acceptance": {"model": (0.8,)},
+            **known,
+        }
+    )
+
+
+def request(*sources: str, **wish: Any) -> PlanRequest:
+    values: dict[str, Any] = {"depth": "auto", "exactness": "stable", "context_length": 2048, **wish}
+    return PlanRequest(sources=sources or ("model",), drafter_model="small", **values)
+
+
+def probe(cap: int) -> WidthProbe:
+    return WidthProbe(widths=tuple(range(1, cap + 2)))
+
+
+def best(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> Candidate:
+    ranking = rank_pair(request(*sources, **wish), FACTS, probe(cap), known)
+    assert ranking is not None
+    return ranking.best
+
+
+def said(known: Costs, cap: int = 4, *sources: str, **wish: Any) -> dict[str, str]:
+    """The reasons of the plan, by their codes."""
+    made = plan_pair(request(*sources, **wish), FACTS, probe(cap), (), known)
+    return {reason.code: reason.text for reason in made.why}
+
+
+def test_two_that_do_not_touch_work_at_once() -> None:
+    found = best(costs(contention=APART))
+    at_once = expected_pipelined(SimulatedPair(curve=FLAT, draft=SLOW_DRAFTER, acceptance=(0.8,)), 4)
+    assert (found.mode, found.sources) == ("pipelined", ("model",))
+    assert found.tokens_per_s == pytest.approx(at_once.tokens_per_s)
+    assert at_once.tokens_per_s > choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4).tokens_per_s
+    assert said(costs(contention=APART))["contention"] == "at once neither side slows the other down"
+
+
+def test_two_that_share_the_memory_take_turns_and_the_contention_is_the_reason() -> None:
+    found, reasons = best(costs(contention=CROWDED)), said(costs(contention=CROWDED))
+    assert found.mode == "serial"
+    in_turns = choose_depth(FLAT, SLOW_DRAFTER, (0.8,), 4)
+    assert found.tokens_per_s == pytest.approx(in_turns.tokens_per_s)
+    assert reasons["contention"] == "both at once, the target 1.90x and the drafter 2.10x as slow as alone"
+    assert reasons["in_turns"].endswith(f"x, in turns {in_turns.speedup:.2f}x: in turns")
+
+
+def test_where_contention_was_not_measured_they_take_turns() -> None:
+    assert best(costs()).mode == "serial"
+    reason = said(costs())["contention_not_measured"]
+    assert reason == "serial: what target and drafter cost each other has not been measured"
+
+
+@pytest.mark.parametrize(("mode", "words"), [("serial", "serial: asked for"), ("pipelined", "pipelined: asked for")])
+def test_a_mode_that_was_asked_for_is_kept(mode: Any, words: str) -> None:
+    for contention in (None, APART, CROWDED):
+        known = costs(contention=contention, drafts={"model": DraftCost(token_s=0.01)})
+        assert best(known, mode=mode).mode == mode
+        assert said(known, mode=mode)["mode_asked"] == words
+    copies = best(costs(), 4, "lookup", mode=mode)
+    assert (copies.mode, copies.sources) == (mode, ("lookup",))
+
+
+def test_a_drafter_that_pays_only_at_once_is_kept_for_that() -> None:
+    steep = Curve(widths=(1, 16), forward_s=(0.1, 0.85))
+    dear = costs(steep, drafts={"model": DraftCost(token_s=0.06)}, contention=APART, acceptance={"model": (0.99,)})
+    assert best(dear).mode == "pipelined"
+    assert best(replace(dear, contention=None)).sources == ()
+
+
+def test_a_drafter_that_pays_neither_way_is_dropped_with_both_figures() -> None:
+    known = costs(drafts={"model": DraftCost(token_s=0.3)}, contention=CROWDED)
+    ranking = rank_pair(request(), FACTS, probe(4), known)
+    assert ranking is not None
+    assert (ranking.best.mode, ranking.best.sources) == ("plain", ())
+    assert ranking.best.tokens_per_s == pytest.approx(10)
+    off = {each.mode: each for each in ranking.rejected}
+    assert {each.verdict.code for each in off.values()} == {"cannot_pay"}
+    assert off["serial"].verdict.text == "cannot speed this up here (0.50x at best): off"
+    assert off["pipelined"].possible_speedup is not None
+    assert off["pipelined"].possible_speedup < 1
+    assert said(known)["no_drafter_pays"] == "plain: no drafter can be faster here"
+
+
+def test_at_once_has_to_beat_turns_by_more_than_the_noise() -> None:
+    fast = DraftCost(token_s=0.0001)  # in turns or at once: it takes no time
+    steep = Curve(widths=(1, 2, 3), forward_s=(0.1, 0.11, 0.12))
+    assert best(costs(steep, drafts={"model": fast}, contention=APART), 2).mode == "serial"
+
+
+def test_copies_of_the_text_say_nothing_about_the_mode() -> None:
+    known = costs(contention=APART)
+    found = best(known, 4, "lookup")
+    assert (found.mode, found.sources) == ("serial", ("lookup",))
+    assert found.tokens_per_s == pytest.approx(10)
+    together = best(known, 4, "lookup", "model")
+    assert (together.mode, together.sources) == ("pipelined", ("lookup", "model"))
+
+
+def test_without_times_nothing_is_decided() -> None:
+    made = plan_pair(request(), FACTS, probe(4), (), Costs())
+    assert made.why[-1] == NOT_CALIBRATED
+    reasons = said(costs(drafts={}))
+    assert reasons["no_model_drafter"] == "no model drafter: what it costs has not been measured"
+
+
+def test_a_drafter_nobody_has_heard_promises_nothing() -> None:
+    found = best(costs(acceptance={}, contention=APART))
+    assert (found.mode, found.verdict.code) == ("pipelined", "gain_not_known")
+    assert found.tokens_per_s == pytest.approx(10)
+    assert found.possible_speedup > 1.02
+
+
+def test_a_drafter_that_was_seldom_right_is_planned_while_it_could_pay() -> None:
+    """Being planned costs nothing: each round drafts only where that is expected to pay."""
+    found = best(costs(acceptance={"model": (0.05,)}))
+    assert (found.mode, found.sources, found.verdict.code) == ("serial", ("model",), "possible_gain")
+    assert (found.tokens_per_s, found.depth) == (pytest.approx(10), 0)
+    assert found.drafted_tokens_per_s < 10
+
+
+def test_priors_of_other_machines_predict_no_speed_of_this_one() -> None:
+    assert plan_pair(request(), FACTS, probe(4), (), costs()).predicted_tokens_per_s is not None
+    guessed = plan_pair(request(), FACTS, probe(4), (), costs(measured=False))
+    assert (guessed.mode, guessed.predicted_tokens_per_s) == ("serial", None)
