@@ -24,7 +24,7 @@ from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.model import LoadsInBackground, Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place
-from edgespec.placement.settings import fewer_threads, other_caches
+from edgespec.placement.settings import fewer_threads, other_caches, setting_words
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.runtime import LoadedModel
 
@@ -431,16 +431,6 @@ class BackgroundCalibration:
         label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
         both = yield from self._labelled(measure_contention(target, drafter), label)
         self._pair.measurements.store.save_contention(target_facts, facts, both)
-
-
-def setting_words(facts: ModelFacts) -> str:
-    """What is particular about a setting, short."""
-    parts = [f"{facts.threads} thread{'s' if facts.threads != 1 else ''}", f"a {facts.kv_type} cache"]
-    if not facts.settings.get("flash_attention", True):
-        parts.append("no flash attention")
-    if not facts.settings.get("repack", True):
-        parts.append("weights as in the file")
-    return ", ".join(parts)
 
 
 def _until_loaded(model: Model) -> Steps:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.calibration.timing import ModelTimes
-from edgespec.engine.background_calibration import setting_words
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
 from edgespec.interfaces.model import ModelFacts
-from edgespec.placement.settings import other_settings
+from edgespec.placement.settings import other_settings, setting_words
 from edgespec.planning.cost.widths import width_classes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine
-from edgespec.interfaces.model import HOST
+from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.runtime import LoadedModel, Runtime
 from edgespec.runtimes.table import RUNTIMES, runtime_of
@@ -76,3 +76,13 @@ def fewer_threads(target: LoadedModel) -> list[int]:
 def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
     """Caches that plain decoding may be faster with."""
     return list(runtime_of(target.settings).other_caches(target.settings))
+
+
+def setting_words(facts: ModelFacts) -> str:
+    """What is particular about a setting, short."""
+    parts = [f"{facts.threads} thread{'s' if facts.threads != 1 else ''}", f"a {facts.kv_type} cache"]
+    if not facts.settings.get("flash_attention", True):
+        parts.append("no flash attention")
+    if not facts.settings.get("repack", True):
+        parts.append("weights as in the file")
+    return ", ".join(parts)
