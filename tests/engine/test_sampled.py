@@ -19,7 +19,7 @@ from edgespec.runtimes.native.sequence import NativeCache
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements
+from tests.support.tiny_models import SHAPE, TinyModels, answer, invent_measurements, load_drafter
 from tests.support.trimmed_folder import write_trimmed_folder
 
 SAMPLINGS = (
@@ -94,9 +94,7 @@ def test_no_scores_are_read_and_the_text_is_plain_decodings(
     settings = drafting(tiny, tmp_path, monkeypatch)
     with tiny.load(runtime=target, lookup=False, **settings) as engine:
         invent_measurements(engine)
-        drafter = engine.pair.pool.drafter_model()
-        if drafting is process:
-            assert drafter.wait(60.0)  # type: ignore[attr-defined]
+        load_drafter(engine)
         for module in (rows_module, draws_module):
             monkeypatch.setattr(module, "draw_from", refuse)
         for name in ("penalised", "truncated", "first_to_arrive"):
