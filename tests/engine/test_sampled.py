@@ -16,6 +16,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.interfaces import rows as rows_module
 from edgespec.runtimes.native import draws as draws_module, runtime as native_runtime
 from edgespec.runtimes.native.sequence import NativeCache
+from edgespec.runtimes.process.frames import Frame
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -101,6 +102,7 @@ def test_no_scores_are_read_and_the_text_is_plain_decodings(
             monkeypatch.setattr(sampling_module, name, refuse)
         monkeypatch.setattr(NativeCache, "row", refuse)
         monkeypatch.setattr(TrimmedRows, "logits", refuse)
+        monkeypatch.setattr(Frame, "scores", refuse)
         assert answers(engine, 0) == answers(engine, DEPTH)
 
 

@@ -71,6 +71,16 @@ def test_kernels_numpy_and_the_specification_agree(
         assert by_kernels(NativeDraws(library.api, level), row) == expected, level
 
 
+def test_more_than_every_token_may_be_kept(library: NativeLibrary) -> None:
+    """``top_k`` has no highest value, and a number of 64 bits has."""
+    scores = shaped(np.random.default_rng(3), "text", 50)
+    all_of_them = DrawRequest(key=noise_key(1, 2, 3), top_k=50, wanted=4)
+    expected = draw_from(scores, all_of_them)
+    for top_k in (2**31, 2**63, 2**64 + 1):
+        row = ScoreRow(scores=scores, request=replace(all_of_them, top_k=top_k), ids=None)
+        assert natively(NativeDraws(library.api, library.levels[-1]), row) == expected == by_specification(row)
+
+
 def test_no_more_memory_is_written_than_is_asked_for(library: NativeLibrary, level: str) -> None:
     for row in score_rows(13, 2000, longest=600):
         draws = NativeDraws(library.api, level)

@@ -30,6 +30,7 @@ from edgespec.errors import (
     StaleRowsError,
 )
 from edgespec.files.onnx.folder import read_onnx_folder
+from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import LlamaModel, load_model
@@ -37,7 +38,7 @@ from edgespec.runtimes.native.model import NativeSettings, load_native
 from edgespec.runtimes.onnx.model import load_onnx
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.frames import Frame, LoadRequest
 from edgespec.runtimes.process.model import StartingWorker, WorkerModel, start_model
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
@@ -134,6 +135,25 @@ def test_the_best_ids_are_here_before_anyone_asks(model: WorkerModel, monkeypatc
         assert rows.argmax().tolist() == expected
 
 
+def test_draws_are_made_where_the_scores_are(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model.open(16) as sequence:
+        rows = sequence.forward([1, 2, 3], 3)
+        requests = (
+            DrawRequest(measure=Measure.MASS, wanted=4),
+            DrawRequest(key=(1, 2, 3, 4), top_p=0.9, seen={3: 1}, repeat_penalty=1.2, wanted=2),
+        )
+        size = model.facts.vocabulary_size // 2
+        asked = [(index, own) for index in range(3) for own in requests]
+        whole = [draw_from(rows.logits(index), own) for index, own in asked]
+        half = [draw_from(rows.logits(index)[:size], own) for index, own in asked]
+        monkeypatch.setattr(Frame, "scores", lambda *_arguments: pytest.fail("a row crossed"))
+        sequence.rewind(0)
+        rows = sequence.forward([1, 2, 3], 3)
+        assert [rows.draw(index, own) for index, own in asked] == whole
+        assert [rows.first(size).draw(index, own) for index, own in asked] == half
+        assert rows.first(size).argmax().tolist() == [drawn.tokens[0] for drawn in half[::2]]
+
+
 def test_a_row_crosses_once_and_is_the_callers_to_keep(model: WorkerModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2], 2)
@@ -150,7 +170,12 @@ def test_scores_that_are_not_finite_are_noticed_when_they_are_used() -> None:
     with fake_model("with_nan") as model, model.open(16) as sequence:
         assert sequence.forward([1], 1).argmax_row(0) >= 0
         rows = sequence.forward([1, 2], 2)
-        for use in (rows.argmax, lambda: rows.argmax_row(1), lambda: Rows.argmax_row(rows, 1)):
+        for use in (
+            rows.argmax,
+            lambda: rows.argmax_row(1),
+            lambda: Rows.argmax_row(rows, 1),
+            lambda: rows.draw(1, DrawRequest()),
+        ):
             with pytest.raises(NonFiniteLogitsError, match="nan at token id 49"):
                 use()
         assert np.isnan(rows.logits(0)[49])

@@ -39,7 +39,7 @@ class NativeDraws:
             own.seen, own.occurrences, own.seen_count = columns.ctypes.data, occurrences.ctypes.data, len(columns)
         own.repeat_penalty = request.repeat_penalty
         own.presence_penalty, own.frequency_penalty = request.presence_penalty, request.frequency_penalty
-        own.top_k, own.top_p, own.min_p = request.top_k, request.top_p, request.min_p
+        own.top_k, own.top_p, own.min_p = min(request.top_k, count), request.top_p, request.min_p
         own.noisy = request.key is not None
         if request.key is not None:
             own.key[:] = request.key

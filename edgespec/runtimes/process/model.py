@@ -26,10 +26,11 @@ from edgespec.errors import (
     RewindError,
     WorkerLostError,
 )
+from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
-from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
+from edgespec.runtimes.process.draws import describe_request, read_drawn
 from edgespec.runtimes.process.frames import Frame, LoadRequest, facts_from_json, ids_bytes
 from edgespec.runtimes.process.link import Inbox, WorkerLink
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length
@@ -201,9 +202,9 @@ class WorkerSequence(RuntimeSequence):
         with self._link.reading():
             _expect_length(answer, length)
 
-    def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T]) -> T:
-        """Ask for scores of the last forward: for WorkerRows, on whatever thread they are read."""
-        _, answer = self._link.request({**header, "sequence": self._key}, timeout_s=self._times.answer_s)
+    def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T], body: bytes = b"") -> T:
+        """Ask about the scores of the last forward: for WorkerRows, on whatever thread they are read."""
+        _, answer = self._link.request({**header, "sequence": self._key}, body, timeout_s=self._times.answer_s)
         with self._link.reading():
             return read(answer)
 
@@ -265,8 +266,11 @@ def _not_finite(answer: Frame) -> dict[int, str]:
     return found
 
 
-class WorkerRows(DrawnRows):
-    """Rows that stay in the child: the best ids are here already, scores are fetched when they are read."""
+class WorkerRows(Rows):
+    """Rows that stay in the child, which draws from them: the best ids are here already, scores cross when read.
+
+    ``size``: how many scores of each row count, None for all.
+    """
 
     def __init__(
         self,
@@ -276,34 +280,50 @@ class WorkerRows(DrawnRows):
         best: IdArray,
         not_finite: abc.Mapping[int, str],
         forward: int,
+        size: int | None = None,
     ) -> None:
-        size = sequence.vocabulary_size
-        latest: dict[int, LogitsArray] = {}  # a drafter looks at one row twice, and crossing is dear
+        whole = sequence.vocabulary_size
+        latest: dict[int, LogitsArray] = {}  # a row may be looked at twice, and crossing is dear
 
         def read_row(index: int) -> LogitsArray:
             row = latest.get(index)
             if row is None:
                 header = {"op": "row", "forward": forward, "index": index}
-                row = sequence.fetch(header, lambda answer: answer.scores(0, size))
+                row = sequence.fetch(header, lambda answer: answer.scores(0, whole))
                 latest.clear()
                 latest[index] = row
-            return row
+            return row[:size]
 
         super().__init__(count, read_row, is_current)
         self._best = best
         self._not_finite = not_finite
         self._sequence = sequence
         self._forward = forward
+        self._size = whole if size is None else min(size, whole)
 
     def argmax_row(self, index: int) -> int:
         self._check(index)
         if index in self._not_finite:
             raise NonFiniteLogitsError(self._not_finite[index])
-        return int(self._best[index])
+        best = int(self._best[index])
+        return best if best < self._size else self.draw(index, DrawRequest()).tokens[0]
+
+    def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
+        if ids is not None:
+            return super().draw(index, request, ids)
+        self._check(index)
+        numbers, seen = describe_request(request)
+        header = {"op": "draw", "forward": self._forward, "index": index, "scores": self._size, **numbers}
+        return self._sequence.fetch(header, lambda answer: read_drawn(answer, request, self._size), seen)
+
+    def first(self, size: int) -> Rows:
+        return WorkerRows(
+            self._sequence, self._is_current, self.count, self._best, self._not_finite, self._forward, size
+        )
 
     def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
-        size = self._sequence.vocabulary_size
-        if not self.count or not 1 <= k <= min(size, _MOST_TOP_K):
+        whole = self._sequence.vocabulary_size
+        if self._size < whole or not self.count or not 1 <= k <= min(whole, _MOST_TOP_K):
             return super().top_k(k)
         self._check(0)
         shape, total = (self.count, k), self.count * k

@@ -33,6 +33,7 @@ from edgespec.errors import (
 from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import Model, Sequence
 from edgespec.interfaces.rows import Rows
+from edgespec.runtimes.process.draws import describe_drawn, read_request
 from edgespec.runtimes.process.frames import (
     Frame,
     LoadRequest,
@@ -178,6 +179,7 @@ class _Served:
             "rewind": self._rewind,
             "row": self._row,
             "top_k": self._top_k,
+            "draw": self._draw,
         }
         self._rows: Rows | None = None
         self._rows_of = -1
@@ -233,6 +235,10 @@ class _Served:
 
     def _row(self, frame: Frame) -> _Answer:
         return {}, scores_bytes(self._scored(frame).logits(frame.integer("index")))
+
+    def _draw(self, frame: Frame) -> _Answer:
+        rows = self._scored(frame).first(frame.integer("scores"))
+        return describe_drawn(rows.draw(frame.integer("index"), read_request(frame)))
 
     def _top_k(self, frame: Frame) -> _Answer:
         ids, scores = self._scored(frame).top_k(frame.integer("k"))

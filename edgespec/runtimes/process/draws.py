@@ -1,0 +1,73 @@
+"""Draws as they cross the pipes of a worker process: what is asked of a row, and what was drawn. Rows stay there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import WorkerLostError
+from edgespec.interfaces.drawing import Drawn, DrawRequest, Measure
+from edgespec.runtimes.process.frames import Frame, ids_bytes
+
+_NUMBERS: Mapping[str, Callable[[Any], float]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repeat_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "wanted": int,
+    "measure": int,
+}
+
+
+def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
+    """Header and body: the request's numbers; the tokens seen, and then how often each was."""
+    numbers = {name: kind(getattr(request, name)) for name, kind in _NUMBERS.items()}
+    seen = np.array([*request.seen.keys(), *request.seen.values()], dtype=np.int64)
+    return {"request": numbers, "key": None if request.key is None else list(request.key)}, ids_bytes(seen)
+
+
+def read_request(frame: Frame) -> DrawRequest:
+    """The request that ``describe_request`` described. Raises WorkerLostError."""
+    numbers, key = frame.header.get("request"), frame.header.get("key")
+    seen = frame.ids().tolist()
+    if not isinstance(numbers, dict) or {name: type(own) for name, own in numbers.items()} != _NUMBERS:
+        raise WorkerLostError("a request to draw has other numbers than were agreed")
+    if key is not None and not (
+        isinstance(key, list) and len(key) == 4 and all(type(own) is int and 0 <= own < 2**32 for own in key)
+    ):
+        raise WorkerLostError("a request to draw has no such key")
+    if len(seen) % 2 or numbers["measure"] not in list(Measure):
+        raise WorkerLostError("a request to draw makes no sense")
+    half = len(seen) // 2
+    return DrawRequest(
+        **{**numbers, "measure": Measure(numbers["measure"])},
+        key=None if key is None else (key[0], key[1], key[2], key[3]),
+        seen=dict(zip(seen[:half], seen[half:], strict=True)),
+    )
+
+
+def describe_drawn(drawn: Drawn) -> tuple[dict[str, Any], bytes]:
+    """Header and body: odds and entropy; the tokens."""
+    return {"odds": list(drawn.odds), "entropy": drawn.entropy}, ids_bytes(np.array(drawn.tokens, dtype=np.int64))
+
+
+def read_drawn(frame: Frame, request: DrawRequest, vocabulary_size: int) -> Drawn:
+    """What was drawn for ``request``. Raises WorkerLostError for what cannot have been."""
+    tokens, odds, entropy = frame.ids().tolist(), frame.header.get("odds"), frame.header.get("entropy")
+    if not 1 <= len(tokens) <= request.wanted or not all(0 <= token < vocabulary_size for token in tokens):
+        raise WorkerLostError("it drew what is none of the vocabulary")
+    if not isinstance(odds, list) or len(odds) != len(tokens) or not all(map(_is_number, odds)):
+        raise WorkerLostError("it does not tell the odds of what it drew")
+    if _is_number(entropy) != (request.measure == Measure.ENTROPY):
+        raise WorkerLostError("it does not tell the entropy that was asked for")
+    return Drawn(tuple(tokens), tuple(odds), entropy)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
