@@ -61,7 +61,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            self._check_type(each.name, getattr(self, each.name))
+            object.__setattr__(self, each.name, _plain(each.name, getattr(self, each.name)))
         checks = (
             ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
@@ -76,13 +76,6 @@ class Sampling:
         for name, fits, allowed in checks:
             if not fits:
                 raise InvalidRequestError(f"{name} cannot be {getattr(self, name)}", hint=f"allowed: {allowed}")
-
-    def _check_type(self, name: str, value: object) -> None:
-        wanted = {"top_k": Integral, "seed": Integral, "rule": str}.get(name, Real)
-        if (name == "seed" and value is None) or (isinstance(value, wanted) and not isinstance(value, bool)):
-            return
-        kind = {Integral: "a whole number", Real: "a number", str: "text"}[wanted]
-        raise InvalidRequestError(f"{name} is {kind}, not {type(value).__name__} {value!r:.40}")
 
     def __str__(self) -> str:
         """What is not off: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
@@ -104,6 +97,20 @@ class Sampling:
     @property
     def penalises(self) -> bool:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def _plain(name: str, value: Any) -> object:
+    """The value, a number of another library as one of Python's own: those overflow and round otherwise."""
+    wanted, own, kind = {
+        "top_k": (Integral, int, "a whole number"),
+        "seed": (Integral, int, "a whole number"),
+        "rule": (str, str, "text"),
+    }.get(name, (Real, float, "a number"))
+    if name == "seed" and value is None:
+        return None
+    if isinstance(value, wanted) and not isinstance(value, bool):
+        return value if isinstance(value, int) else own(value)
+    raise InvalidRequestError(f"{name} is {kind}, not {type(value).__name__} {value!r:.40}")
 
 
 class Purpose(IntEnum):

@@ -372,6 +372,10 @@ def test_in_words_it_is_what_is_not_off(options: Sampling, words: str) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     own = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(2**63))  # type: ignore[arg-type]
     assert (own.temperature, own.top_k, own.seed) == (0.5, 3, 2**63)
+    assert [type(value) for value in (own.temperature, own.top_k, own.seed)] == [float, int, int]
+    same = Sampling(temperature=0.5, top_k=3, seed=2**63)
+    assert own == same
+    assert request_of(own, [1, 2]) == request_of(same, [1, 2])
 
 
 @pytest.mark.parametrize(
