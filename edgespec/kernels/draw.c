@@ -10,8 +10,7 @@ int64_t es_draw_scratch(int64_t count)
     if (count < 1 || count > most_scores)
         return 0;
     int64_t maxima = (count + DRAW_BLOCK - 1) / DRAW_BLOCK;
-    /* A list of scores, weights and ids, a band of scores and weights, and replaced scores. */
-    return (maxima + 6 * count) * (int64_t)sizeof(float);
+    return (maxima + 4 * count) * (int64_t)sizeof(float); /* a list of scores, weights and ids, and replaced scores */
 }
 
 static float penalised(float score, int64_t occurrences, const struct es_draw_request *request)

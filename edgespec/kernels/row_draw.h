@@ -28,7 +28,6 @@ struct drawing {
     float *list_scores, *list_weights;
     uint32_t *list_ids;
     size_t list_count;
-    float *band_scores, *band_weights; /* what `cut` looks at closely */
 };
 
 static inline size_t draw_blocks(size_t count)
@@ -178,23 +177,30 @@ static inline uint32_t key_of(float score)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* Where a list that is sorted by falling score, then by place, ends: at the first place at which `sum` and the weights,
- * or without weights the number, come to `wanted` or more. The last score's key, and how many of that are in.
+/* A weight in units of 2^-32; without weights, one of a number. */
+static inline double worth_of(const float *weights, size_t i)
+{
+    return weights ? nearest((double)weights[i] * 0x1p32) : 1.0;
+}
+
+/* Where a list that is sorted by falling score, then by place, ends: at the first place at which the sum of the weights,
+ * or without weights the number, is at least `wanted`. The last score's key, and how many of that are in.
  *
  * A search by the key's four bytes from the highest on: as many steps whatever the scores are. */
 struct end_of_list {
     uint32_t key;
     size_t ties;
 };
-static struct end_of_list end_of(const float *scores, const float *weights, size_t count, double sum, double wanted)
+static struct end_of_list end_of(const float *scores, const float *weights, size_t count, double wanted)
 {
+    double sum = 0.0;
     uint32_t prefix = 0, known = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         double bins[256] = {0};
         for (size_t i = 0; i < count; i++) {
             uint32_t key = key_of(scores[i]);
             if ((key & known) == prefix)
-                bins[key >> shift & 255] += weights ? nearest((double)weights[i] * 0x1p32) : 1.0;
+                bins[key >> shift & 255] += worth_of(weights, i);
         }
         uint32_t byte = 255;
         while (byte && sum + bins[byte] < wanted)
@@ -205,42 +211,17 @@ static struct end_of_list end_of(const float *scores, const float *weights, size
     struct end_of_list end = {.key = prefix};
     for (size_t i = 0; i < count && sum < wanted; i++)
         if (key_of(scores[i]) == prefix) {
-            sum += weights ? nearest((double)weights[i] * 0x1p32) : 1.0;
+            sum += worth_of(weights, i);
             end.ties++;
         }
     return end;
 }
 
-/* Eighths of an exponent below the best: a score that is higher has no higher one. */
-enum { BANDS = 512, BAND_LANES = 4 };
-static inline int band_of(float score, float best, float scale)
-{
-    return (int)(-8.0f * exponent_of(score, best, scale));
-}
-
-/* Cuts the list; see end_of. The sum or number in each band says in which the list ends, so that only that is searched.
- * Sums are taken in turns: one would wait for itself where neighbours share a band. */
+/* Cuts the list; see end_of. */
 static void cut(struct drawing *drawing, int weighted, double wanted)
 {
     float *scores = drawing->list_scores, *weights = drawing->list_weights;
-    float best = drawing->best, scale = drawing->request->scale;
-    double bands[BAND_LANES][BANDS] = {0}, sum = 0.0;
-    for (size_t i = 0; i < drawing->list_count; i++)
-        bands[i % BAND_LANES][band_of(scores[i], best, scale)] += weighted ? nearest((double)weights[i] * 0x1p32) : 1.0;
-    int band = 0;
-    for (; band < BANDS - 1; band++) {
-        double own = bands[0][band] + bands[1][band] + bands[2][band] + bands[3][band];
-        if (sum + own >= wanted)
-            break;
-        sum += own;
-    }
-    size_t close = 0;
-    for (size_t i = 0; i < drawing->list_count; i++) {
-        drawing->band_scores[close] = scores[i];
-        drawing->band_weights[close] = weights[i];
-        close += band_of(scores[i], best, scale) == band;
-    }
-    struct end_of_list end = end_of(drawing->band_scores, weighted ? drawing->band_weights : NULL, close, sum, wanted);
+    struct end_of_list end = end_of(scores, weighted ? weights : NULL, drawing->list_count, wanted);
     size_t kept = 0;
     for (size_t i = 0; i < drawing->list_count; i++) {
         uint32_t key = key_of(scores[i]);
@@ -263,7 +244,7 @@ static void collect_best(struct drawing *drawing, size_t most, float lowest)
     size_t blocks = draw_blocks(drawing->count);
     float least = -FLT_MAX;
     if (most <= blocks) {
-        uint32_t key = end_of(drawing->maxima, NULL, blocks, 0.0, (double)most).key;
+        uint32_t key = end_of(drawing->maxima, NULL, blocks, (double)most).key;
         float border = float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
         least = border > least ? border : least;
     }
@@ -471,8 +452,6 @@ static int32_t draw(const float *scores, size_t count, const struct es_draw_requ
     drawing.list_scores = drawing.maxima + draw_blocks(count);
     drawing.list_weights = drawing.list_scores + count;
     drawing.list_ids = (uint32_t *)(drawing.list_weights + count);
-    drawing.band_scores = (float *)(drawing.list_ids + count);
-    drawing.band_weights = drawing.band_scores + count;
     *drawn = (struct es_drawn){0};
     if (!scan(&drawing)) {
         drawn->ids[0] = id_of(&drawing, drawing.best_at);

@@ -69,7 +69,7 @@ def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.floa
     if shape == "alone":
         scores[:] = -np.inf
         scores[draw.integers(0, count)] = draw.standard_normal() * 1e3
-    if shape == "steps":  # about eighths of an exponent, which are the kernels' bands, at temperature 1
+    if shape == "steps":  # about eighths of an exponent, at temperature 1
         scores = np.float32(np.log(2) / 8) * draw.integers(-400, 1, count).astype(np.float32)
         scores = np.nextafter(scores, np.float32(1e9) * draw.integers(-1, 2, count).astype(np.float32))
     if shape == "neighbours":  # that differ in the last bit or two
