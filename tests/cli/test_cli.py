@@ -185,7 +185,9 @@ def test_generate_reads_stdin(pair: tuple[str, ...], root: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_generate_plain_and_every_depth_are_equal(pair: tuple[str, ...], here: InProcess) -> None:
+def test_generate_plain_and_every_depth_are_equal(
+    pair: tuple[str, ...], here: InProcess, loaded_drafter: None
+) -> None:
     base = ("generate", "hello world", *pair, "--json", "--max-tokens", "80", "--temperature", "0.8", "--seed", "5")
     plain = here(*base, "--plain").json
     deep = here(*base, "--depth", "5").json

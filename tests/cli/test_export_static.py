@@ -60,7 +60,7 @@ def test_the_hint_names_the_bounds(tiny: TinyModels, here: InProcess, tmp_path: 
 
 @pytest.mark.parametrize(("words", "drafted"), [(20, True), (200, True), (400, False)])
 def test_a_drafter_whose_cache_fills_up_only_stops_drafting(
-    drafter: Path, tiny: TinyModels, here: InProcess, words: int, drafted: bool
+    drafter: Path, tiny: TinyModels, here: InProcess, loaded_drafter: None, words: int, drafted: bool
 ) -> None:
     """The text begins well before the end of the cache, reaches it in the answer, or is longer from the start."""
 

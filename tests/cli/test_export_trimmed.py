@@ -205,7 +205,9 @@ def test_more_rows_than_there_are_keep_all_and_say_so(tiny: TinyModels, here: In
     assert manifest["trim"]["coverage_held_out"] is None
 
 
-def test_an_exported_drafter_drafts(tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path) -> None:
+def test_an_exported_drafter_drafts(
+    tiny: TinyModels, here: InProcess, loaded_drafter: None, tmp_path: Path, text: Path
+) -> None:
     export_trimmed(here, tiny.drafter, tmp_path / "out", "--trim-vocab", "500", "--trim-from", text)
     options = ("--target", tiny.target, "--max-tokens", "20", "--json")
     alone = succeeded(here("generate", "hello", *options, "--draft", "none")).json

@@ -239,7 +239,7 @@ class CountedPoints(tuple[int, ...]):
 def test_a_message_of_nothing_but_names_takes_no_square_of_them(vocabulary: LlamaVocabulary) -> None:
     """A megabyte of them would hold the session for minutes, before it is refused as too long."""
     counting: Any = CountingVocabulary(vocabulary)
-    own, names = PromptFormat("tiny", counting, CHATML), 10_000
+    own, names = PromptFormat("tiny", counting, CHATML, None), 10_000
     prompt = own.read(said("<|im_end|>" * names))
     assert len(prompt.points) == names
     assert controls(own.encode(prompt)) == [BOS, START, END, START]
