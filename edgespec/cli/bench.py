@@ -213,7 +213,7 @@ def _load_comparable(
     models = (engine.target_model, *engine.load_comparable(located, for_prompts=for_prompts))
     given = 1 + len(located)
     names = arm_names(
-        (each.facts.runtime, each.facts.name + (", for prompts" if number >= given else ""))
+        (each.facts.runtime, each.facts.name + (" for prompts" if number >= given else ""))
         for number, each in enumerate(models)
     )
     decoding = (None if each.drafts_only else name for each, name in zip(located, names[1:given], strict=True))
@@ -292,7 +292,8 @@ def _print(report: dict[str, Any]) -> None:
         _print_comparison(against, arms["planned"], report["regret"] or {})
         for name, found in report["against"].items():
             _print_comparison(name, found, {})
-    if report["passes"] < LEAST_PASSES:
+    gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
+    if min(gains, default=report["passes"]) < LEAST_PASSES:
         print(f"\nfewer than {LEAST_PASSES} passes: no interval, and one disturbance decides")
     _print_noise(report)
     sampling = Sampling(**report["sampling"])
@@ -320,7 +321,7 @@ def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any
                 line += f"   best fixed {own['best']} {own['best_speedup']:.3f}, regret {100 * own['loss']:.1f} %"
             print(line)
     if found["ttft_ratio"] is not None:
-        print(f"time to the first token, over {against}'s: {_gain(found['ttft_ratio'])}")
+        print(f"time to the first token, over that of {against}: {_gain(found['ttft_ratio'])}")
 
 
 def _gain(gain: dict[str, Any]) -> str:

@@ -270,16 +270,16 @@ def test_the_plan_is_held_against_every_other_model() -> None:
         answered(ttft_s=1.0, decode_s=1.0),
         answered("planned", ttft_s=1.0, decode_s=0.5),
         answered("llama:a", ttft_s=3.0, decode_s=1.0, identical=False),
-        answered("llama:a, for prompts", ttft_s=1.0, decode_s=2.0, identical=False),
+        answered("llama:a for prompts", ttft_s=1.0, decode_s=2.0, identical=False),
     ]
-    compared = {"llama:a": other, "llama:a, for prompts": other}
+    compared = {"llama:a": other, "llama:a for prompts": other}
     found = bench_report(engine(), {}, answers, read_bytes_per_s=None, compared=compared)["against"]
     assert list(found) == list(compared)
     assert found["llama:a"]["speedup"]["geomean"] == pytest.approx(2.0)
     assert found["llama:a"]["request_speedup"]["geomean"] == pytest.approx(4.0 / 1.5)
     assert found["llama:a"]["request_speedup"]["by_category"]["chat"]["geomean"] == pytest.approx(4.0 / 1.5)
     assert found["llama:a"]["ttft_ratio"]["geomean"] == pytest.approx(1 / 3)
-    assert found["llama:a, for prompts"]["request_speedup"]["geomean"] == pytest.approx(2.0)
+    assert found["llama:a for prompts"]["request_speedup"]["geomean"] == pytest.approx(2.0)
     alone = [answer for answer in answers if answer.arm != "planned"]
     assert bench_report(engine(), {}, alone, read_bytes_per_s=None, compared=compared)["against"] == {}
     assert bench_report(engine(), {}, answers[:2], read_bytes_per_s=None)["against"] == {}

@@ -155,7 +155,7 @@ def test_cold_answers_have_times_to_the_first_token(here: InProcess, pair: tuple
     check_speedup(found["arms"]["planned"]["ttft_ratio"])
     text = here("bench", *pair, *options)
     assert "whole requests, planned against plain, by category" in text.out
-    assert "time to the first token, over plain's: " in text.out
+    assert "time to the first token, over that of plain: " in text.out
     assert "fewer than 3 passes: no interval" in text.out
     assert "plain against itself" not in text.out
 
@@ -318,6 +318,10 @@ def test_what_stays_disturbed_is_said(here: InProcess, pair: tuple[str, ...], su
     assert len(fake.calls) == 4, "three times again, not for ever"
     assert "plain against itself: 0.794 (0.794-0.794), off by more than 1 %" in result.out
     assert "run again: 81; still disturbed: 81" in result.out
+    assert "fewer than 3 passes: no interval" in result.out, "of the other two"
+    fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
+    all_again = here("bench", *pair, "--suite", suite, "--passes", "1")
+    assert "fewer than 3 passes" not in all_again.out, "each has four by now"
 
 
 # -------------------------------------------------------------------------------------------- which prompts

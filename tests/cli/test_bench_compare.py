@@ -209,7 +209,7 @@ def test_whole_requests_are_held_against_llama_cpp_as_it_reads_prompts_fastest_t
     result = here("bench", *target, *options, "--cold", "--json")
     assert result.code == 0, result.err
     name = "llama:target" if OWN != "llama" else "llama:target (2)"
-    names = [name, "llama:target, for prompts"]
+    names = [name, "llama:target for prompts"]
     assert [each["name"] for each in result.json["runtimes"]][1:] == names
     assert [each["settings"]["repack"] for each in result.json["runtimes"][1:]] == [True, False]
     assert list(result.json["arms"]) == ["plain", "again", "planned", *names]
