@@ -5,7 +5,7 @@ policy is the real one. Printed: the share of requests below the bound, by kind 
 mean over each distribution of lengths after the first requests of it; what the order of texts does; and every bound,
 held or not. With ``--check`` a bound that does not hold is exit status 1.
 
-    python -m benchmarks.simulated_requests [--policy calibrated|controlled] [--requests 4000] [--seed 0] [--check]
+    python -m benchmarks.simulated_requests [--policy planned|plain] [--requests 4000] [--seed 0] [--check]
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.support.controlled_clock import Controlled
 from tests.support.drawn_requests import LENGTHS, LLAMA, NATIVE
 from tests.support.request_bounds import (
     LEARNED_AFTER,
@@ -30,11 +29,10 @@ from tests.support.request_bounds import (
     order,
     serve_drawn,
 )
-from tests.support.simulated_clock import Calibrated, Plain
+from tests.support.simulated_clock import Controlled, Plain
 
 POLICIES: dict[str, Make] = {
-    "calibrated": Calibrated,
-    "controlled": Controlled,
+    "planned": Controlled,
     "plain": lambda scenario: Plain(),
 }
 
@@ -43,7 +41,7 @@ POLICIES: dict[str, Make] = {
 
 
 def print_drawn(drawn: Drawn) -> None:
-    causes = ("load", "reading", "rounds", "probing", "noise")
+    causes = ("load", "reading", "rounds", "noise")
     each = 1e3 * drawn.seconds / drawn.requests
     print(f"{drawn.requests} requests in {drawn.seconds:.0f} s of one core ({each:.1f} ms each)\n")
     columns = ("kind", "requests", f"below {LEAST}", *causes, "least", "1 %", "mean", "first of a process")
@@ -74,7 +72,7 @@ def print_drawn(drawn: Drawn) -> None:
     plain_s = drawn.spent["all of plain"]
     parts = ", ".join(
         f"{name} {100 * drawn.spent[name] / plain_s:.2f} %"
-        for name in ("load", "reading", "drafting", "widening", "probing", "saved")
+        for name in ("load", "reading", "drafting", "widening", "saved")
     )
     print(f"\nOf plain decoding's seconds: {parts}")
     print("Worst requests (ratio, scenario, place):", [(round(r, 3), s, p) for r, s, p in drawn.worst[:5]])
@@ -134,7 +132,7 @@ def bounds(drawn: Drawn, orders: list[tuple[str, Order]]) -> Iterator[Bound]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="calibrated")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="planned")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", action="store_true", help="exit status 1 if a bound does not hold")

@@ -17,7 +17,7 @@ from edgespec.interfaces.model import Model
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.factory import make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
@@ -129,17 +129,15 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
                 budget=lambda: MeasuredBudget(depth, curve),
             )
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
-    sources = [d.kind for d in engine.drafters]
-    costs, priors = engine.measurements.costs(), engine.measurements.priors
-    like = "cost" if name == "chains" else name
-    policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, sources, costs, priors)
+    known, like = engine.measurements, "cost" if name == "chains" else name
+    policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, known.costs(), known.priors, known.history)
     return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, siblings=name != "chains")
 
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
     """One drafter alone that costs nothing to ask, drafting what pays."""
     costs = Costs(curves=engine.measurements.costs().curves, drafts={drafter.kind: FREE})
-    return Speculation(drafters=(drafter,), policy=CostDepth(cap, [drafter.kind], costs), depth_cap=cap)
+    return Speculation(drafters=(drafter,), policy=DepthControl(costs, cap), depth_cap=cap)
 
 
 def open_arms(

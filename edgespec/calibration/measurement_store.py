@@ -24,6 +24,7 @@ from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS
 from edgespec.planning.cost.widths import WidthProbe, widths_from_json, widths_to_json
+from edgespec.planning.depth.experience import History
 
 SCHEMA_VERSION = 3
 BANDWIDTH_SCHEMA_VERSION = 1
@@ -146,6 +147,13 @@ class Measurements:
 
     def save_acceptance(self, target: ModelFacts, source: str, prior: AcceptancePrior) -> None:
         self._save("acceptance", _acceptance_key(target, source), prior.as_json())
+
+    def load_history(self, target: ModelFacts, source: str) -> History | None:
+        """How long this target's answers were, and whether drafting with ``source`` paid in them."""
+        return self._load("history", _acceptance_key(target, source), History.from_json)
+
+    def save_history(self, target: ModelFacts, source: str, history: History) -> None:
+        self._save("history", _acceptance_key(target, source), history.as_json())
 
     # ------------------------------------------------------------------------------- what is settled
 

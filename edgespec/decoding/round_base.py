@@ -22,7 +22,7 @@ from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.model import Sequence as TokenSequence
-from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
 
 FinishReason = Literal["stop", "length"]
@@ -68,12 +68,14 @@ class Rounds(ABC):
     def __init__(
         self,
         target: TokenSequence,
+        depth: AnswerPolicy,
         chooser: Chooser,
         history: list[int],
         limits: LoopLimits,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
+        self._depth = depth
         self._chooser = chooser
         self._history = history
         self._limits = limits
@@ -91,7 +93,7 @@ class Rounds(ABC):
         """Commit at least one token, or raise with nothing changed."""
 
     def _prefill(self) -> Step:
-        history, target = self._history, self._target
+        history, target, clock = self._history, self._target, self._clock
         if len(history) >= target.context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(history)} tokens and the context holds {target.context_length}, "
@@ -100,11 +102,14 @@ class Rounds(ABC):
             )
         # The last token goes in alone, at width 1, whether or not the cache already held it: so a prompt that is
         # asked again, and therefore wholly cached, begins its answer as it did the first time.
+        started = clock()
         target.rewind(min(target.length, len(history) - 1))
         if target.length < len(history) - 1:
             target.forward(history[target.length : -1], 0)
+        read = clock()
         rows = target.forward(history[-1:], 1)
         token = self._chooser.target_token(rows, 0, history)
+        self._depth.began(read - started, clock() - read)
         return self._commit([token], None, [])
 
     def _depth_limit(self) -> int:

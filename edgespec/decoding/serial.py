@@ -11,7 +11,7 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import verify_tree
 from edgespec.interfaces.drafting import NOTHING, Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence
-from edgespec.interfaces.policy import DepthPolicy, RoundRecord
+from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DecodeLoop(Rounds):
         self,
         target: Sequence,
         drafter: DraftState,
-        policy: DepthPolicy,
+        depth: AnswerPolicy,
         chooser: Chooser,
         history: list[int],
         limits: LoopLimits,
@@ -50,9 +50,8 @@ class DecodeLoop(Rounds):
         *,
         siblings: bool = False,
     ) -> None:
-        super().__init__(target, chooser, history, limits, clock)
+        super().__init__(target, depth, chooser, history, limits, clock)
         self._drafter = drafter
-        self._policy = policy
         self._tree_target = target if siblings and isinstance(target, TreeSequence) else None
 
     def _round(self) -> Step:
@@ -87,7 +86,7 @@ class DecodeLoop(Rounds):
             sibling_count=proposed - height(proposal),
         )
         step = self._commit(committed, record, compared.guessed_by)
-        self._policy.record(record)
+        self._depth.record(record)
         if proposed:
             self._drafter.observe(compared.outcome)
         return step

@@ -24,7 +24,7 @@ from edgespec.interfaces.drafting import (
     Outcome,
     Proposal,
 )
-from edgespec.interfaces.policy import DepthPolicy
+from edgespec.interfaces.policy import AnswerPolicy
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
 _WATCHED = 16
@@ -37,16 +37,16 @@ _TAIL = 4
 
 
 class Combination:
-    """Asks ``drafters`` in turn, each as far as ``policy`` lets it draft now."""
+    """Asks ``drafters`` in turn, each as far as ``depth`` lets it draft now."""
 
     kind = "combination"
 
-    def __init__(self, drafters: Sequence[Drafter], policy: DepthPolicy) -> None:
+    def __init__(self, drafters: Sequence[Drafter], depth: AnswerPolicy) -> None:
         self._drafters = tuple(drafters)
-        self._policy = policy
+        self._depth = depth
 
     def start(self, request: DraftRequest) -> CombinationState:
-        return CombinationState([(d.kind, d.start(request)) for d in self._drafters], self._policy)
+        return CombinationState([(d.kind, d.start(request)) for d in self._drafters], self._depth)
 
     def close(self) -> None:
         for drafter in self._drafters:
@@ -68,15 +68,15 @@ class CombinationState:
 
     A drafter whose proposals are free is asked every round, also while the policy lets it draft nothing: the text
     that follows tells what it would have got right. One that raises is off for the rest of the session, and
-    ``failures`` says why: losing a drafter never ends an answer. ``policy`` may be exchanged between answers.
+    ``failures`` says why: losing a drafter never ends an answer. ``depth`` is exchanged between answers.
     """
 
     free = False
 
-    def __init__(self, parts: Sequence[tuple[str, DraftState]], policy: DepthPolicy) -> None:
+    def __init__(self, parts: Sequence[tuple[str, DraftState]], depth: AnswerPolicy) -> None:
         self._parts = tuple(parts)
         self._watched: deque[_Watched] = deque(maxlen=_WATCHED)
-        self.policy = policy
+        self.depth = depth
         self.failures: dict[str, str] = {}
 
     @property
@@ -106,16 +106,20 @@ class CombinationState:
 
     def _ask(self, kind: str, state: DraftState, context: Context, depth: int, outer: ChainGate | None) -> Proposal:
         if not state.free:
-            allowance = self.policy.allow(kind, state.lag(context))
-            allowed = min(depth, allowance.depth)
-            if allowed < 1 or not _is_ready(state):
+            lag = state.lag(context)
+            if isinstance(state, LoadsAtLeisure) and not state.ready:
+                if self.depth.buys_load(kind, lag):
+                    state.load()
                 return NOTHING
-            return state.propose(context, allowed, both(outer, allowance.gate))
+            allowance = self.depth.allow(kind, lag)
+            allowed = min(depth, allowance.depth)
+            context.window, context.patience_s = allowance.window, allowance.patience_s
+            return state.propose(context, allowed, both(outer, allowance.gate)) if allowed > 0 else NOTHING
         idea = state.propose(context, depth)
         if not idea.tokens:
             return NOTHING
         self._watched.append(_Watched(kind, len(context), tuple(context.tokens[-_TAIL:]), idea))
-        allowance = self.policy.allow(kind)
+        allowance = self.depth.allow(kind)
         kept = min(depth, allowance.depth, len(idea.tokens))
         if allowance.gate is not None:
             kept = admitted(allowance.gate, _confidences(idea)[:kept])
@@ -157,7 +161,7 @@ class CombinationState:
                     break
                 hits.append(tokens[start + place] == token)
             if len(hits) == len(watched.proposal.tokens) or (hits and not hits[-1]):
-                self.policy.learn(watched.kind, _confidences(watched.proposal)[: len(hits)], hits)
+                self.depth.learn(watched.kind, _confidences(watched.proposal)[: len(hits)], hits)
             else:
                 self._watched.append(watched)
 
@@ -168,9 +172,9 @@ class CombinationState:
                 continue
             if not state.free:  # what a free drafter got right is seen when the text has caught up with it
                 hits = [index < outcome.accepted for index in range(outcome.evaluated)]
-                self.policy.learn(kind, proposal.confidences[: len(hits)], hits)
+                self.depth.learn(kind, proposal.confidences[: len(hits)], hits)
                 for odds, right in seen_alternatives(outcome):
-                    self.policy.learn_siblings(kind, odds, right)
+                    self.depth.learn_siblings(kind, odds, right)
             try:
                 state.observe(outcome)
             except EdgespecError as error:
@@ -187,14 +191,6 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
-
-
-def _is_ready(state: DraftState) -> bool:
-    """Whether the state's model is loaded; if not, begins that."""
-    if not isinstance(state, LoadsAtLeisure) or state.ready:
-        return True
-    state.load()
-    return state.ready
 
 
 def _confidences(proposal: Proposal) -> tuple[float, ...]:

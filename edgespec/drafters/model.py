@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.drafters.gates import MOST_ALTERNATIVES, with_siblings
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
@@ -19,11 +20,16 @@ from edgespec.interfaces.drafting import (
     Outcome,
     Proposal,
     SiblingGate,
+    common_prefix,
 )
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 KIND = "model"
+
+# Tokens read between two looks at the clock, at least and at most: as many as keep a forward busy for no longer than
+# two steps of the target, and of a long text a sixteenth, since short forwards read the weights more often.
+_LEAST_SLICE, _MOST_SLICE = 16, 64
 
 # Tokens of lag that an ordinary round leaves: the last draft token and the token that followed it. Feeding more
 # than this is catching up, which is timed apart so that it does not count as the price of a round.
@@ -45,11 +51,31 @@ class ModelDrafter:
         """The model belongs to whoever ``open_model`` got it from."""
 
 
+@dataclass(slots=True)
+class _Cache:
+    """A Sequence that holds the text's tokens from ``start`` on: ``known``, one for one."""
+
+    sequence: Sequence
+    start: int = 0
+    known: list[int] = field(default_factory=list)
+
+    def reaches(self, context: Context) -> int:
+        """How far into the text it agrees with it; 0 where it holds nothing of it."""
+        if self.start >= len(context):
+            return 0
+        tokens = context.tokens if not self.start else context.tokens[self.start :]
+        shared = common_prefix(self.known, tokens)
+        return self.start + shared if shared else 0
+
+
 class ModelDraftState:
     """One session's cache of the drafter.
 
     Before its model is loaded, and between the loss of the model's process and its restart, it proposes nothing, and
     ``silent_because`` says why. Once the model is given up, proposing raises what loading it raised.
+
+    It reads the last ``window`` tokens of the text that it is told to, or goes on where it left off. Reading that
+    takes longer than the context's patience is left off, and gone on with at the next proposal.
 
     Branches are drafted on forks of the cache where the model can fork; when the text takes one, its cache is gone on
     with. Elsewhere the one cache goes back and forth. ``forks`` says which, once the model is open.
@@ -60,9 +86,8 @@ class ModelDraftState:
     def __init__(self, open_model: Callable[[], Model], request: DraftRequest) -> None:
         self._open_model = open_model
         self._request = request
-        self._sequence: Sequence | None = None
-        self._known: list[int] = []  # the tokens in the cache, one for one
-        self._branches: list[tuple[Sequence, list[int]]] = []  # the caches of branches, and the tokens in them
+        self._cache: _Cache | None = None
+        self._branches: list[_Cache] = []
         self._padded = False  # whether the model has more ids than the target
         self._watch: HeadCoverage | None = None  # where the model has a short head
         self._cancelled = False
@@ -71,12 +96,12 @@ class ModelDraftState:
         self.forks = False
 
     def lag(self, context: Context) -> int:
-        shared = (context.common_prefix(known) for known in (self._known, *(known for _, known in self._branches)))
-        return max(0, len(context) - 1 - max(shared))
+        caches = [*self._branches] if self._cache is None else [self._cache, *self._branches]
+        return max(0, len(context) - 1 - max((cache.reaches(context) for cache in caches), default=0))
 
     @property
     def ready(self) -> bool:
-        return self._sequence is not None or _waits_because(self._open_model()) is None
+        return self._cache is not None or _waits_because(self._open_model()) is None
 
     def load(self) -> None:
         model = self._open_model()
@@ -89,68 +114,66 @@ class ModelDraftState:
             raise ClosedError("this drafter's state is closed")
         if depth < 1 or not len(context):
             return NOTHING
-        sequence = self._take_up(context) or self._open()
-        return NOTHING if sequence is None else self._run(sequence, context, depth, gate, drawing=True)
+        cache = self._take_up(context) or self._open()
+        return NOTHING if cache is None else self._run(cache, context, depth, gate, drawing=True)
 
     def branch(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         """As ``propose``, with the likeliest token wherever that draws one; nothing before the first chain."""
         if self._closed:
             raise ClosedError("this drafter's state is closed")
-        sequence, known = self._sequence, self._known
-        if depth < 1 or sequence is None:
+        cache = self._cache
+        if depth < 1 or cache is None:
             return NOTHING
         if not self.forks:
-            return self._run(sequence, context, depth, gate, drawing=False)
+            return self._run(cache, context, depth, gate, drawing=False)
         try:
-            fork = sequence.fork()
+            fork = _Cache(cache.sequence.fork(), cache.start, list(cache.known))
         except EdgespecError:
             self.forks = False  # there is no room for another cache, say: branches have to do without
             return NOTHING
-        self._sequence, self._known = fork, list(known)
+        self._cache = fork
         if self._cancelled:
-            fork.cancel()
+            fork.sequence.cancel()
         proposal = NOTHING
         try:
             proposal = self._run(fork, context, depth, gate, drawing=False)
             return proposal
         finally:
             if proposal.tokens:
-                self._branches.append((fork, self._known))
+                self._branches.append(fork)
             else:
-                fork.close()
-            self._sequence, self._known = sequence, known
+                fork.sequence.close()
+            self._cache = cache
             if self._cancelled:
-                sequence.cancel()
+                cache.sequence.cancel()
 
-    def _take_up(self, context: Context) -> Sequence | None:
+    def _take_up(self, context: Context) -> _Cache | None:
         """The cache that agrees longest with the text; closes those of branches that the text has not taken."""
-        if self._sequence is None or not self._branches:
-            return self._sequence
-        caches = [(self._sequence, self._known), *self._branches]
-        shared = [context.common_prefix(known) for _, known in caches]
-        best = max(range(len(caches)), key=shared.__getitem__)
-        self._sequence, self._known = caches[best]
+        if self._cache is None or not self._branches:
+            return self._cache
+        caches = [self._cache, *self._branches]
+        reached = [cache.reaches(context) for cache in caches]
+        best = max(range(len(caches)), key=reached.__getitem__)
+        self._cache = caches[best]
         self._branches = []
-        for index, (sequence, known) in enumerate(caches):
-            if index != best and shared[index] >= min(len(known), context.committed_length):
-                self._branches.append((sequence, known))
+        for index, cache in enumerate(caches):
+            if index != best and reached[index] >= min(cache.start + len(cache.known), context.committed_length):
+                self._branches.append(cache)
             elif index != best:
-                sequence.close()
-        return self._sequence
+                cache.sequence.close()
+        return self._cache
 
-    def _run(
-        self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None, *, drawing: bool
-    ) -> Proposal:
+    def _run(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None, *, drawing: bool) -> Proposal:
         try:
             # The whole chain is one job on the drafter's thread: one hand-over instead of one for each token.
-            return sequence.run(lambda: self._chain(sequence, context, depth, gate, drawing))
+            return cache.sequence.run(lambda: self._chain(cache, context, depth, gate, drawing))
         except WorkerLostError as error:
-            self._sequence, self._known = None, []
-            sequence.close()
+            self._cache = None
+            cache.sequence.close()
             self.silent_because = error.message
             return NOTHING
 
-    def _open(self) -> Sequence | None:
+    def _open(self) -> _Cache | None:
         """An empty cache; None while there is a reason to wait for the model. Raises what opening raises."""
         model = self._open_model()
         self.silent_because = _waits_because(model)
@@ -168,35 +191,54 @@ class ModelDraftState:
         self.forks = model.facts.can_fork
         if self._watch is None and isinstance(sequence, FrequentHeadSequence) and sequence.frequent_ids is not None:
             self._watch = short_head_watch(sequence.frequent_ids)
-        self._sequence = sequence
+        self._cache = cache = _Cache(sequence)
         if self._cancelled:
             sequence.cancel()
-        return sequence
+        return cache
 
-    def _chain(
-        self, sequence: Sequence, context: Context, depth: int, gate: ChainGate | None, drawing: bool
-    ) -> Proposal:
-        depth = min(depth, sequence.context_length - len(context) + 1)
-        if depth < 1:
-            return NOTHING
+    def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None, drawing: bool) -> Proposal:
         try:
-            rows, sync_s = self._sync(sequence, context)
-            return replace(self._draft(sequence, context, rows, depth, gate, drawing), sync_s=sync_s)
+            lag = self._place(cache, context)
+            depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
+            if depth < 1:
+                return NOTHING
+            started = time.perf_counter()
+            self._choose_head(cache.sequence, context)
+            rows = self._read(cache, lag, started, context.patience_s)
+            sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
+            if rows is None:
+                return Proposal(drafted_by=KIND, sync_s=sync_s)
+            return replace(self._draft(cache, context, rows, depth, gate, drawing), sync_s=sync_s)
         finally:
-            del self._known[sequence.length :]
+            del cache.known[cache.sequence.length :]
 
-    def _sync(self, sequence: Sequence, context: Context) -> tuple[Rows, float]:
-        """Make the cache hold exactly the context; the last token is fed (again) for its scores."""
-        shared = min(context.common_prefix(self._known), len(context) - 1)
-        sequence.rewind(shared)
-        del self._known[shared:]
-        lag = context.tokens[shared:]
-        started = time.perf_counter()
-        self._choose_head(sequence, context)
-        rows = self._known_ids(sequence.forward(lag, 1))
-        sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
-        self._known.extend(lag)
-        return rows, sync_s
+    def _place(self, cache: _Cache, context: Context) -> list[int]:
+        """Rewind the cache to what it shares with the context, or begin it anew; returns the tokens to feed it.
+
+        The last token is fed (again) for its scores.
+        """
+        last, reached = len(context) - 1, cache.reaches(context)
+        window = context.window
+        begins = 0 if window is None else max(0, last - window)
+        if not reached or (window is not None and not cache.start <= begins <= reached):
+            cache.start = reached = begins
+        shared = min(reached, last) - cache.start
+        cache.sequence.rewind(shared)
+        del cache.known[shared:]
+        return context.tokens[cache.start + shared :]
+
+    def _read(self, cache: _Cache, lag: list[int], started: float, patience_s: float) -> Rows | None:
+        """Feed ``lag``; the scores of its last token, or None where the patience was gone before all was read."""
+        size = len(lag) if patience_s == math.inf else min(_MOST_SLICE, max(_LEAST_SLICE, len(lag) // 16))
+        while len(lag) > size:
+            cache.sequence.forward(lag[:size], 0)
+            cache.known.extend(lag[:size])
+            lag = lag[size:]
+            if time.perf_counter() - started > patience_s:
+                return None
+        rows = self._known_ids(cache.sequence.forward(lag, 1))
+        cache.known.extend(lag)
+        return rows
 
     def _choose_head(self, sequence: Sequence, context: Context) -> None:
         if self._watch is None or not isinstance(sequence, FrequentHeadSequence):
@@ -208,7 +250,7 @@ class ModelDraftState:
                 sequence.score_frequent(self._watch.more)
 
     def _draft(
-        self, sequence: Sequence, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool
+        self, cache: _Cache, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool
     ) -> Proposal:
         tokens: list[int] = []
         probs: list[Distribution | None] = []
@@ -241,8 +283,8 @@ class ModelDraftState:
             ended = len(tokens) == depth or draft.token in self._request.stop_ids
             if ended or (gate is not None and not gate.goes_on()):
                 break
-            rows = self._known_ids(sequence.forward([draft.token], 1))
-            self._known.append(draft.token)
+            rows = self._known_ids(cache.sequence.forward([draft.token], 1))
+            cache.known.append(draft.token)
             forwards += 1
         drawn = any(own is not None for own in probs)
         chain = Proposal(
@@ -280,8 +322,8 @@ class ModelDraftState:
             sequence.close()
 
     def _open_sequences(self) -> list[Sequence]:
-        sequence = self._sequence  # looked at once: a proposal that loses its process drops it meanwhile
-        return [*(() if sequence is None else (sequence,)), *(branch for branch, _ in tuple(self._branches))]
+        cache = self._cache  # looked at once: a proposal that loses its process drops it meanwhile
+        return [*(() if cache is None else (cache.sequence,)), *(branch.sequence for branch in tuple(self._branches))]
 
 
 def _undrawn(draft: Draft) -> Draft:

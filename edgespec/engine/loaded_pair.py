@@ -29,10 +29,8 @@ from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
-from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.factory import make_budget, make_policy
-from edgespec.planning.depth.pipelined import PipelinedDepth
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
@@ -170,11 +168,10 @@ class LoadedPair:
         self.probe = self.measurements.widths() or self.probe
         costs = self.costs()
         self.plan = self._plan_by(costs)
-        pipelined = isinstance(self.policy, PipelinedDepth)
-        if isinstance(self.policy, CostDepth | BanditDepth) and pipelined == (self.plan.mode == "pipelined"):
-            self.policy.calibrate(costs, self.plan.depth_cap, self.measurements.priors)
-        else:  # another mode is another policy, which begins with what this one learned
-            self.measurements.keep(self.policy)
+        if isinstance(self.policy, DepthControl):
+            pipelined = self.plan.mode == "pipelined"
+            self.policy.replan(costs, self.plan.depth_cap, self.measurements.priors, pipelined=pipelined)
+        else:
             self.policy = self._policy_by(costs)
 
     def _plan_by(self, costs: Costs) -> Plan:
@@ -186,9 +183,8 @@ class LoadedPair:
 
     def _policy_by(self, costs: Costs) -> DepthPolicy:
         name = self.profile.depth_policy if self.profile.depth == "auto" else "fixed"
-        pipelined = self.plan.mode == "pipelined"
-        priors = self.measurements.priors
-        return make_policy(name, self.plan.depth_cap, self.request.sources, costs, priors, pipelined=pipelined)
+        known, pipelined = self.measurements, self.plan.mode == "pipelined"
+        return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
 
     def begin_answer(self) -> tuple[str, ...]:
         """What every answer begins with; returns the sentences that its reader should see."""

@@ -36,8 +36,8 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, best_possible
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
-from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.experience import SAMPLED
 from edgespec.runtimes.llama.context import EVERY_LAYER
 
 # Drafters that need no model cost nothing worth counting.
@@ -71,10 +71,11 @@ class PairMeasurements:
         self.drafter_failure: str | None = None  # why its model could not be loaded to be measured
         self._sources = tuple(sources)
         self.priors: dict[str, AcceptancePrior] = {}
-        for source in sources:
+        for source in (*sources, *(source + SAMPLED for source in sources)):
             prior = self._load_prior(source)
             if prior is not None and prior != NO_PRIOR:
                 self.priors[source] = prior
+        self.history = self.store.load_history(self.target, self._identity("model"))
 
     def _load_prior(self, source: str) -> AcceptancePrior | None:
         """A file that cannot be used is begun afresh: nothing else would, where nothing is drafted."""
@@ -326,17 +327,21 @@ class PairMeasurements:
         self.store.save_acceptance(self.target, self._identity(source), self.priors[source])
 
     def keep(self, policy: DepthPolicy) -> None:
-        """Store what a policy has learned about acceptance, for the next conversation."""
-        if not isinstance(policy, CostDepth | BanditDepth):
+        """Store what a policy has learned, for the next process."""
+        if not isinstance(policy, DepthControl):
             return
         for source, prior in policy.priors().items():
             if prior != self.priors.get(source, NO_PRIOR):
                 self.priors[source] = prior
                 self.store.save_acceptance(self.target, self._identity(source), prior)
+        history = policy.history()
+        if history.lengths and history != self.history:
+            self.history = history
+            self.store.save_history(self.target, self._identity("model"), history)
 
     def _identity(self, source: str) -> str:
         """A drafting model is known by its file and what its weights are kept as: any other one starts afresh."""
-        if source != "model" or self.drafter is None:
+        if source.removesuffix(SAMPLED) != "model" or self.drafter is None:
             return source
         weights = self.drafter.settings.get("weights")
         kept_as = "" if weights is None else f":{weights}"

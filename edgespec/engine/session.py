@@ -26,7 +26,7 @@ from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
-from edgespec.interfaces.policy import DepthPolicy
+from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.depth.base import FixedDepth
@@ -41,13 +41,15 @@ _SEEDS = 10**9
 class _Answer:
     """One answer as it begins: what is asked, how it is decoded, and the task that decodes it.
 
-    ``history`` are the turn's tokens, to which the loop adds the answer's.
+    ``history`` are the turn's tokens, to which the loop adds the answer's. ``plain``: nobody may draft, whatever the
+    plan is.
     """
 
     turn: Turn
     sampling: Sampling
-    policy: DepthPolicy
+    depth: AnswerPolicy
     plan: Plan
+    plain: bool
     drafts: CombinationState
     history: list[int]
     task: AnswerTask
@@ -73,7 +75,7 @@ class Session:
         self._closed = False
         self._active: tuple[_Answer, Future[None]] | None = None
         # Those of the latest answer: the engine may plan anew while it is written.
-        self._policy: DepthPolicy = self._speculating.policy
+        self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
         self._target: TokenSequence = self._open_target()
         self._drafts: CombinationState | None = None
@@ -153,11 +155,19 @@ class Session:
         notices: Sequence[str],
     ) -> _Answer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
+        sampling = _seeded(sampling or Sampling(rule=pair.profile.rule))
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # Beside the target a chain has one token more: a window's forward scores the first token of the next one too.
         policy = speculating.policy if depth is None else FixedDepth(cap + (budget is not None))
-        drafts = self._draft_state()
+        plain = isinstance(policy, FixedDepth) and policy.depth == 0
+        room = self._target.context_length - len(turn.tokens)
+        own = policy.answer(
+            prompt_tokens=len(turn.tokens),
+            most=room if max_tokens is None else min(max_tokens, room),
+            sampled=not sampling.greedy,
+        )
+        drafts = self._draft_state(own)
         limits = LoopLimits(
             max_tokens=max_tokens,
             depth_cap=cap,
@@ -166,7 +176,7 @@ class Session:
             exact_length=pair.exact_length,
         )
         task = AnswerTask(
-            loop=self._loop(drafts, policy, history, limits, budget, siblings=speculating.siblings),
+            loop=self._loop(drafts, own, history, limits, budget, siblings=speculating.siblings),
             history=history,
             answer=AnswerText(pair.tokenizer, stop),
             stats=DecodeStats(prompt_tokens=len(turn.tokens)),
@@ -175,9 +185,10 @@ class Session:
         )
         return _Answer(
             turn=turn,
-            sampling=_seeded(sampling or Sampling(rule=pair.profile.rule)),
-            policy=policy,
+            sampling=sampling,
+            depth=own,
             plan=pair.plan,
+            plain=plain,
             drafts=drafts,
             history=history,
             task=task,
@@ -186,7 +197,7 @@ class Session:
     def _loop(
         self,
         drafts: CombinationState,
-        policy: DepthPolicy,
+        depth: AnswerPolicy,
         history: list[int],
         limits: LoopLimits,
         budget: Budget | None,
@@ -195,13 +206,13 @@ class Session:
     ) -> Rounds:
         if budget is None:
             siblings = siblings and self._can_branch
-            return DecodeLoop(self._target, drafts, policy, self._chooser, history, limits, siblings=siblings)
+            return DecodeLoop(self._target, drafts, depth, self._chooser, history, limits, siblings=siblings)
         if self._draft_thread is None:
             self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # nobody waits on it
         return PipelinedLoop(
             self._target,
             drafts,
-            policy,
+            depth,
             self._chooser,
             history,
             limits,
@@ -230,7 +241,7 @@ class Session:
         self._target.rewind(shared)
         conversation.begin(turn, answer.history)
         self._chooser.sampling = answer.sampling
-        answer.drafts.policy = self._policy = answer.policy
+        answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 
     def _reopen_if_broken(self) -> None:
@@ -247,11 +258,10 @@ class Session:
         self._can_branch = target.facts.can_branch
         return target.open(self._pair.plan.context_length)
 
-    def _draft_state(self) -> CombinationState:
+    def _draft_state(self, depth: AnswerPolicy) -> CombinationState:
         """The drafters' state, kept between answers so that their caches are."""
         if self._drafts is None:
-            speculating = self._speculating
-            self._drafts = Combination(speculating.drafters, speculating.policy).start(
+            self._drafts = Combination(self._speculating.drafters, depth).start(
                 DraftRequest(
                     chooser=self._chooser,
                     vocabulary_size=self._pair.vocabulary_size,
@@ -286,7 +296,7 @@ class Session:
             text=task.delivered_text,
             token_ids=tuple(task.delivered_ids),
             stats=task.stats,
-            plan=self._plan if self._policy_drafts else plain_version(self._plan),
+            plan=plain_version(self._plan) if answer.plain else self._plan,
             sampling=self._chooser.sampling,
             speculation_off=None if off is None else off.text,
             speculation_off_code=None if off is None else off.code,
@@ -295,6 +305,7 @@ class Session:
 
     def _end_turn(self, answer: _Answer, future: Future[None]) -> None:
         future.result()
+        answer.depth.end()
         with self._lock:
             self._active = None
             self._target.reset_cancel()
@@ -308,10 +319,6 @@ class Session:
         if self._pair.can_rewind:
             with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
-
-    @property
-    def _policy_drafts(self) -> bool:
-        return not (isinstance(self._policy, FixedDepth) and self._policy.allow("").depth == 0)
 
     @property
     def speculation_off(self) -> str | None:
@@ -339,10 +346,12 @@ class Session:
                 "(`edgespec calibrate` checks all of it)"
             )
             return Reason("context_too_long", said)
-        reasons = [self._policy.why_off(drafter.kind) for drafter in drafters]
-        reasons += [] if self._drafts is None else self._drafts.silences.values()
-        said = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-        return Reason("not_paying_now", said) if said else None
+        known = [self._depth.why_off(drafter.kind) for drafter in drafters]
+        reasons = [Reason(why.code, why.text) for why in known if why is not None]
+        silences = () if self._drafts is None else self._drafts.silences.values()
+        reasons += [Reason("not_paying_now", own) for own in silences]
+        said = "; ".join(dict.fromkeys(reason.text for reason in reasons))
+        return Reason(reasons[0].code, said) if said else None
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader went away without closing it."""

@@ -1,7 +1,8 @@
-"""What a depth policy implements: how far each source may draft, learned from the record of every round."""
+"""What a depth policy implements: for each answer, how far each source may draft; learned from every round."""
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,17 +50,37 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it."""
+    """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it.
+
+    It needs to have read the last ``window`` tokens of the text (None: go on where it left off), which may take
+    ``patience_s``: reading that takes longer is left off, and gone on with in the next round.
+    """
 
     depth: int
     gate: ChainGate | None = None
+    window: int | None = None
+    patience_s: float = math.inf
 
 
-class DepthPolicy(Protocol):
-    """How far each source may draft now, learned from the rounds so far. Sessions of one engine share it."""
+@dataclass(frozen=True, slots=True)
+class WhyOff:
+    """Why a source is off: one sentence for people, and a short code that stays the same for programs."""
+
+    code: str
+    text: str
+
+
+class AnswerPolicy(Protocol):
+    """How far each source may draft in one answer, round by round."""
+
+    def began(self, prompt_s: float, first_s: float) -> None:
+        """The prompt was read in ``prompt_s`` seconds, and a plain forward of ``first_s`` gave the first token."""
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
         """What ``source`` may do for the next round, if it is ``lag`` tokens behind the text."""
+
+    def buys_load(self, source: str, lag: int = 0) -> bool:
+        """Whether loading ``source``, which is then ``lag`` tokens behind, is worth beginning now."""
 
     def learn(self, source: str, confidences: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
         """What became of the tokens of one proposal, in order up to the first wrong one.
@@ -73,8 +94,18 @@ class DepthPolicy(Protocol):
     def record(self, record: RoundRecord) -> None:
         """Learn from the times of one round."""
 
-    def why_off(self, source: str) -> str | None:
-        """One sentence if ``source`` is off at present, else None."""
+    def end(self) -> None:
+        """The answer is complete, or was given up."""
+
+    def why_off(self, source: str) -> WhyOff | None:
+        """Why ``source`` is off at present; None while it drafts, or may."""
+
+
+class DepthPolicy(Protocol):
+    """What the answers of one engine share; ``answer`` begins one. Thread-safe."""
+
+    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
+        """For an answer of at most ``most`` tokens (None: as many as come), drawn at random where ``sampled``."""
 
     @property
     def plain_tokens_per_s(self) -> float | None:

@@ -14,9 +14,9 @@ from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
 from edgespec.files.home import Home
-from edgespec.planning.depth.bandit import BanditDepth
+from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
 from tests.support.bench_answers import require_depth
 from tests.support.calibrating import time_other
 from tests.support.tiny_models import TinyModels, answer, invent_measurements
@@ -91,6 +91,13 @@ def test_an_unknown_name_is_refused_with_all_the_names(name: str) -> None:
 # ------------------------------------------------------------------------------------------- who drafts
 
 
+def begun(found: Speculation) -> AnswerPolicy:
+    """An answer that has the time of a long prompt to lose."""
+    own = found.policy.answer(prompt_tokens=1000)
+    own.began(100.0, 0.01)
+    return own
+
+
 @pytest.mark.parametrize(
     "name", ["plain", "again", "fastest", "loaded", "depth-0", "oracle-depth-0", "model-depth-0"]
 )
@@ -98,7 +105,7 @@ def test_plain_arms_never_draft(engine: Engine, name: str) -> None:
     found = speculation(engine, name)
     assert found.depth_cap == 0
     assert isinstance(found.policy, FixedDepth)
-    assert found.policy.allow("model").depth == 0
+    assert found.policy.depth == 0
 
 
 def test_the_planned_arm_is_the_engines_own(engine: Engine) -> None:
@@ -131,17 +138,17 @@ def test_controls_draft_alone_by_cost(engine: Engine, name: str) -> None:
     found = speculation(engine, name)
     (drafter,) = found.drafters
     assert drafter.kind == name
-    assert isinstance(found.policy, CostDepth)
+    assert isinstance(found.policy, DepthControl)
     assert found.depth_cap == CAP
-    assert found.policy.allow(name).depth == CAP, "free, so only its gate may stop it"
-    assert found.policy.allow("model").depth == 0
+    assert begun(found).allow(name).depth == CAP, "free, so only its gate may stop it"
+    assert begun(found).allow("model").depth == 0
 
 
 def test_the_lookup_arm_has_no_model(engine: Engine) -> None:
     found = speculation(engine, "lookup")
     assert [drafter.kind for drafter in found.drafters] == ["lookup"]
-    assert found.policy.allow("lookup").depth == CAP
-    assert found.policy.allow("model").depth == 0
+    assert begun(found).allow("lookup").depth == CAP
+    assert begun(found).allow("model").depth == 0
 
 
 @pytest.mark.parametrize(
@@ -160,32 +167,32 @@ def test_a_forced_depth_never_leaves_the_class(engine: Engine, name: str, kinds:
     found = speculation(engine, name)
     assert [drafter.kind for drafter in found.drafters] == kinds
     assert found.depth_cap == depth
-    allowance = found.policy.allow("model")
+    allowance = begun(found).allow("model")
     assert (allowance.depth, allowance.gate) == (depth, None)
 
 
 def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
     found = speculation(engine, "pipelined-depth-2")
     assert [drafter.kind for drafter in found.drafters] == ["lookup", "model"]
-    assert (found.depth_cap, found.policy.allow("model").depth) == (2, 3)
+    assert (found.depth_cap, begun(found).allow("model").depth) == (2, 3)
     assert found.budget is not None
     one, other = found.budget(), found.budget()
     assert one is not other
     assert (one.window((None,) * 9), one.draft_tokens(0, 0)) == (2, 3)
     plain = speculation(engine, "pipelined-depth-0")
-    assert (plain.depth_cap, plain.policy.allow("model").depth) == (0, 0)
+    assert (plain.depth_cap, begun(plain).allow("model").depth) == (0, 0)
     assert speculation(engine, "model-depth-2").budget is None, "the others take turns"
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("cost", CostDepth),
-        ("chains", CostDepth),
+        ("cost", DepthControl),
+        ("chains", DepthControl),
         ("fixed", FixedDepth),
         ("entropy", EntropyDepth),
         ("confidence", ConfidenceDepth),
-        ("bandit", BanditDepth),
+        ("bandit", DepthControl),
     ],
 )
 def test_a_policy_drafts_with_everything_the_engine_has(engine: Engine, name: str, kind: type) -> None:
@@ -229,7 +236,7 @@ def test_a_model_beside_decodes_plainly_after_all_the_others(engine: Engine) -> 
         assert [arm.name for arm in opened] == ["plain", "planned", "llama:other"]
         own = opened[2].session._speculating
         assert (own.target, own.drafters, own.depth_cap) == (other, (), 0)
-        assert own.policy.allow("model").depth == 0
+        assert begun(own).allow("model").depth == 0
         assert opened[0].session._speculating.target is None
         done = answer(opened[2].session.generate("hello", max_tokens=5))
         assert (done.stats.emitted_tokens, done.stats.proposed) == (5, 0)

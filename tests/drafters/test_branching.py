@@ -216,7 +216,7 @@ def test_whatever_is_branched_and_taken_every_chain_is_the_models_own(data: st.D
         tokens = [*way[: data.draw(st.integers(len(tokens), len(way)))], data.draw(st.integers(0, 3))][:36]
         alive = [sequence for sequence in model.sequences if not sequence.closed]
         assert len(alive) == len(state._branches) + 1
-        assert all(sequence.tokens == known for sequence, known in state._branches)
+        assert all(branch.sequence.tokens == branch.known for branch in state._branches)
     state.close()
     assert all(sequence.closed for sequence in model.sequences)
 
@@ -269,7 +269,7 @@ def test_after_a_failure_at_any_forward_it_goes_on(call: int, can_fork: bool) ->
             except ForwardError:
                 continue
             assert found == likeliest(model, tokens, len(found))
-    assert all(not sequence.closed for sequence, _ in state._branches)
+    assert all(not branch.sequence.closed for branch in state._branches)
 
 
 def test_a_closed_state_branches_no_more() -> None:
@@ -321,7 +321,7 @@ def test_how_far_a_branch_goes_is_not_the_policys_affair() -> None:
         def allow(self, source: str, lag: int = 0) -> Allowance:
             raise AssertionError("nobody asks")
 
-    state.policy = Off(0)
+    state.depth = Off(0)
     assert state.branch(Context(PROMPT), 3).tokens == (5, 5, 5)
 
 

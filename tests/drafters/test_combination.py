@@ -94,7 +94,7 @@ def test_the_policy_may_be_exchanged() -> None:
     part = Part("a", 5)
     state = combined(("a", part), a=1)
     assert len(state.propose(CONTEXT, 4).tokens) == 1
-    state.policy = FixedDepth(3)
+    state.depth = FixedDepth(3)
     assert len(state.propose(CONTEXT, 4).tokens) == 3
 
 

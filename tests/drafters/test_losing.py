@@ -201,7 +201,7 @@ def test_it_is_loaded_once_the_policy_lets_it_draft_and_drafts_once_it_is_there(
     combined = Combination([ModelDrafter(lambda: model)], policy).start(REQUEST)
     assert combined.propose(Context(PROMPT), 3) is NOTHING
     assert (model.loads, combined.silences) == (0, {}), "nobody asked for it"
-    combined.policy = FixedDepth(3)
+    combined.depth = FixedDepth(3)
     for _ in range(3):
         assert combined.propose(Context(PROMPT), 3) is NOTHING
         assert combined.silences == {"model": "fake is still loading"}

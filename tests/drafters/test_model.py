@@ -46,10 +46,11 @@ def chain(model: FakeModel, tokens: list[int], depth: int, sampling: Sampling = 
 
 
 def check_synced(state: ModelDraftState) -> FakeSequence:
-    sequence = state._sequence
-    assert isinstance(sequence, FakeSequence)
-    assert sequence.tokens == state._known, "it knows exactly what its cache holds"
-    return sequence
+    cache = state._cache  # what it takes its cache to hold is told to nobody
+    assert cache is not None
+    assert isinstance(cache.sequence, FakeSequence)
+    assert cache.sequence.tokens == cache.known, "it knows exactly what its cache holds"
+    return cache.sequence
 
 
 # ------------------------------------------------------------------------------------------------ the chain
@@ -345,9 +346,9 @@ def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
     for _ in range(3):
         assert list(first.propose(Context(PROMPT), 3).tokens) == chain(model, PROMPT, 3)
         assert list(second.propose(Context(other), 3).tokens) == chain(model, other, 3)
-        known = list(first._known)
+        known = list(check_synced(first).tokens)
         first.observe(Outcome(proposal=Proposal(tokens=(1,)), evaluated=1, accepted=0, committed=(4,)))
-        assert first._known == known
+        assert check_synced(first).tokens == known
     assert len(model.sequences) == 2
     drafter.close()
     assert not model.closed, "the model belongs to whoever opened it"

@@ -15,12 +15,11 @@ from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
-from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
 from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import environment
-from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
 from tests.support.watched_sequences import watch_forwards
 
 REPEATING = "the people use water and the people use words and the people"
@@ -127,10 +126,11 @@ def test_a_session_opened_before_follows_the_new_plan(load: Callable[..., Engine
         assert (before.plan.mode, before.stats.proposed) == ("plain", 0)
         invent_measurements(engine)
         require_speculation(engine)
+        load_drafter(engine)
         session.clear()
         after = answer(session.generate(REPEATING, max_tokens=150))
         assert after.plan.mode == "serial"
-        assert after.stats.proposed > 0
+        assert after.stats.rounds_by_source, "whether tiny models pay is another matter"
         assert after.token_ids == before.token_ids
 
 
@@ -295,7 +295,8 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
         invent_measurements(engine)
         require_speculation(engine)
         assert engine.measurements.priors == {}
-        assert isinstance(engine.policy, CostDepth)
+        assert isinstance(engine.policy, DepthControl)
+        load_drafter(engine)
         with engine.session() as session:
             # Tiny models draft no faster than they decode: in a later answer the drafter may rest all along.
             drafted = []
@@ -309,7 +310,7 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
     assert any(prior != NO_PRIOR for prior in learned.values())
     with load() as engine:
         assert engine.measurements.priors == {source: prior for source, prior in learned.items() if prior != NO_PRIOR}
-        assert isinstance(engine.policy, CostDepth)
+        assert isinstance(engine.policy, DepthControl)
         assert engine.policy.priors() == learned
     damaged = damage(home, "acceptance")
     with load() as engine:
@@ -320,11 +321,11 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
 # -------------------------------------------------------------------------------------------------- policies
 
 POLICIES = {
-    "cost": CostDepth,
+    "cost": DepthControl,
     "fixed": FixedDepth,
     "entropy": EntropyDepth,
     "confidence": ConfidenceDepth,
-    "bandit": BanditDepth,
+    "bandit": DepthControl,
 }
 
 
@@ -336,11 +337,12 @@ def test_each_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) 
         assert expected.stats.proposed == 0
         invent_measurements(engine)
         require_speculation(engine)
+        load_drafter(engine)
         assert type(engine.policy) is POLICIES[name]
         session.clear()
         done = answer(session.generate(REPEATING, max_tokens=100))
         assert done.token_ids == expected.token_ids
-        if name != "bandit":  # which may find plain decoding best
+        if name != "bandit":  # the same as "cost"
             assert done.stats.rounds_by_source
 
 
@@ -348,7 +350,7 @@ def test_a_depth_given_as_a_number_is_a_fixed_policy(load: Callable[..., Engine]
     with load(depth=2, depth_policy="entropy") as engine:
         require_speculation(engine, 2)
         assert type(engine.policy) is FixedDepth
-        assert engine.policy.allow("model").depth == 2
+        assert engine.policy.depth == 2
         engine.calibrate()
         assert type(engine.policy) is FixedDepth
         assert engine.plan.depth_cap == 2

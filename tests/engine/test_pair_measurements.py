@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.reasons import Reason
-from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance
-from edgespec.planning.cost.curve import FREE
+from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
 from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
-from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import FixedDepth
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.experience import SAMPLED
 from tests.support.fake_runtime import FakeModel
 from tests.support.tiny_models import invented_times
 
@@ -116,10 +118,18 @@ def test_ignored_measurements_are_noted_once(store: Measurements) -> None:
 # ------------------------------------------------------------------------------------------------ acceptance
 
 
-def learned(*sources: str, hits: int = 30) -> CostDepth:
-    policy = CostDepth(3, BOTH)
+def learned(
+    *sources: str, hits: int = 30, sampled: bool = False, priors: Mapping[str, AcceptancePrior] | None = None
+) -> DepthControl:
+    """What a policy knows that was told so of ``sources`` in one answer."""
+    costs = Costs(
+        curves=ContextCurves(contexts=(128,), curves=(Curve(widths=(1, 8), forward_s=(0.1, 0.12)),)),
+        drafts=dict.fromkeys(BOTH, FREE),
+    )
+    policy = DepthControl(costs, 3, priors)
+    own = policy.answer(prompt_tokens=9, sampled=sampled)
     for source in sources:
-        policy.learn(source, (0.9,) * hits, (True,) * hits)
+        own.learn(source, (0.9,) * hits, (True,) * hits)
     return policy
 
 
@@ -133,7 +143,7 @@ def test_acceptance_is_kept_for_the_next_time(store: Measurements) -> None:
     # It begins with what is known, and keeps nothing where nothing was learned.
     before = {path: path.stat().st_mtime_ns for path in store.folder.iterdir()}
     assert len(before) == 1
-    again.keep(CostDepth(3, BOTH, priors=again.priors))
+    again.keep(learned(priors=again.priors))
     assert {path: path.stat().st_mtime_ns for path in store.folder.iterdir()} == before
 
 
@@ -148,11 +158,39 @@ def test_each_source_and_each_drafter_has_its_own(store: Measurements) -> None:
 
 def test_nothing_learned_nothing_written(store: Measurements) -> None:
     known = knowledge(store, *BOTH)
-    known.keep(CostDepth(3, BOTH))
+    known.keep(learned())
     known.keep(FixedDepth(3))
-    known.keep(BanditDepth({"plain": FixedDepth(0)}))
     assert not store.folder.exists()
     assert NO_PRIOR.by_position == (None,) * POSITIONS
+
+
+def test_sampled_answers_have_acceptance_of_their_own(store: Measurements) -> None:
+    knowledge(store, *BOTH).keep(learned("model", sampled=True))
+    again = knowledge(store, *BOTH)
+    assert set(again.priors) == {"model" + SAMPLED}
+    knowledge(store, *BOTH).keep(learned("model", hits=60))
+    assert set(knowledge(store, *BOTH).priors) == {"model", "model" + SAMPLED}
+    other = replace(DRAFTER, sha256="sha256:00")
+    assert knowledge(store, *BOTH, drafter=other).priors == {}
+
+
+def test_lengths_and_gains_are_kept_for_each_drafter_and_a_damaged_file_is_begun_anew(store: Measurements) -> None:
+    policy = learned("model")
+    own = policy.answer(prompt_tokens=9)
+    own.began(1.0, 0.1)
+    own.end()
+    assert knowledge(store, *BOTH).history is None
+    knowledge(store, *BOTH).keep(policy)
+    assert knowledge(store, *BOTH).history == policy.history()
+    assert policy.history().lengths == (1,)
+    assert knowledge(store, *BOTH, drafter=replace(DRAFTER, sha256="sha256:00")).history is None
+    (path,) = store.folder.glob("history-*.json")
+    path.write_text(path.read_text().replace('"lengths"', '"length"'))
+    broken = knowledge(store, *BOTH)
+    assert broken.history is None
+    assert any(path.name in note.text for note in broken.notes)
+    broken.keep(policy)
+    assert knowledge(store, *BOTH).history == policy.history()
 
 
 def test_acceptance_is_that_of_weights_as_they_are_kept(store: Measurements) -> None:

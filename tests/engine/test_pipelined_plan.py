@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,16 +11,21 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import ProfileError
 from edgespec.files.home import Home
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.base import FixedDepth
+from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
-from edgespec.planning.depth.pipelined import PipelinedDepth
 from tests.engine.answers import SAMPLED, plain_text
-from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
 
 PROMPTS = ("hello", "the water of the river", "one two three four")
 
 # A drafter that takes half a target's forward: in turns it costs what it brings, beside the target nothing.
 TARGET_S, DRAFT_S = 0.01, 0.004
+
+
+def control(engine: Engine) -> DepthControl:
+    assert isinstance(engine.policy, DepthControl)
+    return engine.policy
 
 
 def plan_with(engine: Engine, contention: Contention) -> None:
@@ -35,15 +41,18 @@ def apart(tiny: TinyModels, home: Home) -> Iterator[Engine]:
     with tiny.load(lookup=False, store_home=home) as engine:
         plan_with(engine, Contention())
         require_speculation(engine)
+        load_drafter(engine)
         yield engine
 
 
 def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decodings(apart: Engine) -> None:
     assert apart.plan.mode == "pipelined"
-    assert isinstance(apart.policy, PipelinedDepth)
+    assert control(apart).pipelined == Contention()
     assert "at once neither side slows the other down" in apart.plan.reasons
-    overlapped = 0
-    with apart.session() as session:
+    overlapped, cap = 0, apart.plan.depth_cap
+    # Whether tiny models gain by it is another matter: they draft in every round.
+    always = replace(apart.pair.speculation(), policy=FixedDepth(cap + 1))
+    with apart.session(speculation=always) as session:
         for prompt in PROMPTS:
             for sampling in (None, SAMPLED):
                 session.clear()
@@ -62,8 +71,7 @@ def test_two_sides_that_do_not_touch_work_at_once_and_the_text_is_plain_decoding
 def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> None:
     plan_with(apart, Contention(target_factor=1.9, drafter_factor=2.2))
     assert apart.plan.mode == "serial"
-    assert isinstance(apart.policy, CostDepth)
-    assert not isinstance(apart.policy, PipelinedDepth)
+    assert control(apart).pipelined is None
     assert apart.pair.pipeline_budget() is None
     assert "both at once, the target 1.90x and the drafter 2.20x as slow as alone" in apart.plan.reasons
     plan_with(apart, Contention())
@@ -74,14 +82,14 @@ def test_contention_makes_them_take_turns_and_is_the_reason(apart: Engine) -> No
 
 
 def test_what_was_learned_in_one_mode_is_known_in_the_other(apart: Engine) -> None:
-    assert isinstance(apart.policy, PipelinedDepth)
+    assert control(apart).pipelined is not None
+    own = apart.policy.answer(prompt_tokens=1)
     for _ in range(50):
-        apart.policy.learn("model", (), [True, True, True])
-    taught = apart.policy.priors()["model"]
+        own.learn("model", (), [True, True, True])
+    taught = control(apart).priors()["model"]
     plan_with(apart, Contention(target_factor=1.5, drafter_factor=1.5))
-    assert not isinstance(apart.policy, PipelinedDepth)
-    assert isinstance(apart.policy, CostDepth)
-    assert apart.policy.priors()["model"] == taught
+    assert control(apart).pipelined is None
+    assert control(apart).priors()["model"] == taught
 
 
 @pytest.mark.parametrize("mode", ["serial", "pipelined"])

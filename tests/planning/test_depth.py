@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.policy import RoundRecord, WhyOff
+from edgespec.planning.cost.live_times import PlainTimes
 from edgespec.planning.depth.base import (
     ConfidenceDepth,
     ConfidenceGate,
@@ -43,7 +44,27 @@ def test_fixed_depth() -> None:
         assert policy.allow(source).gate is None
     assert policy.why_off("model") is None
     assert FixedDepth(0).allow("model").depth == 0
-    assert FixedDepth(0).why_off("model") == "depth 0 was asked for"
+    assert FixedDepth(0).why_off("model") == WhyOff("depth_zero", "depth 0 was asked for")
+    assert FixedDepth(0, None).why_off("model") is None
+
+
+def test_a_policy_without_prices_is_its_own_answer_and_loads_what_it_asks() -> None:
+    policy = FixedDepth(3)
+    own = policy.answer(prompt_tokens=9)
+    own.began(1.0, 1.0)
+    assert own is policy
+    assert own.buys_load("model")
+    assert not FixedDepth(0).buys_load("model", 5)
+    own.end()
+    assert policy.plain_tokens_per_s is None
+
+
+def test_plain_speed_may_be_told_to_whoever_shares_it() -> None:
+    plain = PlainTimes()
+    own = FixedDepth(0, None, plain)
+    for _ in range(4):
+        own.record(plain_round(0.25))
+    assert plain.tokens_per_s == own.plain_tokens_per_s == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("policy", [FixedDepth(2), EntropyDepth(2), ConfidenceDepth(2)])

@@ -1,20 +1,33 @@
-"""The proposed depth object: what it may lose, when it buys, and when it stops."""
+"""The default policy: what it may lose, when it buys, when it stops, what it says about it, and what it remembers."""
 
 from __future__ import annotations
 
 import math
 import statistics
+import threading
 from dataclasses import replace
 
 import pytest
 
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.acceptance import Acceptance
+from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
+from edgespec.planning.cost.contention import Contention
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.live_times import LiveTimes
+from edgespec.planning.depth.base import NOT_CALIBRATED
 from edgespec.planning.depth.chain_gate import PricedGate
-from edgespec.planning.depth.control import LEAST_READ, MOST_READ, PLAIN_EVERY, TRIAL, DepthControl, Experience
+from edgespec.planning.depth.control import (
+    AT_ONCE,
+    LEAST_READ,
+    MOST_READ,
+    MOVED,
+    PLAIN_AGAIN,
+    PLAIN_EVERY,
+    AnswerDepth,
+    DepthControl,
+)
+from edgespec.planning.depth.experience import SAMPLED, TRIAL, Experience, History
 from edgespec.planning.depth.purchase import RISK, Ledger, Lengths, Offer, worth_buying
-from tests.support.controlled_clock import Controlled
 from tests.support.drawn_requests import (
     CALIBRATED_AT,
     LLAMA,
@@ -28,7 +41,7 @@ from tests.support.drawn_requests import (
     generator,
 )
 from tests.support.request_bounds import LEAST, LEAST_MEAN, OF_A_SCENARIO, ORDER, SOON_TOKENS, order, serve_drawn
-from tests.support.simulated_clock import Served, serve, serve_each
+from tests.support.simulated_clock import Controlled, Served, serve, serve_each
 
 STEP_S = NATIVE.forward_s(1, 100)
 
@@ -38,7 +51,32 @@ def scenario(world: World = NATIVE, **changes: object) -> Scenario:
 
 
 def control(world: World = NATIVE, *, load_s: float = 0.0) -> DepthControl:
-    return DepthControl(believed(world), world.depth_cap, load_s=load_s)
+    return DepthControl(replace(believed(world), load_s=load_s), world.depth_cap)
+
+
+def begun(
+    own: DepthControl,
+    prompt_tokens: int = 100,
+    *,
+    most: int | None = None,
+    prompt_s: float = 10.0,
+    first_s: float = STEP_S,
+    sampled: bool = False,
+) -> AnswerDepth:
+    answer = own.answer(prompt_tokens=prompt_tokens, most=most, sampled=sampled)
+    assert isinstance(answer, AnswerDepth)
+    answer.began(prompt_s, first_s)
+    return answer
+
+
+def drafting(own: DepthControl, tokens: int = 60, *, sampled: bool = False) -> AnswerDepth:
+    """An answer long enough for the drafter to be bought."""
+    answer = begun(own, sampled=sampled)
+    for _ in range(tokens):
+        if answer.allow("model", 100).depth:
+            return answer
+        answer.record(round_of())
+    raise AssertionError("never bought")
 
 
 def round_of(width: int = 1, emitted: int = 1, *, context: int = 100, factor: float = 1.0) -> RoundRecord:
@@ -105,19 +143,19 @@ def test_lengths_are_known_after_a_few_answers_and_end_with_the_budget() -> None
 
 
 def test_experience_follows_the_answers_and_fades_where_nothing_is_tried() -> None:
-    known = Experience(usual=0.4)
-    assert known.gain == pytest.approx(0.6 * 0.4)
+    known = Experience()
+    assert known.gain(0.4) == pytest.approx(0.6 * 0.4)
     assert known.trial == pytest.approx(0.4 * TRIAL)
     for _ in range(30):
         known.learn(-2.0, 100, 10)
-    assert known.gain < 0.03
+    assert known.gain(0.4) < 0.03
     assert known.trial > 1.8
     for _ in range(200):
         known.learn(0.0, 100, 0)
-    assert known.gain > 0.2
+    assert known.gain(0.4) > 0.2
     for _ in range(40):
         known.learn(50.0, 100, 30)
-    assert known.gain == pytest.approx(0.5, abs=0.05)
+    assert known.gain(0.4) == pytest.approx(0.5, abs=0.05)
     assert known.trial < 0.3
 
 
@@ -188,7 +226,7 @@ def test_a_chain_ends_where_the_next_token_costs_more_than_it_saves() -> None:
 
 def test_nothing_is_drafted_that_the_answer_could_not_afford_to_lose() -> None:
     """A prompt of one token and a copy: the first rounds have no room for a wide forward."""
-    answer = control().answer(prompt_tokens=1, most=None, prompt_s=0.0, first_s=NATIVE.forward_s(1, 0))
+    answer = begun(control(), 1, prompt_s=0.0, first_s=NATIVE.forward_s(1, 0))
     depths = []
     for _ in range(30):
         depths.append(answer.allow("lookup").depth)
@@ -203,14 +241,16 @@ def test_a_short_answer_to_a_long_prompt_reads_little_or_nothing() -> None:
     learned = control()
     for _ in range(20):
         learned.lengths.add(300)
-    answer = learned.answer(prompt_tokens=4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
-    assert answer.allow("model", 4000).depth > 0
-    assert answer.window == MOST_READ
+    answer = begun(learned, 4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
+    allowance = answer.allow("model", 4000)
+    assert allowance.depth > 0
+    assert allowance.window == MOST_READ
+    assert allowance.patience_s == pytest.approx(1.25 * MOST_READ * NATIVE.lag_token_s, rel=0.01)
     for _ in range(32):
         learned.lengths.add(3)
-    answer = learned.answer(prompt_tokens=4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
+    answer = begun(learned, 4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
     assert answer.allow("model", 4000).depth == 0
-    budget = learned.answer(prompt_tokens=4000, most=8, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
+    budget = begun(learned, 4000, most=8, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
     assert budget.allow("model", 4000).depth == 0
 
 
@@ -219,15 +259,16 @@ def test_a_short_prompt_is_read_in_part_before_all_of_it_is_affordable() -> None
     for _ in range(20):
         learned.lengths.add(300)
     prompt_s, first_s = NATIVE.prompt_s(300), NATIVE.forward_s(1, 300)
-    answer = learned.answer(prompt_tokens=300, most=None, prompt_s=prompt_s, first_s=first_s)
-    assert answer.allow("model", 300).depth > 0
-    assert answer.window is not None
-    assert LEAST_READ <= answer.window < 300
-    assert answer.window * NATIVE.lag_token_s <= RISK * (prompt_s + first_s)
+    answer = begun(learned, 300, most=None, prompt_s=prompt_s, first_s=first_s)
+    allowance = answer.allow("model", 300)
+    assert allowance.depth > 0
+    assert allowance.window is not None
+    assert LEAST_READ <= allowance.window < 300
+    assert allowance.window * NATIVE.lag_token_s <= AT_ONCE * RISK * (prompt_s + first_s)
 
 
 def test_plain_decoding_is_timed_now_and_then() -> None:
-    answer = control().answer(prompt_tokens=100, most=None, prompt_s=10.0, first_s=STEP_S)
+    answer = begun(control())
     for _ in range(PLAIN_EVERY):
         assert answer.allow("lookup").depth > 0
         answer.record(round_of(4, 4))
@@ -238,11 +279,18 @@ def test_plain_decoding_is_timed_now_and_then() -> None:
 
 def test_a_drafter_that_cannot_pay_is_never_bought() -> None:
     slow = replace(NATIVE, draft_token_s=2 * NATIVE.rows_s[0])
-    answer = control(slow).answer(prompt_tokens=1000, most=None, prompt_s=10.0, first_s=STEP_S)
+    answer = begun(control(slow), 1000)
     for _ in range(200):
         assert answer.allow("model", 1000).depth == 0
         answer.record(round_of())
+    assert not answer.buys_load("model", 1000)
     assert answer.allow("unknown").depth == 0
+    assert answer.why_off("unknown") == NOT_CALIBRATED
+    why = answer.why_off("model")
+    assert why is not None
+    assert why.code == "no_drafter_pays"
+    assert why.text.startswith("model drafting would reach 0.")
+    assert why.text.endswith("x plain even if every token were accepted")
 
 
 def test_a_load_waits_for_an_answer_that_can_afford_it() -> None:
@@ -270,7 +318,344 @@ def test_code_is_drafted_from_the_first_answers_on() -> None:
     requests = [draw_request(generator(place), "code", 150, 300) for place in range(6)]
     served = serve_each(one, decider, requests)
     assert served[-1].ratio > 1.5
-    assert decider.control.experience("greedy").gain > 0.3
+    assert decider.control.experience().gain(0.5) > 0.3
+
+
+# ------------------------------------------------------------------------------------------------- what it says
+
+
+def test_nothing_is_said_before_the_first_token_and_of_what_drafts_or_is_free() -> None:
+    own = control()
+    answer = own.answer(prompt_tokens=9)
+    assert answer.why_off("model") is None
+    answer.began(1.0, STEP_S)
+    assert answer.why_off("lookup") is None
+    why = answer.why_off("model")
+    assert why is not None
+    assert why.code == "answer_too_short"
+    assert drafting(own).why_off("model") is None
+
+
+def test_a_drafter_that_does_not_pay_rests_and_says_for_how_long() -> None:
+    answer = drafting(control())
+    while answer.allow("model", 1).depth:
+        answer.record(replace(round_of(4, 1), draft_s=0.03, draft_forwards=3, round_s=0.07))
+    why = answer.why_off("model")
+    assert why is not None
+    assert (why.code, why.text) == (
+        "not_paying_now",
+        "drafting did not pay in this answer: 0.49x plain; tried again after 48 tokens",
+    )
+    for _ in range(47):
+        assert answer.allow("model", 1).depth == 0
+        answer.record(round_of())
+    why = answer.why_off("model")
+    assert why is not None
+    assert why.text.endswith("tried again after 1 tokens")
+
+
+def test_without_calibration_nothing_drafts_and_plain_speed_is_measured_all_the_same() -> None:
+    own = DepthControl(Costs(), 7)
+    for _ in range(4):
+        assert own.plain_tokens_per_s is None
+        answer = own.answer(prompt_tokens=9)
+        answer.began(1.0, 0.05)
+        answer.record(round_of(1, 1))
+        assert answer.allow("model").depth == 0
+        assert not answer.buys_load("model")
+        assert answer.why_off("model") == NOT_CALIBRATED
+    assert own.plain_tokens_per_s == pytest.approx(1.0 / round_of().verify_s)
+    closed = DepthControl(believed(NATIVE), 0).answer(prompt_tokens=9)
+    assert (closed.allow("model").depth, closed.why_off("model")) == (0, None)
+
+
+def test_a_source_without_a_price_never_drafts() -> None:
+    costs = believed(NATIVE)
+    answer = begun(DepthControl(replace(costs, drafts={"model": costs.drafts["model"]}), 7))
+    answer.learn("lookup", (), [True] * 7)
+    answer.learn_siblings("lookup", (0.5,), [True])
+    assert answer.allow("lookup").depth == 0
+    assert answer.why_off("lookup") == NOT_CALIBRATED
+
+
+def test_a_free_source_is_allowed_from_the_first_token_on_and_its_gate_decides() -> None:
+    answer = begun(control())
+    for _ in range(50):
+        answer.learn("lookup", (0.55,), [False])
+    allowance = answer.allow("lookup")
+    assert allowance.depth > 0
+    assert allowance.gate is not None
+    assert not allowance.gate.admits(0.55, None)
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+def test_a_load_is_begun_once_and_nothing_is_learned_of_times_until_it_is_done() -> None:
+    own = control(load_s=0.2)
+    own.lengths = Lengths([400] * 20)
+    answer = begun(own)
+    assert not own.answer(prompt_tokens=9).buys_load("model"), "an answer that has not begun"
+    assert answer.buys_load("model", 100)
+    assert not answer.buys_load("model", 100)
+    before = own.times.factor if own.times is not None else 0.0
+    spent_s = answer.ledger.room_s
+    for _ in range(5):
+        answer.record(round_of(factor=3.0))
+    assert own.times is not None
+    assert own.times.factor == before
+    assert answer.ledger.room_s < spent_s - 5 * 1.8 * STEP_S, "what the load slows is the load's price"
+    assert answer.allow("model", 105).depth > 0
+    answer.record(round_of(factor=3.0))
+    assert begun(own).buys_load("model", 100), "another answer waits for the same load, which is paid for"
+
+
+def test_a_load_that_costs_more_than_an_answer_may_lose_waits() -> None:
+    own = control(load_s=5.0)
+    own.lengths = Lengths([400] * 20)
+    answer = begun(own)
+    assert not answer.buys_load("model", 100)
+    assert begun(own).allow("model", 100).depth > 0, "who is asked is loaded"
+
+
+def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_load() -> None:
+    own = control(load_s=2.0)
+    for _ in range(6):
+        own.lengths.add(60)
+    begun_at = own.missed_s
+    answer = begun(own, prompt_s=100.0)
+    for _ in range(59):
+        assert not answer.buys_load("model", 100)
+        answer.record(round_of())
+    assert own.missed_s > begun_at
+    for _ in range(10):
+        answer.end()
+        answer = begun(own, prompt_s=100.0)
+        for _ in range(40):
+            if answer.buys_load("model", 100):
+                return
+            answer.record(round_of())
+    raise AssertionError("never loaded")
+
+
+def test_times_that_nobody_measured_count_as_proven_for_one_purchase() -> None:
+    own = DepthControl(replace(believed(NATIVE), measured=False), 7)
+    answer = drafting(own)
+    while answer.allow("model", 1).depth:
+        answer.record(replace(round_of(4, 1), draft_s=0.03, draft_forwards=3, round_s=0.07))
+    for _ in range(300):
+        assert answer.allow("model", 1).depth == 0
+        answer.record(round_of())
+    answer.end()
+    with pytest.raises(AssertionError, match="never bought"):
+        drafting(own, 300)
+    good = DepthControl(replace(believed(NATIVE), measured=False), 7)
+    answer = drafting(good)
+    for _ in range(20):
+        answer.allow("model", 1)
+        answer.record(replace(round_of(4, 4), draft_s=0.03, draft_forwards=3, round_s=0.07))
+    answer.end()
+    assert drafting(good).allow("model", 1).depth > 0
+
+
+# --------------------------------------------------------------------------------------------- times and clocks
+
+
+def test_plain_decoding_is_timed_sooner_where_the_pace_has_changed() -> None:
+    answer = begun(control())
+    for _ in range(8):
+        assert answer.allow("lookup").depth > 0
+        answer.record(round_of(4, 4))
+    allowed = []
+    for _ in range(8):
+        allowed.append(answer.allow("lookup").depth > 0)
+        answer.record(round_of(4, 4, factor=MOVED * 1.2) if allowed[-1] else round_of(factor=MOVED * 1.2))
+    assert not all(allowed)
+    assert PLAIN_AGAIN < PLAIN_EVERY
+
+
+@pytest.mark.parametrize("jump_s", [-5.0, -0.03, 0.0, 1e7, math.nan, math.inf])
+def test_a_clock_that_jumps_flips_nothing(jump_s: float) -> None:
+    answer = drafting(control())
+    for place in range(40):
+        allowance = answer.allow("model", 1)
+        own = round_of(4, 4) if allowance.depth else round_of()
+        if allowance.depth:
+            own = replace(own, draft_s=0.03, draft_forwards=3, round_s=own.verify_s + 0.03)
+        if place % 7 == 3:
+            own = replace(own, round_s=jump_s, draft_s=jump_s if place % 2 else own.draft_s)
+        answer.record(own)
+    assert answer.allow("model", 1).depth == 7
+    assert answer.ledger.room_s > 0
+
+
+def test_sessions_of_different_lengths_do_not_price_each_other() -> None:
+    own = control()
+    short, long = drafting(own), begun(own, 6000)
+    before = short.allow("model", 1)
+    long.record(round_of(context=6000))
+    after = short.allow("model", 1)
+    assert (after.depth, after.window) == (before.depth, before.window)
+    assert short._now == pytest.approx(own.times.all_now(short._context) if own.times is not None else [])
+
+
+# ---------------------------------------------------------------------------------------------- what it remembers
+
+
+def test_sampled_answers_and_greedy_ones_learn_apart() -> None:
+    own = control()
+    greedy, sampled = begun(own), begun(own, sampled=True)
+    for _ in range(20):
+        greedy.learn("model", (), [True])
+        sampled.learn("model", (), [False])
+    priors = own.priors()
+    assert set(priors) == {"model", "model" + SAMPLED}
+    assert (priors["model"].by_position[0] or 0.0) > 0.8
+    assert (priors["model" + SAMPLED].by_position[0] or 1.0) < 0.3
+    once = DepthControl(believed(NATIVE), 7, {"model": priors["model"]})
+    begun(once, sampled=True)
+    first = once.experience(sampled=True).sources["model"].by_position(1)[0]
+    assert first == pytest.approx(priors["model"].by_position[0]), "the other way of sampling is better than nothing"
+    assert own.experience(sampled=True) is not own.experience()
+
+
+def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
+    own = control()
+    answer = drafting(own)
+    answer.record(replace(round_of(4, 4), draft_s=0.03, draft_forwards=3, round_s=0.07))
+    answer.end()
+    stored = own.history()
+    assert stored.lengths == (13,)
+    assert stored.greedy[0] > 0
+    assert stored.sampled == (0.0,) * 4
+    again = DepthControl(believed(NATIVE), 7, None, History.from_json(stored.as_json()))
+    assert again.history() == stored
+    assert again.experience().sums == own.experience().sums
+    for change in ({"greedy": [1.0]}, {"lengths": [-1]}, {"sampled": [math.nan] * 4}, {"greedy": None}):
+        with pytest.raises((ValueError, TypeError)):
+            History.from_json({**stored.as_json(), **change})
+
+
+def test_new_measurements_keep_what_is_known_and_take_priors_for_what_is_not() -> None:
+    own = control()
+    begun(own).learn("model", (0.9,) * 50, [True] * 50)
+    before = own.priors()
+    sure = AcceptancePrior(by_position=(0.1,) * 8)
+    own.replan(believed(NATIVE), 5, {"model": sure, "lookup": sure})
+    assert own.priors() == {**before, "lookup": sure}
+    assert begun(own, prompt_s=100.0).allow("lookup").depth <= 5
+    own.replan(replace(believed(NATIVE), drafts={}), 5)
+    assert begun(own).why_off("model") == NOT_CALIBRATED
+    own.replan(Costs(), 5)
+    assert own.answer(prompt_tokens=1).why_off("model") is None or own.priors() == {**before, "lookup": sure}
+
+
+def test_threads_may_share_it() -> None:
+    own = control()
+    errors: list[BaseException] = []
+    begin = threading.Barrier(4)
+
+    def work(right: bool) -> None:
+        try:
+            begin.wait()
+            for place in range(6):
+                answer = begun(own, sampled=place % 2 == 0)
+                for step in range(50):
+                    for source in ("model", "lookup"):
+                        allowance = answer.allow(source, step % 3)
+                        assert 0 <= allowance.depth <= 7
+                        if allowance.gate is not None:
+                            allowance.gate.admits(0.5, None)
+                        answer.learn(source, (0.5, 0.6), [True, right])
+                        answer.why_off(source)
+                    answer.record(replace(round_of(3, 2 + right), draft_s=0.02, draft_forwards=2, round_s=0.06))
+                own.priors()
+                own.replan(believed(NATIVE), 7)
+                answer.end()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(right,)) for right in (True, True, True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(own.history().lengths) == 24
+
+
+# --------------------------------------------------------------------------------- target and drafter at once
+
+
+def beside(contention: Contention | None = None, world: World = NATIVE) -> DepthControl:
+    return DepthControl(replace(believed(world), contention=contention), 4, pipelined=True)
+
+
+def overlapped(width: int, emitted: int, *, slower: float = 1.0) -> RoundRecord:
+    return replace(round_of(width, emitted, factor=slower), overlapped=True, draft_forwards=3, source="model")
+
+
+def test_beside_the_target_it_drafts_one_token_more_and_lets_the_loop_end_the_chain() -> None:
+    answer = drafting(beside())
+    allowance = answer.allow("model", 1)
+    assert (allowance.depth, allowance.gate, allowance.window, allowance.patience_s) == (5, None, None, math.inf)
+    assert answer.why_off("model") is None
+    copies = answer.allow("lookup")
+    assert copies.depth == 4
+    assert copies.gate is not None
+
+
+def test_while_the_prompt_is_read_on_both_sides_it_may_draft() -> None:
+    assert beside().answer(prompt_tokens=9).allow("model", 9).depth == 5
+    assert control().answer(prompt_tokens=9).allow("model", 9).depth == 0
+
+
+def test_contention_that_eats_the_gain_is_hopeless() -> None:
+    own = beside(Contention(target_factor=6.0, drafter_factor=3.0))
+    answer = begun(own)
+    assert answer.allow("model").depth == 0
+    why = answer.why_off("model")
+    assert why is not None
+    assert why.code == "no_drafter_pays"
+    own.replan(believed(NATIVE), 4, pipelined=True)
+    drafting(own)
+
+
+def test_rounds_at_once_that_take_longer_than_plain_ones_make_it_rest() -> None:
+    answer = drafting(beside())
+    rounds = 0
+    while answer.allow("model", 1).depth:
+        answer.record(overlapped(4, 2, slower=4.0))
+        rounds += 1
+    assert rounds < 8
+    good = drafting(beside(Contention(target_factor=1.4, drafter_factor=1.4)))
+    for _ in range(30):
+        assert good.allow("model", 1).depth == 5
+        good.record(overlapped(4, 3, slower=1.4))
+
+
+def test_overlapped_rounds_are_no_plain_rounds_however_narrow() -> None:
+    own = beside()
+    answer = drafting(own)
+    answer.record(round_of())
+    plain = own.plain_tokens_per_s
+    for _ in range(PLAIN_EVERY):
+        assert answer.allow("model", 1).depth == 5
+        answer.record(overlapped(1, 2, slower=1.2))
+    assert own.plain_tokens_per_s == plain
+    assert answer.allow("model", 1).depth == 0, "now plain decoding is timed"
+    answer.record(round_of())
+    assert answer.allow("model", 1).depth == 5
+
+
+def test_reading_a_long_text_beside_the_target_costs_only_what_it_slows_it() -> None:
+    own = beside()
+    own.lengths = Lengths([100] * 20)
+    assert begun(own, 100_000).allow("model", 100_000).depth == 5
+    crowded = beside(Contention(target_factor=1.3, drafter_factor=1.3))
+    crowded.lengths = Lengths([100] * 20)
+    assert begun(crowded, 10).allow("model", 10).depth == 5
+    assert begun(crowded, 100_000).allow("model", 100_000).depth == 0
 
 
 # ---------------------------------------------------------------------------------------------------- the bounds

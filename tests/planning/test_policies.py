@@ -6,21 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.depth.bandit import BanditDepth
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
-from edgespec.planning.depth.cost_model import CostDepth
+from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.experience import History
 from edgespec.planning.depth.factory import make_budget, make_policy
-from tests.support.simulated_decoding import FLAT, STEEP, Machine, Source, always, costs_of, decode
+from tests.planning.test_depth import plain_round
+from tests.support.simulated_decoding import FLAT, Source, always, costs_of, decode
 
 KINDS = {
     "fixed": FixedDepth,
     "entropy": EntropyDepth,
     "confidence": ConfidenceDepth,
-    "cost": CostDepth,
-    "bandit": BanditDepth,
+    "cost": DepthControl,
+    "bandit": DepthControl,
 }
 SOURCES = [Source(text=always(0.9))]
 
@@ -28,46 +30,46 @@ SOURCES = [Source(text=always(0.9))]
 def test_every_name_has_a_policy() -> None:
     assert set(POLICY_NAMES) == set(KINDS)
     for name in POLICY_NAMES:
-        assert type(make_policy(name, 4, ["model"])) is KINDS[name]
+        assert type(make_policy(name, 4)) is KINDS[name]
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_no_policy_exceeds_its_cap(name: PolicyName) -> None:
     for depth_cap in (1, 4):
-        policy = make_policy(name, depth_cap, ["model"], costs_of(SOURCES))
+        policy = make_policy(name, depth_cap, costs_of(SOURCES))
         answer = decode(policy, SOURCES, tokens=200)
         assert max(answer.depths) == depth_cap
 
 
+def begun(policy: DepthPolicy) -> AnswerPolicy:
+    own = policy.answer(prompt_tokens=1000)
+    own.began(100.0, FLAT.plain_s)
+    for _ in range(100):
+        own.record(plain_round(FLAT.plain_s))
+    return own
+
+
 def test_only_those_that_know_prices_are_plain_without_any() -> None:
-    depths = {name: make_policy(name, 4, ["model"]).allow("model").depth for name in POLICY_NAMES}
+    depths = {name: begun(make_policy(name, 4)).allow("model").depth for name in POLICY_NAMES}
     assert depths == {"fixed": 4, "entropy": 4, "confidence": 4, "cost": 0, "bandit": 0}
 
 
-def test_prices_and_experience_reach_the_policy() -> None:
-    priors = {"model": AcceptancePrior(by_position=(0.95,) * 8)}
-    assert make_policy("cost", 4, ["model"], costs_of(SOURCES, STEEP)).allow("model").depth == 0
-    assert make_policy("cost", 4, ["model"], costs_of(SOURCES, STEEP), priors).allow("model").depth == 4
-    assert make_policy("cost", 4, [], costs_of(SOURCES, STEEP), priors).allow("model").depth == 0
-
-
-def test_the_bandit_times_plain_decoding_first_and_knows_the_others() -> None:
-    policy = make_policy("bandit", 4, ["model"], costs_of(SOURCES))
-    assert isinstance(policy, BanditDepth)
-    seen = []
-    for place in range(5 * 4):
-        if place % 4 == 0:
-            seen.append(policy.current)
-        decode(policy, SOURCES, Machine(), tokens=1)
-    assert seen == ["plain", "cost", "confidence", "entropy", "fixed"]
-    assert policy.plain_tokens_per_s == pytest.approx(1 / FLAT.plain_s)
+def test_prices_experience_and_history_reach_the_policy() -> None:
+    assert begun(make_policy("cost", 4, costs_of(SOURCES, FLAT))).allow("model").depth == 1, (
+        "before a draft was timed"
+    )
+    assert begun(make_policy("cost", 4, costs_of(SOURCES, FLAT.scaled(0.1)))).allow("model").depth == 0
+    prior, history = AcceptancePrior(by_position=(0.95,) * 8), History(lengths=(2,) * 9)
+    policy = make_policy("cost", 4, costs_of(SOURCES), {"model": prior}, history)
+    assert isinstance(policy, DepthControl)
+    assert policy.priors() == {"model": prior}
+    assert policy.history() == history
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_beside_the_target_a_chain_has_one_token_more(name: PolicyName) -> None:
-    policy = make_policy(name, 4, ["model"], costs_of(SOURCES), pipelined=True)
-    assert policy.allow("model").depth == 5
-    assert make_policy(name, 0, ["model"], costs_of(SOURCES), pipelined=True).allow("model").depth == 0
+    assert begun(make_policy(name, 4, costs_of(SOURCES), pipelined=True)).allow("model").depth == 5
+    assert begun(make_policy(name, 0, costs_of(SOURCES), pipelined=True)).allow("model").depth == 0
 
 
 def test_a_budget_counts_with_the_drafter_at_work() -> None:

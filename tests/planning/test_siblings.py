@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from edgespec.planning.cost.acceptance import AcceptancePrior, SiblingOdds, choose_siblings
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, SiblingOdds, choose_siblings
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost
+from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.depth.bandit import BanditDepth
-from edgespec.planning.depth.cost_model import CostDepth, CostGate
-from edgespec.planning.depth.factory import make_policy
+from edgespec.planning.depth.chain_gate import PricedGate
+from edgespec.planning.depth.control import DepthControl
 from tests.support.simulated_decoding import FLAT, MODEL
 
 LINE = Curve(widths=(1, 2), forward_s=(1.0, 1.05))
 STEPS = Curve(widths=(1, 4, 5, 8), forward_s=(1.0, 1.0, 1.2, 1.2))
+
+
+def times(curve: Curve) -> list[float]:
+    return [curve.seconds(width) for width in range(1, 14)]
 
 
 SURE = AcceptancePrior(by_position=(0.9,) * 8, by_confidence=(0.9,) * 10)
@@ -33,38 +38,38 @@ def gain(
 
 def test_those_that_bring_more_than_their_row_takes() -> None:
     reach, odds = [1.0, 0.5], [[0.2, 0.04], [0.2, 0.08]]
-    assert choose_siblings(LINE, reach, odds, 9, 1.0) == [(0, 0), (1, 0)]
-    assert choose_siblings(LINE, reach, odds, 9, 3.0) == [(0, 0)]
-    assert choose_siblings(LINE, reach, odds, 9, 0.5) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert choose_siblings(LINE, reach, odds, 9, 5.0) == []
+    assert choose_siblings(times(LINE), reach, odds, 9, 1.0) == [(0, 0), (1, 0)]
+    assert choose_siblings(times(LINE), reach, odds, 9, 3.0) == [(0, 0)]
+    assert choose_siblings(times(LINE), reach, odds, 9, 0.5) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert choose_siblings(times(LINE), reach, odds, 9, 5.0) == []
 
 
 def test_the_likeliest_where_there_is_room_for_few() -> None:
     reach, odds = [1.0, 0.9], [[0.2, 0.1], [0.3]]
-    assert choose_siblings(LINE, reach, odds, 1, 1.0) == [(1, 0)]
-    assert choose_siblings(LINE, reach, odds, 2, 1.0) == [(0, 0), (1, 0)]
+    assert choose_siblings(times(LINE), reach, odds, 1, 1.0) == [(1, 0)]
+    assert choose_siblings(times(LINE), reach, odds, 2, 1.0) == [(0, 0), (1, 0)]
     for most in (0, -3):
-        assert choose_siblings(LINE, reach, odds, most, 1.0) == []
+        assert choose_siblings(times(LINE), reach, odds, most, 1.0) == []
 
 
 def test_a_step_of_the_curve_is_taken_for_several_at_once() -> None:
     reach, odds = [1.0, 1.0, 1.0], [[0.1], [0.08], [0.07]]
-    assert choose_siblings(STEPS, reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], "one alone would not pay"
-    assert choose_siblings(STEPS, reach[:2], odds[:2], 9, 1.0) == [(0, 0)], "the row before the step is free"
-    assert choose_siblings(STEPS, reach, odds, 2, 1.0) == []
+    assert choose_siblings(times(STEPS), reach, odds, 9, 1.0) == [(0, 0), (1, 0), (2, 0)], "one alone would not pay"
+    assert choose_siblings(times(STEPS), reach[:2], odds[:2], 9, 1.0) == [(0, 0)], "the row before the step is free"
+    assert choose_siblings(times(STEPS), reach, odds, 2, 1.0) == []
 
 
 def test_a_least_gain_is_asked_of_each_step() -> None:
-    assert choose_siblings(LINE, [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "none unless told"
-    assert choose_siblings(LINE, [1.0], [[0.06]], 9, 1.0, 0.02) == []
-    assert choose_siblings(LINE, [1.0], [[0.08, 0.06]], 9, 1.0, 0.02) == [(0, 0)]
+    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0) == [(0, 0)], "none unless told"
+    assert choose_siblings(times(LINE), [1.0], [[0.06]], 9, 1.0, 0.02) == []
+    assert choose_siblings(times(LINE), [1.0], [[0.08, 0.06]], 9, 1.0, 0.02) == [(0, 0)]
 
 
 def test_odds_of_nothing_are_never_chosen() -> None:
     free = Curve(widths=(1, 9), forward_s=(1.0, 1.0))
-    assert choose_siblings(free, [1.0, 0.0], [[0.5, 0.0], [0.9]], 9, 1.0) == [(0, 0)]
-    assert choose_siblings(free, [], [], 9, 1.0) == []
-    assert choose_siblings(free, [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], "a place that nobody let through"
+    assert choose_siblings(times(free), [1.0, 0.0], [[0.5, 0.0], [0.9]], 9, 1.0) == [(0, 0)]
+    assert choose_siblings(times(free), [], [], 9, 1.0) == []
+    assert choose_siblings(times(free), [1.0], [[0.5], [0.5]], 9, 1.0) == [(0, 0)], "a place that nobody let through"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -78,7 +83,7 @@ def test_no_other_set_brings_more(seed: int) -> None:
     every = [(place, rank) for place in range(2) for rank in range(3)]
     sets = [list(own) for count in range(7) for own in itertools.combinations(every, count)]
     best = max(gain(curve, reach, odds, rate, own) for own in sets)
-    assert gain(curve, reach, odds, rate, choose_siblings(curve, reach, odds, 9, rate)) == pytest.approx(best)
+    assert gain(curve, reach, odds, rate, choose_siblings(times(curve), reach, odds, 9, rate)) == pytest.approx(best)
 
 
 def test_odds_are_taken_at_their_word_until_they_prove_better_or_worse() -> None:
@@ -98,76 +103,80 @@ def test_odds_are_taken_at_their_word_until_they_prove_better_or_worse() -> None
 # ------------------------------------------------------------------------------------------------------- the gate
 
 
-def costs() -> Costs:
-    return Costs(curves=ContextCurves(contexts=(128,), curves=(FLAT,)), drafts={"model": MODEL})
-
-
-def gate_of(policy: CostDepth | BanditDepth) -> CostGate:
-    gate = policy.allow("model").gate
-    assert isinstance(gate, CostGate)
-    return gate
+def gate(curve: Curve = FLAT, most: int = 7, token_s: float = MODEL.token_s, odds_factor: float = 1.0) -> PricedGate:
+    return PricedGate(times(curve), token_s, Acceptance(SURE), most, 1.0 / curve.plain_s, odds_factor)
 
 
 def test_the_gate_weighs_them_by_what_it_let_through() -> None:
-    policy = CostDepth(7, ["model"], costs(), {"model": SURE})
-    gate = gate_of(policy)
-    assert gate.siblings([], 5) == []
-    assert gate.admits(0.9, None)
-    assert gate.admits(0.9, None)
+    own = gate()
+    assert own.siblings([], 5) == []
+    assert own.admits(0.9, None)
+    assert own.admits(0.9, None)
     reach = [1.0, 0.9]
     for odds in ([[0.5, 0.1], [0.5]], [[0.02], [0.3, 0.2]]):
-        wanted = choose_siblings(FLAT, reach, odds, 5, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
-        assert gate.siblings(odds, 5) == wanted
+        wanted = choose_siblings(times(FLAT), reach, odds, 5, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
+        assert own.siblings(odds, 5) == wanted
         assert wanted
-        assert gate.siblings(odds, 1) == choose_siblings(FLAT, reach, odds, 1, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
+        one = choose_siblings(times(FLAT), reach, odds, 1, 1 / FLAT.plain_s, DRAFT_MARGIN - 1)
+        assert own.siblings(odds, 1) == one
 
 
-@pytest.mark.parametrize("name", ["cost", "bandit"])
-def test_alternatives_that_are_never_right_are_not_put_forward_any_more(name: str) -> None:
-    priors = {"model": SURE}
-    policy = make_policy("cost" if name == "cost" else "bandit", 7, ["model"], costs(), priors)
-    odds = [[0.12]]
+def test_no_more_is_put_forward_than_the_answer_may_lose() -> None:
+    own = gate(most=2)
+    assert own.admits(0.9, None)
+    assert own.siblings([[0.5, 0.4, 0.3]], 5) == [(0, 0)]
+
+
+def test_alternatives_that_are_never_right_are_not_put_forward_any_more() -> None:
+    costs = Costs(curves=ContextCurves(contexts=(128,), curves=(FLAT,)), drafts={"model": MODEL})
+    policy = DepthControl(costs, 7, {"model": SURE})
+    answer = policy.answer(prompt_tokens=100)
+    answer.began(10.0, FLAT.plain_s)
+    for _ in range(40):
+        answer.record(plain(FLAT.plain_s))
+
+    assert answer.allow("model").depth == 1
+    answer.record(replace(plain(FLAT.plain_s), source="model", draft_s=MODEL.token_s, draft_forwards=1))
 
     def chosen() -> list[tuple[int, int]]:
-        gate = CostDepth.allow(_cost_part(policy), "model").gate
-        assert isinstance(gate, CostGate)
-        assert gate.admits(0.9, None)
-        return gate.siblings(odds, 5)
+        own = answer.allow("model").gate
+        assert isinstance(own, PricedGate)
+        assert own.admits(0.9, None)
+        return own.siblings([[0.12]], 5)
 
     assert chosen() == [(0, 0)]
     for _ in range(100):
-        policy.learn_siblings("model", [0.4, 0.3], [False, False])
-        policy.learn_siblings("nobody", [0.4, 0.3], [True, False])
+        answer.learn_siblings("model", [0.4, 0.3], [False, False])
+        answer.learn_siblings("nobody", [0.4, 0.3], [True, False])
     assert chosen() == []
 
 
-def _cost_part(policy: object) -> CostDepth:
-    if isinstance(policy, CostDepth):
-        return policy
-    assert isinstance(policy, BanditDepth)
-    return next(own for own in policy._policies.values() if isinstance(own, CostDepth))
+def plain(seconds: float) -> RoundRecord:
+    return RoundRecord(
+        width=1,
+        context_length=100,
+        proposed=0,
+        evaluated=0,
+        accepted=0,
+        invalid=0,
+        emitted=1,
+        source=None,
+        draft_s=0.0,
+        sync_s=0.0,
+        verify_s=seconds,
+        round_s=seconds,
+    )
 
 
 def test_odds_above_one_are_certain() -> None:
-    gate = CostGate(LINE, 0.1, _always(), 7, 1.0, odds_factor=9.0)
-    assert gate.admits(0.9, None)
-    assert gate.siblings([[0.9]], 3) == [(0, 0)]
-    dear = CostGate(Curve(widths=(1, 2, 3), forward_s=(1.0, 1.1, 2.2)), 0.01, _always(), 1, 1.0, odds_factor=9.0)
-    assert dear.admits(0.9, None)
-    assert dear.siblings([[0.9]], 3) == [], "one token is not worth 1.1"
-
-
-def _always() -> object:
-    class Always:
-        def by_position(self, depth: int) -> tuple[float, ...]:
-            return (1.0,) * depth
-
-        def given(self, confidence: float) -> float:
-            return 1.0
-
-    return Always()
+    own = gate(LINE, odds_factor=9.0)
+    assert own.admits(0.9, None)
+    assert own.siblings([[0.9]], 3) == [(0, 0)]
+    dear = Curve(widths=(1, 2, 3), forward_s=(1.0, 1.1, 2.2))
+    own = PricedGate(times(dear), 0.01, Acceptance(SURE), 2, 1.0, 9.0)
+    assert own.admits(0.9, None)
+    assert own.siblings([[0.9]], 3) == [], "one token is not worth 1.1"
 
 
 def test_a_drafter_that_costs_nothing_has_its_gate_too() -> None:
-    policy = CostDepth(7, ["model"], Costs(curves=costs().curves, drafts={"model": DraftCost(token_s=0.0)}))
-    assert gate_of(policy).siblings([], 3) == []
+    assert gate(token_s=0.0).siblings([], 3) == []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from edgespec.interfaces.policy import Allowance
 from edgespec.planning.cost.curve import DraftCost, expected_tokens
-from tests.support.controlled_clock import Controlled
 from tests.support.drawn_requests import (
     LLAMA,
     NATIVE,
@@ -25,8 +24,7 @@ from tests.support.drawn_requests import (
 from tests.support.simulated_clock import (
     CAUSES,
     Always,
-    Calibrated,
-    Decider,
+    Controlled,
     Plain,
     Process,
     plain_seconds,
@@ -68,8 +66,8 @@ def test_a_drafter_that_is_always_right_takes_what_the_formula_says(depth: int) 
     world = replace(NATIVE, attention_s=0.0)
     rounds = 10
     tokens = 1 + rounds * (depth + 1)
-    served = serve(world, Always(depth), all_right(tokens))
-    first_s = 100 * world.lag_token_s + world.load_s
+    served = serve(world, Always(depth), all_right(tokens), Process(loaded=True))
+    first_s = 100 * world.lag_token_s
     # After a round whose every token stood the drafter has one token more to read than the last.
     round_s = depth * world.draft_token_s + world.rows_s[depth]
     expected_s = 99 * world.prompt_token_s + world.rows_s[0] + first_s + rounds * round_s
@@ -87,9 +85,9 @@ def test_tokens_a_round_are_those_of_the_formula(rate: float) -> None:
 
 def test_a_drafter_that_is_never_right_costs_its_drafting_and_the_wider_forwards() -> None:
     world = replace(NATIVE, attention_s=0.0)
-    served = serve(world, Always(2), all_right(41, right=False))
+    served = serve(world, Always(2), all_right(41, right=False), Process(loaded=True))
     lost_s = 40 * (2 * world.draft_token_s + world.rows_s[2] - world.rows_s[0])
-    lost_s += 100 * world.lag_token_s + world.load_s
+    lost_s += 100 * world.lag_token_s
     assert served.seconds - served.plain_s == pytest.approx(lost_s)
     assert served.saved_s == pytest.approx(0.0)
 
@@ -116,7 +114,8 @@ def test_an_answer_ends_with_the_text_also_in_the_middle_of_a_chain() -> None:
 
 def test_a_window_reads_less_and_is_right_less_often() -> None:
     class Windowed(Always):
-        window = 32
+        def allow(self, source: str, lag: int = 0) -> Allowance:
+            return Allowance(self.depth, None, 32)
 
     request = draw_request(generator(3), "code", 4000, 400)
     whole, windowed = serve(NATIVE, Always(3), request), serve(NATIVE, Windowed(3), request)
@@ -126,9 +125,11 @@ def test_a_window_reads_less_and_is_right_less_often() -> None:
 
 def test_reading_that_takes_too_long_is_left_off_and_gone_on_with() -> None:
     class Impatient(Always):
-        patience_s = 20 * NATIVE.lag_token_s
+        def allow(self, source: str, lag: int = 0) -> Allowance:
+            return Allowance(self.depth, None, None, 20 * NATIVE.lag_token_s)
 
-    served = serve(replace(NATIVE, attention_s=0.0), Impatient(3), all_right(41), keep=True)
+    world = replace(NATIVE, attention_s=0.0)
+    served = serve(world, Impatient(3), all_right(41), Process(loaded=True), keep=True)
     # 100 tokens in slices of 16, two at a time; what was written meanwhile is read as well.
     assert served.depths[:4] == [0, 0, 0, 3]
     assert [record.draft_forwards for record in served.records[:3]] == [0, 0, 0]
@@ -151,7 +152,7 @@ def test_a_neighbour_slows_both_ways_alike() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_parts_add_up(seed: int) -> None:
     scenario = draw_scenario(seed)
-    for served in serve_all(scenario, Calibrated(scenario), 6):
+    for served in serve_all(scenario, Controlled(scenario), 6):
         assert sum(served.spent.values()) == pytest.approx(served.seconds, rel=1e-9)
         lost_s = sum(served.spent[cause] for cause in CAUSES)
         assert served.seconds == pytest.approx(served.plain_s - served.saved_s + lost_s, rel=1e-9)
@@ -171,7 +172,7 @@ def test_the_same_seed_is_the_same_request_and_the_same_seconds() -> None:
     assert one == other
     assert list(one.requests(4)) == list(other.requests(4))
     assert one.request(3) == list(one.requests(4))[3]
-    first, second = (serve_all(scenario, Calibrated(scenario), 5) for scenario in (one, other))
+    first, second = (serve_all(scenario, Controlled(scenario), 5) for scenario in (one, other))
     assert first == second
     assert draw_scenario(6) != one
     assert one.request(1) != one.request(2)
@@ -181,13 +182,12 @@ def test_the_same_seed_is_the_same_request_and_the_same_seconds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [Calibrated, Controlled])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_stand_in_comes_to_the_rounds_of_the_real_loop(seed: int, make: Callable[[Scenario], Decider]) -> None:
+def test_the_stand_in_comes_to_the_rounds_of_the_real_loop(seed: int) -> None:
     """Ten requests each: load, learned acceptance and times are carried from one to the next."""
     scenario = draw_scenario(seed)
     world = scenario.world
-    deciders = make(scenario), make(scenario)
+    deciders = Controlled(scenario), Controlled(scenario)
     processes = Process(), Process()
     for request in scenario.requests(10):
         request = replace(request, prompt_tokens=min(request.prompt_tokens, 500))

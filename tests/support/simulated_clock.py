@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgespec.drafters.gates import admitted
 from edgespec.drafters.lookup import match_confidence
 from edgespec.interfaces.drafting import ChainGate
-from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
-from edgespec.planning.depth.cost_model import CostDepth, ProbeGate
+from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.experience import History
 from tests.support.drawn_requests import Request, Scenario, World
 
 # Tokens of lag that a round leaves anyway (drafters/model.py): more of it is catching up.
@@ -26,11 +27,11 @@ _ORDINARY_LAG = 2
 
 _WATCHED = 16
 
-# Tokens that the drafter reads between two looks at the clock.
-_SLICE = 16
+# Tokens that the drafter reads between two looks at the clock, at least and at most (drafters/model.py).
+_SLICES = 16, 64
 
 # Where a request's time went, beside what plain decoding takes.
-CAUSES = ("load", "reading", "drafting", "widening", "probing", "noise")
+CAUSES = ("load", "reading", "drafting", "widening", "noise")
 
 
 @dataclass(slots=True)
@@ -61,7 +62,6 @@ class Course:
     def __init__(self, world: World, request: Request, process: Process) -> None:
         self.world, self.request, self.process = world, request, process
         self.clock = Clock()
-        self.probing = False  # what is spent on drafting now is spent on finding out
         self._noises = 0
         self._known = self._from = 0  # the drafter's cache holds the text's tokens from ``_from`` to ``_known``
 
@@ -91,7 +91,7 @@ class Course:
         wide_s = plain_s
         if width > 1:
             wide_s = self.world.forward_s(width, context) * self._slower(place, width)
-            clock.spend("probing" if self.probing else "widening", wide_s - plain_s)
+            clock.spend("widening", wide_s - plain_s)
         noise = self._noise()
         if noise != 1.0:
             clock.spend("noise", wide_s * (noise - 1.0))
@@ -99,41 +99,35 @@ class Course:
     def lag(self, place: int) -> int:
         return max(0, self.request.prompt_tokens + place - 1 - self._known)
 
-    def load(self, place: int) -> float:
-        """Load the drafter if it is not there; the seconds it took."""
-        if self.process.loaded:
-            return 0.0
+    def load(self, place: int) -> None:
+        """Load the drafter; everything stands still meanwhile."""
         self.process.loaded = True
-        seconds = self.world.load_s * self._slower(place, 1)
-        self.clock.spend("load", seconds)
-        return seconds
+        self.clock.spend("load", self.world.load_s * self._slower(place, 1))
 
     def draft(
         self, place: int, depth: int, gate: ChainGate | None, window: int | None, patience_s: float = math.inf
     ) -> Drafted:
         """A chain to follow the answer's first ``place`` tokens, with a cache that holds at least the last ``window``
-        tokens (None: all of them). Reading that takes longer than ``patience_s`` is left off, and nothing drafted."""
+        tokens (None: whatever it holds). Reading that takes longer than ``patience_s`` is left off, and nothing
+        drafted."""
         clock, world, request = self.clock, self.world, self.request
         context = request.prompt_tokens + place
-        lag = self.lag(place)
-        fresh = self._known == 0 or (window is not None and window < lag) or (window is None and self._from > 0)
-        if fresh:
-            lag = context - 1 if window is None else min(window, context - 1)
-            self._from = context - 1 - lag
-        slower = self._slower(place, 1)
-        cause = "probing" if self.probing else "drafting"
-        before_s = clock.now_s
-        noise = self._noise()
-        reading = "probing" if self.probing else "reading"
-        read_s = slower * lag * world.lag_token_s * noise
-        if read_s > patience_s:
-            # In slices, between which it looks at the clock.
-            read = min(lag, _SLICE * math.ceil(patience_s / read_s * lag / _SLICE))
-            clock.spend(reading, read_s * read / lag)
-            self._known = self._from + read if fresh else self._known + read
-            return Drafted([], [], 0, clock.now_s - before_s)
-        clock.spend(reading, read_s)
-        clock.spend(cause, slower * world.draft_token_s * noise)
+        begins = 0 if window is None else max(0, context - 1 - window)
+        if not self._known or (window is not None and not self._from <= begins <= self._known):
+            self._from = self._known = begins
+        lag = max(0, context - 1 - self._known)
+        slower, before_s, noise = self._slower(place, 1), clock.now_s, self._noise()
+        token_s = slower * noise * world.lag_token_s
+        size = min(_SLICES[1], max(_SLICES[0], (lag + 1) // 16)) if patience_s < math.inf else lag + 1
+        read = 0
+        while lag + 1 - read > size:
+            clock.spend("reading", size * token_s)
+            read += size
+            if clock.now_s - before_s > patience_s:
+                self._known += read
+                return Drafted([], [], 0, clock.now_s - before_s)
+        clock.spend("reading", (lag - read) * token_s)
+        clock.spend("drafting", slower * world.draft_token_s * noise)
         sync_s = clock.now_s - before_s if lag + 1 > _ORDINARY_LAG else 0.0
         missed = world.missed(context - self._from)
         sure: list[float] = []
@@ -149,7 +143,7 @@ class Course:
             ended = len(sure) == depth or (hit and at == request.tokens - 1 and not request.cut)
             if ended or (gate is not None and not gate.goes_on()):
                 break
-            clock.spend(cause, slower * world.draft_token_s * self._noise())
+            clock.spend("drafting", slower * world.draft_token_s * self._noise())
             forwards += 1
             at += 1
         self._known = context + min(leading(right), forwards - 1)
@@ -196,30 +190,18 @@ def leading(right: Sequence[bool]) -> int:
 class Decider(Protocol):
     """What decides in a simulation: a depth policy, told what it may know."""
 
-    def begin(self, request: Request, prompt_s: float, first_s: float, loaded: bool) -> None:
+    def begin(self, request: Request, prompt_s: float, first_s: float) -> None:
         """An answer begins: what was asked, and what reading its prompt and its first token took."""
 
-    def allow(self, source: str, lag: int) -> Allowance: ...
+    def allow(self, source: str, lag: int = 0) -> Allowance: ...
 
-    @property
-    def window(self) -> int | None:
-        """Of the text, how many last tokens the drafter has to have read; None: all of it."""
-
-    @property
-    def patience_s(self) -> float:
-        """How long reading may take for the latest allowance."""
-
-    @property
-    def probing(self) -> bool:
-        """Whether the latest allowance was given to find out."""
-
-    def loaded(self, seconds: float) -> None: ...
+    def buys_load(self, source: str, lag: int = 0) -> bool: ...
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
 
     def record(self, record: RoundRecord) -> None: ...
 
-    def end(self, tokens: int) -> None: ...
+    def end(self) -> None: ...
 
     def restart(self) -> None:
         """The next process: what is stored stays."""
@@ -228,22 +210,19 @@ class Decider(Protocol):
 class Plain:
     """Never drafts."""
 
-    window = None
-    patience_s = math.inf
-    probing = False
+    def begin(self, request: Request, prompt_s: float, first_s: float) -> None: ...
 
-    def begin(self, request: Request, prompt_s: float, first_s: float, loaded: bool) -> None: ...
-
-    def allow(self, source: str, lag: int) -> Allowance:
+    def allow(self, source: str, lag: int = 0) -> Allowance:
         return Allowance(0)
 
-    def loaded(self, seconds: float) -> None: ...
+    def buys_load(self, source: str, lag: int = 0) -> bool:
+        return self.allow(source, lag).depth > 0
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
 
     def record(self, record: RoundRecord) -> None: ...
 
-    def end(self, tokens: int) -> None: ...
+    def end(self) -> None: ...
 
     def restart(self) -> None: ...
 
@@ -254,39 +233,44 @@ class Always(Plain):
     def __init__(self, depth: int) -> None:
         self.depth = depth
 
-    def allow(self, source: str, lag: int) -> Allowance:
+    def allow(self, source: str, lag: int = 0) -> Allowance:
         return Allowance(self.depth)
 
 
-class Calibrated(Plain):
-    """The default policy of the product, as an engine uses it."""
+class Controlled(Plain):
+    """The default policy of the product, as an engine and its sessions use it."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+        self._cap = scenario.world.depth_cap
+        self._costs = replace(scenario.costs, load_s=scenario.believed_load_s)
         priors = {} if scenario.prior is None else {"model": scenario.prior}
-        self.policy = self._policy(priors)
-        self._gate: ChainGate | None = None
+        self.control = DepthControl(self._costs, self._cap, priors)
+        self.answer: AnswerPolicy = self.control.answer(prompt_tokens=0)
 
-    def _policy(self, priors: dict[str, AcceptancePrior]) -> CostDepth:
-        return CostDepth(self._scenario.world.depth_cap, ("lookup", "model"), self._scenario.costs, priors)
+    def begin(self, request: Request, prompt_s: float, first_s: float) -> None:
+        self.answer = self.control.answer(prompt_tokens=request.prompt_tokens, most=request.max_tokens)
+        self.answer.began(prompt_s, first_s)
 
-    @property
-    def probing(self) -> bool:  # type: ignore[override]
-        return isinstance(self._gate, ProbeGate)
+    def allow(self, source: str, lag: int = 0) -> Allowance:
+        return self.answer.allow(source, lag)
 
-    def allow(self, source: str, lag: int) -> Allowance:
-        allowance = self.policy.allow(source, lag)
-        self._gate = allowance.gate
-        return allowance
+    def buys_load(self, source: str, lag: int = 0) -> bool:
+        return self.answer.buys_load(source, lag)
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
-        self.policy.learn(source, confidences, hits)
+        self.answer.learn(source, confidences, hits)
 
     def record(self, record: RoundRecord) -> None:
-        self.policy.record(record)
+        self.answer.record(record)
+
+    def end(self) -> None:
+        self.answer.end()
 
     def restart(self) -> None:
-        self.policy = self._policy(self.policy.priors())
+        """What is stored goes through its files' format."""
+        priors = {name: AcceptancePrior.from_json(own.as_json()) for name, own in self.control.priors().items()}
+        history = History.from_json(self.control.history().as_json())
+        self.control = DepthControl(self._costs, self._cap, priors, history)
 
 
 # ------------------------------------------------------------------------------------------------------- serving
@@ -327,7 +311,7 @@ class Served:
     def cause(self) -> str:
         """Where most of what was lost went: rounds that drafted are judged by what they came to together."""
         rounds_s = self.spent["drafting"] + self.spent["widening"] - self.saved_s
-        lost = {cause: self.spent[cause] for cause in ("load", "reading", "probing", "noise")}
+        lost = {cause: self.spent[cause] for cause in ("load", "reading", "noise")}
         return max((*lost, "rounds"), key=lambda cause: lost.get(cause, rounds_s))
 
 
@@ -356,13 +340,12 @@ def serve(
     tokens_at: list[int] = []
     records: list[RoundRecord] = []
     first_s = course.read_prompt()
-    decider.begin(request, clock.now_s - first_s, first_s, course.process.loaded)
+    decider.begin(request, clock.now_s - first_s, first_s)
     emitted = 1
     while emitted < tokens:
         limit = cap if most is None else min(cap, most - emitted - 1)
         started = clock.now_s
         source, chain = None, None
-        course.probing = False
         if limit > 0:
             if watched:
                 _judge(watched, emitted, decider)
@@ -370,14 +353,7 @@ def serve(
             if chain is not None:
                 source = "lookup"
             else:
-                allowance = decider.allow("model", course.lag(emitted))
-                allowed = min(limit, allowance.depth)
-                if allowed > 0:
-                    course.probing = decider.probing
-                    if not course.process.loaded:
-                        decider.loaded(course.load(emitted))
-                    source = "model"
-                    chain = course.draft(emitted, allowed, allowance.gate, decider.window, decider.patience_s)
+                source, chain = _drafted(course, decider, emitted, limit)
         drafted = clock.now_s
         proposed = 0 if chain is None else len(chain.right)
         course.forward(proposed + 1, emitted)
@@ -408,7 +384,7 @@ def serve(
         if keep:
             records.append(record)
         emitted += brought
-    decider.end(tokens)
+    decider.end()
     plain_s = plain_seconds(world, request)
     return Served(
         request=request,
@@ -435,6 +411,20 @@ def _copied(
     if allowance.gate is not None:
         kept = admitted(allowance.gate, idea.sure[:kept])
     return idea.cut(kept) if kept > 0 else None
+
+
+def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[str | None, Drafted | None]:
+    """The same with the drafting model, which is loaded when that is bought; who drafted, and what."""
+    lag = course.lag(place)
+    if not course.process.loaded:
+        if decider.buys_load("model", lag):
+            course.load(place)
+        return None, None
+    allowance = decider.allow("model", lag)
+    allowed = min(limit, allowance.depth)
+    if allowed < 1:
+        return None, None
+    return "model", course.draft(place, allowed, allowance.gate, allowance.window, allowance.patience_s)
 
 
 def _judge(watched: deque[tuple[int, Drafted]], emitted: int, decider: Decider) -> None:

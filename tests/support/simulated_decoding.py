@@ -190,7 +190,7 @@ class SimulatedDrafter:
         if self._chance.random() >= text.offered:
             return NOTHING
         before_s = self._time.spent_s
-        lag = self.lag(context)
+        lag = self.lag(context) if context.window is None else min(context.window, self.lag(context))
         self._spend(self._cost.round_s + lag * self._cost.lag_token_s + self._cost.token_s, place)
         sync_s = self._time.spent_s - before_s if lag > 1 and not self.free else 0.0
         tokens: list[int] = []
@@ -304,8 +304,9 @@ def decode(
     ]
     history = list(range(prompt_tokens))
     limits = LoopLimits(max_tokens=tokens + 1, depth_cap=depth_cap, vocabulary_size=2 * WRONG)
-    drafter = CombinationState(parts, policy)
-    loop = DecodeLoop(target, drafter, policy, Chooser(Sampling()), history, limits, clock=time.read)
+    own = policy.answer(prompt_tokens=prompt_tokens, most=tokens + 1)
+    drafter = CombinationState(parts, own)
+    loop = DecodeLoop(target, drafter, own, Chooser(Sampling()), history, limits, clock=time.read)
     records: list[RoundRecord] = []
     prefill_s = 0.0
     for step in loop.steps():
@@ -313,6 +314,7 @@ def decode(
             prefill_s = time.spent_s
         else:
             records.append(step.record)
+    own.end()
     assert history == list(range(prompt_tokens + tokens + 1)), "drafting changes no text"
     plain_s = sum(machine.curve.plain_s * machine.slower(1, place) for place in range(1, tokens + 1))
     return Run(tokens=tokens, seconds=time.spent_s - prefill_s, plain_s=plain_s, records=tuple(records))

@@ -14,7 +14,7 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
-from edgespec.interfaces.policy import Allowance, RoundRecord
+from edgespec.interfaces.policy import RoundRecord, WhyOff
 from tests.support.drawn_requests import Request, World
 from tests.support.simulated_clock import Course, Decider, Drafted, Process
 from tests.support.simulated_decoding import WRONG, Truth
@@ -26,12 +26,9 @@ class _Target:
     def __init__(self, course: Course) -> None:
         self._course = course
         self.length = 0
-        self.prompt_s = 0.0  # the clock before the forward that brings the answer's first token
 
     def forward(self, tokens: Sequence[int], rows: int) -> Truth:
         course, prompt = self._course, self._course.request.prompt_tokens
-        if self.length < prompt and rows:
-            self.prompt_s = course.clock.now_s
         if rows:
             course.forward(len(tokens), self.length + 1 - prompt)
         else:
@@ -46,15 +43,24 @@ class _Target:
 class _Drafter:
     """A DraftState that is as right as the course says."""
 
-    def __init__(self, course: Course, decider: Decider, *, free: bool) -> None:
-        self._course, self._decider, self.free = course, decider, free
+    def __init__(self, course: Course, *, free: bool) -> None:
+        self._course, self.free = course, free
+        self._asked_at = 0
         self._kind = "lookup" if free else "model"
+
+    @property
+    def ready(self) -> bool:
+        return self.free or self._course.process.loaded
+
+    def load(self) -> None:
+        self._course.load(self._asked_at)
 
     def _place(self, context: Context) -> int:
         return len(context) - self._course.request.prompt_tokens
 
     def lag(self, context: Context) -> int:
-        return 0 if self.free else self._course.lag(self._place(context))
+        self._asked_at = self._place(context)
+        return 0 if self.free else self._course.lag(self._asked_at)
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         course, place = self._course, self._place(context)
@@ -64,9 +70,7 @@ class _Drafter:
             if drafted is None:
                 return NOTHING
         else:
-            if not course.process.loaded:
-                self._decider.loaded(course.load(place))
-            drafted = course.draft(place, depth, gate, self._decider.window, self._decider.patience_s)
+            drafted = course.draft(place, depth, gate, context.window, context.patience_s)
         tokens = [len(context) + index if hit else WRONG for index, hit in enumerate(drafted.right)]
         return Proposal(
             tokens=tuple(tokens),
@@ -86,27 +90,20 @@ class _Drafter:
     def close(self) -> None: ...
 
 
-class _Policy:
+class _Answer:
     """The decider as the loop and the combination know it."""
 
-    plain_tokens_per_s = None
+    def __init__(self, decider: Decider, request: Request) -> None:
+        self._decider, self._request = decider, request
+        self.allow, self.buys_load, self.learn = decider.allow, decider.buys_load, decider.learn
+        self.record, self.end = decider.record, decider.end
 
-    def __init__(self, decider: Decider, course: Course) -> None:
-        self._decider, self._course = decider, course
-        self.learn, self.record_it = decider.learn, decider.record
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        allowance = self._decider.allow(source, lag)
-        self._course.probing = source == "model" and allowance.depth > 0 and self._decider.probing
-        return allowance
+    def began(self, prompt_s: float, first_s: float) -> None:
+        self._decider.begin(self._request, prompt_s, first_s)
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None: ...
 
-    def record(self, record: RoundRecord) -> None:
-        self._course.probing = False
-        self.record_it(record)
-
-    def why_off(self, source: str) -> str | None:
+    def why_off(self, source: str) -> WhyOff | None:
         return None
 
 
@@ -115,10 +112,10 @@ def serve_by_loop(
 ) -> tuple[list[RoundRecord], Course]:
     """One request by the real loop: the records of its rounds, and its course with the clock."""
     course = Course(world, request, process or Process())
-    policy: Any = _Policy(decider, course)
+    answer: Any = _Answer(decider, request)
     parts: Any = [
-        ("lookup", _Drafter(course, decider, free=True)),
-        ("model", _Drafter(course, decider, free=False)),
+        ("lookup", _Drafter(course, free=True)),
+        ("model", _Drafter(course, free=False)),
     ]
     target: Any = _Target(course)
     prompt = request.prompt_tokens
@@ -132,18 +129,14 @@ def serve_by_loop(
     )
     loop = DecodeLoop(
         target,
-        CombinationState(parts, policy),
-        policy,
+        CombinationState(parts, answer),
+        answer,
         Chooser(Sampling()),
         history,
         limits,
         clock=course.clock.read,
     )
-    steps = loop.steps()
-    next(steps)
-    first_s = course.clock.now_s - target.prompt_s
-    decider.begin(request, course.clock.now_s - first_s, first_s, course.process.loaded)
-    records = [step.record for step in steps if step.record is not None]
-    decider.end(request.tokens)
+    records = [step.record for step in loop.steps() if step.record is not None]
+    answer.end()
     assert history == list(range(prompt + request.tokens)), "drafting changes no text"
     return records, course

@@ -31,7 +31,7 @@ from edgespec.decoding.verify import Verdict
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence
-from edgespec.interfaces.policy import DepthPolicy, RoundRecord
+from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Rows
 
 # How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
@@ -46,7 +46,7 @@ class PipelinedLoop(Rounds):
         self,
         target: Sequence,
         drafter: DraftState,
-        policy: DepthPolicy,
+        depth: AnswerPolicy,
         chooser: Chooser,
         history: list[int],
         limits: LoopLimits,
@@ -55,9 +55,8 @@ class PipelinedLoop(Rounds):
         budget: Budget,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(target, chooser, history, limits, clock)
+        super().__init__(target, depth, chooser, history, limits, clock)
         self._drafter = drafter
-        self._policy = policy
         self._submit = submit
         self._budget = budget
         self._pending: list[PutForward] = []
@@ -130,7 +129,7 @@ class PipelinedLoop(Rounds):
             overlapped=overlapped,
         )
         step = self._commit(committed, record, [each.source for each in chain[:accepted]])
-        self._policy.record(record)
+        self._depth.record(record)
         self._budget.record(record)
         self._settle(chain[:evaluated], accepted, rest, tuple(committed))
         if step.finish is not None:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.planning.cost.curve import Curve
-
 # Bins of equal width over [0, 1]. Ten tell a sure copy from a guess and still fill within a paragraph.
 BINS = 10
 
@@ -161,14 +159,9 @@ class Acceptance:
         return sum(known) / len(known) if known else UNKNOWN
 
     @property
-    def observed(self) -> float:
-        """Recent observations behind ``overall``, decayed; 0.0 before any."""
-        return self._all.tried
-
-    @property
-    def proven(self) -> bool:
-        """Whether anything but a guess is known: from earlier conversations, or from enough of this one."""
-        return self._prior != NO_PRIOR or self.observed >= PRIOR_STRENGTH
+    def seen(self) -> int:
+        """Tokens of this process that were judged."""
+        return self._all.tried_ever
 
     def by_position(self, depth: int) -> tuple[float, ...]:
         """Probability of acceptance at each of the first ``depth`` positions, given those before it."""
@@ -197,9 +190,9 @@ class Acceptance:
 
     def as_prior(self) -> AcceptancePrior:
         """What is known now, for the next conversation; the old prior while too few tokens were seen to judge by."""
-        if not self.proven:
-            return self._prior
         prior = self._prior
+        if prior == NO_PRIOR and self.seen < PRIOR_STRENGTH:
+            return prior
         overall = self._all.ever(self._usual, PRIOR_STRENGTH)
 
         def rate(count: _Count, known: float | None, guess: float) -> float | None:
@@ -249,7 +242,7 @@ class SiblingOdds:
 
 
 def choose_siblings(
-    curve: Curve,
+    forward_s: Sequence[float],
     reach: Sequence[float],
     odds: Sequence[Sequence[float]],
     most: int,
@@ -260,20 +253,20 @@ def choose_siblings(
 
     The chain has ``len(reach)`` tokens; ``reach[i]`` is the probability that those before token i stand, and
     ``odds[i][j]`` that its j-th alternative is the target's if they do. A sibling brings one token if it is the
-    target's, for what the forward then takes longer by ``curve``. Added are the likeliest as long as they bring more
-    than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens (Dinkelbach, 1967): where the curve rises in
-    steps, several at once.
+    target's, for what the forward then takes longer: ``forward_s[d]`` with d drafted tokens. Added are the likeliest
+    as long as they bring more than that time is worth at ``tokens_per_s``, by ``least_gain`` tokens (Dinkelbach,
+    1967): where T(w) rises in steps, several at once.
     """
     chances = sorted(
         (-before * own, place, rank)
         for place, (before, each) in enumerate(zip(reach, odds, strict=False))
         for rank, own in enumerate(each)
     )[: max(0, most)]
-    width, taken, gained = len(reach) + 1, 0, 0.0
-    before_s = curve.seconds(width)
+    length, taken, gained = len(reach), 0, 0.0
+    before_s = forward_s[length]
     for count, (loss, _, _) in enumerate(chances, start=1):
         gained -= loss
-        after_s = curve.seconds(width + count)
+        after_s = forward_s[length + count]
         if gained > tokens_per_s * (after_s - before_s) + least_gain:
             taken, gained, before_s = count, 0.0, after_s
     return sorted((place, rank) for _, place, rank in chances[:taken])

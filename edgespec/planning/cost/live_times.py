@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 
 from edgespec.planning.cost.curve import ContextCurves
-from edgespec.planning.cost.live_curve import IMPLAUSIBLE_FACTOR
+
+# A forward this many times longer than expected was not one: a suspended machine, a debugger, a clock that jumped.
+IMPLAUSIBLE_FACTOR = 50.0
 
 # Forwards whose median is the machine's pace: two stalls in a row move nothing, three slow forwards are a change.
 _RECENT = 5
@@ -21,6 +24,25 @@ _MOST_WEIGHT = 30.0
 
 # What one comparison may claim, as a logarithm: a stall is no deviation.
 _MOST_OFF = 0.7
+
+# Plain forwards whose median is called plain decoding's speed, and how many there have to be.
+_RECENT_PLAIN, _ENOUGH_PLAIN = 9, 4
+
+
+class PlainTimes:
+    """What plain forwards took lately, whatever anybody expected."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_RECENT_PLAIN)
+
+    def record(self, seconds: float) -> None:
+        usual_s = statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else math.inf
+        if math.isfinite(seconds) and 0.0 < seconds <= IMPLAUSIBLE_FACTOR * usual_s:
+            self._seconds.append(seconds)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return 1.0 / statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else None
 
 
 class LiveTimes:

@@ -1,26 +1,26 @@
-"""How far to draft, round by round: policies that can be exchanged, named as in the literature.
+"""The depth policies that ask no price, named as in the literature; each decides alike in every answer.
 
 ``fixed`` the same depth always; ``entropy`` stops a chain when the drafter is unsure (SVIP, Zhang et al., 2024);
-``confidence`` stops it when some token is likely to be rejected (the rule of SpecDec++, Huang et al., 2024);
-``cost`` (the default) drafts what earns the most tokens a second by measured times (planning/depth/cost_model.py);
-``bandit`` chooses among the others (planning/depth/bandit.py). Only ``cost`` and ``bandit`` may find that drafting
-does not pay.
+``confidence`` stops it when some token is likely to be rejected (the rule of SpecDec++, Huang et al., 2024). The
+default, ``cost``, is planning/depth/control.py; a profile may call it ``bandit`` as well, which once chose among all.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from edgespec.interfaces.policy import Allowance, RoundRecord
-from edgespec.planning.cost.live_curve import LiveCurve
+from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord, WhyOff
+from edgespec.planning.cost.live_times import PlainTimes
 
 PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 OFF = Allowance(0)
+
+NOT_CALIBRATED = WhyOff("not_calibrated", "this machine is not calibrated yet")
+DEPTH_0 = WhyOff("depth_zero", "depth 0 was asked for")
 
 # SVIP stops where the root of the drafter's entropy exceeds a threshold, a stand-in for a bound on the acceptance
 # probability. The paper's constant is not known to us; a root of 1.0 (an entropy of 1 nat, as of 2.7 equally likely
@@ -33,14 +33,22 @@ REJECTION_LIMIT = 0.5
 
 
 class TimedPolicy:
-    """What every policy knows: how fast plain decoding is. Subclasses say how far to draft."""
+    """Is its own answer, every time. It knows how fast plain decoding is; subclasses say how far to draft."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._live_curve = LiveCurve()
+    def __init__(self, plain: PlainTimes | None = None) -> None:
+        self._plain = plain or PlainTimes()
+
+    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
+        return self
+
+    def began(self, prompt_s: float, first_s: float) -> None:
+        """Learns nothing of it."""
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
         raise NotImplementedError
+
+    def buys_load(self, source: str, lag: int = 0) -> bool:
+        return self.allow(source, lag).depth > 0
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         """Learns nothing about acceptance."""
@@ -49,33 +57,34 @@ class TimedPolicy:
         """Nor about alternatives."""
 
     def record(self, record: RoundRecord) -> None:
-        if record.overlapped:
-            return  # beside a drafter at work the target is slower, which says nothing about its own pace
-        with self._lock:
-            self._live_curve.record(record.width, record.context_length, record.verify_s)
+        # Beside a drafter at work the target is slower, which says nothing about its own pace.
+        if record.width == 1 and not record.overlapped:
+            self._plain.record(record.verify_s)
 
-    def why_off(self, source: str) -> str | None:
+    def end(self) -> None:
+        """Nothing outlives an answer."""
+
+    def why_off(self, source: str) -> WhyOff | None:
         return None
 
     @property
     def plain_tokens_per_s(self) -> float | None:
-        with self._lock:
-            seconds = self._live_curve.plain_s
-        return None if seconds is None else 1.0 / seconds
+        return self._plain.tokens_per_s
 
 
 class FixedDepth(TimedPolicy):
-    """The same depth in every round, because someone asked for it."""
+    """The same depth in every round, because someone asked for it; ``why`` it is, where that is 0."""
 
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self._allowance = Allowance(depth)
+    def __init__(self, depth: int, why: WhyOff | None = DEPTH_0, plain: PlainTimes | None = None) -> None:
+        super().__init__(plain)
+        self.depth = depth
+        self._why = why
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
-        return self._allowance
+        return Allowance(self.depth)
 
-    def why_off(self, source: str) -> str | None:
-        return "depth 0 was asked for" if self._allowance.depth == 0 else None
+    def why_off(self, source: str) -> WhyOff | None:
+        return None if self.depth else self._why
 
 
 class EntropyGate:

@@ -6,7 +6,7 @@ import math
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, expected_tokens, overlapped_tokens
-from edgespec.planning.cost.live_curve import LiveCurve
+from edgespec.planning.cost.live_times import LiveTimes
 
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
@@ -45,7 +45,8 @@ class MeasuredBudget:
 
     def __init__(self, depth_cap: int, curve: Curve | None, *, overlaps_prefill: bool = False) -> None:
         self._depth_cap = depth_cap
-        self._live_curve = LiveCurve(None if curve is None else ContextCurves(contexts=(0,), curves=(curve,)))
+        curves = None if curve is None else ContextCurves(contexts=(0,), curves=(curve,))
+        self._times = None if curves is None else LiveTimes(curves, depth_cap + 1)
         self._overlaps_prefill = overlaps_prefill
         self._accepted = _PRIOR_ACCEPTED
         self._evaluated = _PRIOR_EVALUATED
@@ -65,12 +66,12 @@ class MeasuredBudget:
         A window of w tokens scores w + 1 places, each of which gives a token if all before it stood.
         """
         most = min(len(confidences), self._depth_cap)
-        curve = self._live_curve.curve()
-        if curve is None:
+        if self._times is None:
             return most
+        forward_s = self._times.all_now(0)
         best, best_rate = 0, -math.inf
         for window in range(most + 1):
-            rate = expected_tokens([self.acceptance] * window) / curve.seconds(window + 1)
+            rate = expected_tokens([self.acceptance] * window) / forward_s[window]
             if rate > best_rate:
                 best, best_rate = window, rate
         return best
@@ -82,11 +83,10 @@ class MeasuredBudget:
     def draft_tokens(self, pending: int, window: int) -> int:
         """As many as there is time for; the next window and the token compared before it where that is not known."""
         most = self._depth_cap + 1
-        curve = self._live_curve.curve()
-        if curve is None or self._forward_s is None:
+        if self._times is None or self._forward_s is None:
             return most
         drafting = DraftCost(token_s=self._forward_s)
-        return overlapped_tokens(curve.seconds(window + 1), drafting, self.acceptance, most)
+        return overlapped_tokens(self._times.now_s(window + 1, 0), drafting, self.acceptance, most)
 
     def patience_s(self) -> float:
         """Seconds to wait for the forward that the drafter is at."""
@@ -124,8 +124,8 @@ class MeasuredBudget:
 
     def record(self, record: RoundRecord) -> None:
         """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""
-        if record.overlapped:
-            self._live_curve.record(record.width, record.context_length, record.verify_s)
+        if record.overlapped and self._times is not None and record.width <= self._depth_cap + 1:
+            self._times.record(record.width, 0, record.verify_s)
         if record.evaluated:
             self._accepted = _DECAY * self._accepted + record.accepted
             self._evaluated = _DECAY * self._evaluated + record.evaluated

@@ -9,6 +9,7 @@ unless the answer so far could lose it and stay above a share of plain decoding'
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # The worst request loses this share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain, and what times are
@@ -40,8 +41,12 @@ class Ledger:
 class Lengths:
     """How long the answers of a session have been."""
 
-    def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=_REMEMBERED)
+    def __init__(self, known: Iterable[int] = ()) -> None:
+        self._lengths: deque[int] = deque(known, maxlen=_REMEMBERED)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        return tuple(self._lengths)
 
     def add(self, tokens: int) -> None:
         self._lengths.append(tokens)

@@ -1,0 +1,170 @@
+"""How much of a text the drafter reads, in which slices, and how it goes on after reading was left off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edgespec.decoding.sampling import Chooser, Sampling
+from edgespec.drafters import model as reading
+from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.errors import CancelledError
+from edgespec.interfaces.drafting import Context, DraftRequest
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+
+LONG = [place % 9 for place in range(200)]
+
+
+def started(model: FakeModel, context_length: int = 512) -> ModelDraftState:
+    request = DraftRequest(
+        chooser=Chooser(Sampling(seed=1)), vocabulary_size=model.facts.vocabulary_size, context_length=context_length
+    )
+    return ModelDrafter(lambda: model).start(request)
+
+
+def told(tokens: list[int], window: int | None = None, patience_s: float = math.inf) -> Context:
+    context = Context(tokens)
+    context.window, context.patience_s = window, patience_s
+    return context
+
+
+def likeliest(model: FakeModel, tokens: list[int], count: int) -> list[int]:
+    known = list(tokens)
+    for _ in range(count):
+        scores = list(model.scores(known))
+        known.append(scores.index(max(scores)))
+    return known[len(tokens) :]
+
+
+def only(model: FakeModel) -> FakeSequence:
+    (sequence,) = model.sequences
+    return sequence
+
+
+class Clock:
+    """Each look at it takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(reading.time, "perf_counter", self.read)
+
+    def read(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_only_the_window_and_the_last_token_are_read_from_position_0_on() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    assert state.lag(told(LONG)) == len(LONG) - 1
+    found = list(state.propose(told(LONG, 32), 3).tokens)
+    assert only(model).tokens == [*LONG[-33:], *found[:2]]
+    assert found == likeliest(model, LONG[-33:], 3)
+    assert state.lag(told([*LONG, *found, 5])) == 1, "the last token drafted was not fed, the last one is not counted"
+
+
+def test_a_window_that_is_there_is_gone_on_with_whatever_is_asked_later() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG, 32), 1)
+    longer = [*LONG, 3, 1, 4]
+    for window in (None, 16, 35):
+        assert list(state.propose(told(longer, window), 2).tokens) == likeliest(model, longer[-36:], 2)
+    assert sum(only(model).log.widths) < 33 + 5 * 4
+
+
+def test_all_of_the_text_is_read_again_where_that_is_asked() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG, 32), 1)
+    assert list(state.propose(told(LONG, len(LONG)), 2).tokens) == likeliest(model, LONG, 2)
+    assert only(model).tokens[: len(LONG)] == LONG
+
+
+def test_a_text_that_went_further_than_the_window_is_read_anew() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG, 32), 1)
+    much = [*LONG, *LONG]
+    assert list(state.propose(told(much, 32), 1).tokens) == likeliest(model, much[-33:], 1)
+    assert only(model).tokens == much[-33:]
+
+
+def test_another_text_is_read_from_its_beginning() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG, 32), 1)
+    other = [7, 7, 2]
+    assert state.lag(told(other)) == 2
+    assert list(state.propose(told(other), 2).tokens) == likeliest(model, other, 2)
+
+
+def test_a_text_longer_than_the_drafters_context_fits_by_its_window() -> None:
+    model = FakeModel(seed=1)
+    state = started(model, context_length=64)
+    assert list(state.propose(told(LONG, 32), 3).tokens) == likeliest(model, LONG[-33:], 3)
+    assert started(model, context_length=64).propose(told(LONG), 3).tokens == ()
+
+
+def test_reading_is_left_off_when_patience_ends_and_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    Clock(monkeypatch)
+    left = []
+    while not (proposal := state.propose(told(LONG, None, 1.5), 2)).tokens:
+        assert (proposal.drafted_by, proposal.forwards) == ("model", 0)
+        assert proposal.sync_s > 1.5
+        left.append(state.lag(told(LONG)))
+    assert left == [167, 135, 103, 71, 39, 7], "two slices of sixteen before the second look"
+    assert list(proposal.tokens) == likeliest(model, LONG, 2)
+
+
+@pytest.mark.parametrize(("tokens", "widths"), [(100, [16] * 6 + [4]), (400, [25] * 16), (2000, [64] * 31 + [16])])
+def test_slices_grow_with_what_is_to_be_read(tokens: int, widths: list[int]) -> None:
+    model = FakeModel(seed=1)
+    started(model, 4096).propose(told([place % 7 for place in range(tokens)], None, 100.0), 1)
+    assert only(model).log.widths == widths
+
+
+def test_without_a_limit_all_is_one_forward() -> None:
+    model = FakeModel(seed=1)
+    started(model).propose(told(LONG), 1)
+    assert only(model).log.widths == [len(LONG)]
+
+
+def test_a_cancel_between_two_slices_takes_effect_before_the_next() -> None:
+    model = FakeModel(seed=1, faults=Faults(cancel_at=3))
+    state = started(model)
+    with pytest.raises(CancelledError):
+        state.propose(told(LONG, None, 100.0), 1)
+    assert state.lag(told(LONG)) == len(LONG) - 1 - 32, "what was read is known"
+    state.reset_cancel()
+    assert list(state.propose(told(LONG, None, 100.0), 2).tokens) == likeliest(model, LONG, 2)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_whatever_is_asked_the_cache_holds_what_it_is_taken_to_hold(data: st.DataObject) -> None:
+    """Texts that grow, change and shrink, windows and forks: a chain follows the part of the text that is known."""
+    model = FakeModel(seed=1, can_fork=data.draw(st.booleans()))
+    state = started(model)
+    tokens = [data.draw(st.integers(0, 3)) for _ in range(5)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        window = data.draw(st.none() | st.integers(1, 60))
+        found = list(state.propose(told(tokens, window), data.draw(st.integers(1, 3))).tokens)
+        cache = state._cache  # what it takes its cache to hold is told to nobody
+        assert cache is not None
+        assert isinstance(cache.sequence, FakeSequence)
+        assert cache.sequence.tokens == cache.known
+        assert found == likeliest(model, tokens[cache.start :], len(found))
+        assert window is None or cache.start <= max(0, len(tokens) - 1 - window)
+        branch = [*tokens, data.draw(st.integers(0, 3))]
+        ahead = list(state.branch(told(branch), 2).tokens)
+        cache = state._cache
+        assert cache is not None
+        assert ahead == likeliest(model, branch[cache.start :], len(ahead))
+        assert all(other.sequence.tokens == other.known for other in state._branches)
+        cut = data.draw(st.integers(1, len(tokens)))
+        tokens = [*tokens[:cut], *(data.draw(st.integers(0, 3)) for _ in range(data.draw(st.integers(1, 40))))]
