@@ -387,7 +387,11 @@ def settled_settings(
     settled = store.load_place(facts)
     place = next((place for place in places.targets if place.key == settled.chosen), None)
     if place is None or not places.room(place) or place.needed_bytes[HOST] > allowed_bytes:
-        return settings, ()
+        if settled.chosen is None or (prepare.profile.runtime, prepare.profile.device) != ("auto", "auto"):
+            return settings, ()
+        where = "{} on {}".format(*settled.chosen)
+        lost = f"{target.name} runs in {settings.runtime} on {settings.device} this time: {where}"
+        return settings, (f"{lost}, which calibrations chose, is not here or has no room, so words may differ",)
     notices: tuple[str, ...] = ()
     if not settled.announced:
         store.save_place(facts, replace(settled, announced=True))

@@ -92,11 +92,17 @@ class PairMeasurements:
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
         where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
         notes = [Reason("target_place", where)]
-        settled = self.store.load_place(self.target).chosen
-        if settled is not None:
-            runtime, device, _ = settled
+        settled = self.store.load_place(self.target)
+        if settled.chosen is not None:
+            runtime, device, _ = settled.chosen
             said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is named"
             notes.append(Reason("target_taken_over", said))
+        if settled.ahead is not None:
+            runtime, device, _ = settled.ahead
+            said = (
+                f"the last calibration found {runtime} on {device} clearly faster: if the next agrees, it moves there"
+            )
+            notes.append(Reason("target_may_move", said))
         if self.drafter_failure is not None:
             notes.append(Reason("drafter_lost", f"the model drafter is lost: {self.drafter_failure}"))
         if self.disturbed:
@@ -206,6 +212,7 @@ class PairMeasurements:
         own = target_option(self.target, curve, request.context_length, cap)
         if here is not None:
             own = replace(here, facts=self.target).target_option(curve, cap)
+        own = replace(own, measured=costs.measured)
         drafter = self._drafter_option(request, costs, places)
         memory = {facts.device: allowed_bytes for facts in (self.target, *filter(None, [self.drafter]))}
         if places.targets or places.drafters:
@@ -221,7 +228,7 @@ class PairMeasurements:
         drafters = [option for model in models for option in drafter_options(request, model) if option.model]
         drafters += drafter_options(request, None)
         ranking = decide(request, targets, drafters, memory, pairs)
-        return replace(ranking, rejected=(*ranking.rejected, *rejected))
+        return None if ranking is None else replace(ranking, rejected=(*ranking.rejected, *rejected))
 
     def _drafter_option(self, request: PlanRequest, costs: Costs, places: Placements) -> DrafterOption | None:
         """The drafting model where it runs; None without one, or where nobody knows what it costs."""

@@ -51,6 +51,11 @@ class Machine:
     ranking: Ranking
     plan: Plan
 
+    @property
+    def asked(self) -> bool:
+        """For a depth."""
+        return self.request.depth != "auto"
+
 
 def facts(device: str) -> ModelFacts:
     return ModelFacts(
@@ -94,7 +99,8 @@ def drawn_drafter(draw: random.Random, device: str, plain_s: float, *, eligible:
     )
 
 
-def drawn_machine(seed: int) -> Machine:
+def drawn_machine(seed: int) -> Machine | None:
+    """None where a depth is asked for and nobody knows what it comes to."""
     draw = random.Random(seed)
     here = draw.choice(DEVICES)
     target, plain_s = facts(here), draw.uniform(0.005, 0.3)
@@ -110,7 +116,7 @@ def drawn_machine(seed: int) -> Machine:
     loaded = drawn_drafter(draw, at, plain_s, eligible=True) if draw.random() < 0.9 else None
     sources = draw.choice([("lookup", "model"), ("model",), ("lookup",), ()])
     request = PlanRequest(
-        depth="auto",
+        depth=draw.choice(["auto"] * 9 + [0, 2]),
         exactness=draw.choice(["stable", "stable", "near"]),
         context_length=2048,
         sources=sources,
@@ -133,17 +139,21 @@ def drawn_machine(seed: int) -> Machine:
     drafters = [one for model in models for one in drafter_options(request, model) if one.model]
     drafters += drafter_options(request, None)
     memory = dict.fromkeys(DEVICES, 32 * GIB)
-    if draw.random() < 0.2:
+    if request.depth == "auto" and draw.random() < 0.2:
         memory[DEVICES[1 - DEVICES.index(here)]] = GIB
     both = contention_of(request, costs)
     pairs = {} if both is None else {(here, at): both}
     ranking = decide(request, targets, drafters, memory, pairs)
+    if ranking is None:
+        assert request.asked_depth
+        return None
     return Machine(seed, request, costs, cap, ranking, make_plan(request, target, probe, (), costs, ranking))
 
 
 @pytest.fixture(scope="module")
 def machines() -> tuple[Machine, ...]:
-    return tuple(map(drawn_machine, range(MACHINES)))
+    drawn = (drawn_machine(seed) for seed in itertools.count())
+    return tuple(itertools.islice((each for each in drawn if each is not None), MACHINES))
 
 
 def verdicts(machines: tuple[Machine, ...]) -> Iterator[tuple[Machine, Candidate | Rejected]]:
@@ -173,12 +183,14 @@ def test_the_machines_differ(machines: tuple[Machine, ...]) -> None:
 def test_the_plan_is_the_first_of_what_was_considered(machines: tuple[Machine, ...]) -> None:
     for machine in machines:
         best, plan = machine.ranking.best, machine.plan
-        assert (plan.mode, plan.predicted_tokens_per_s) == (best.mode, best.tokens_per_s), machine.seed
+        assert plan.mode == best.mode, machine.seed
+        if machine.request.depth == "auto" or plan.mode == "plain":
+            assert plan.predicted_tokens_per_s == best.tokens_per_s, machine.seed
         assert ("" if plan.drafter is None else plan.drafter.kind) == "+".join(best.sources), machine.seed
         assert best.target.eligible
         assert explain(machine.ranking)[0] == f"{best.what}: {best.verdict.text}"
         if plan.mode != "plain":
-            assert f"{best.what}: {best.verdict.text}" in plan.reasons, machine.seed
+            assert machine.asked or f"{best.what}: {best.verdict.text}" in plan.reasons, machine.seed
             assert best.possible_depth <= plan.depth_cap
             assert plan.exactness == best.exactness
 
@@ -188,7 +200,7 @@ def test_every_way_to_run_has_one_verdict(machines: tuple[Machine, ...]) -> None
         ways = [verdict.what for verdict in (*machine.ranking.candidates, *machine.ranking.rejected)]
         assert len(ways) == len(set(ways)), (machine.seed, ways)
         assert len(explain(machine.ranking)) == len(ways)
-        rates = [candidate.tokens_per_s for candidate in machine.ranking.candidates]
+        rates = [one.tokens_per_s for one in machine.ranking.candidates if machine.request.depth == "auto"] or [1.0]
         assert rates == sorted(rates, reverse=True) or max(rates) - min(rates) < 1e-6 * max(rates)
 
 
@@ -202,6 +214,7 @@ def test_every_number_of_a_verdict_is_that_of_a_field(machines: tuple[Machine, .
             held.append(verdict.drafted_tokens_per_s * plain_s)
             (rate, *_) = re.findall(r"([\d.]+) tokens/s", text) or [None]
             assert rate is None or float(rate) == pytest.approx(verdict.tokens_per_s, rel=0.01), machine.seed
+            assert machine.request.depth == "auto" or verdict.verdict.code in ("depth_asked", "plain_speed")
             depths = re.findall(r"(\d+) (right )?guess", text)
             for depth, right in depths:
                 assert int(depth) == (verdict.possible_depth if right else verdict.depth), machine.seed
@@ -222,8 +235,8 @@ def test_nothing_contradicts(machines: tuple[Machine, ...]) -> None:
         ranking, plan = machine.ranking, machine.plan
         for candidate in ranking.candidates:
             if candidate.drafter is not None:
-                assert candidate.possible_speedup > DRAFT_MARGIN, machine.seed
-                assert candidate.speedup == pytest.approx(max(1.0, candidate.speedup)), "a round may decode plainly"
+                assert machine.asked or candidate.possible_speedup > DRAFT_MARGIN, machine.seed
+                assert machine.asked or candidate.speedup >= 1 - 1e-9, "a round may decode plainly"
         for refusal in ranking.rejected:
             if refusal.verdict.code == "cannot_pay":
                 assert refusal.possible_speedup is not None
@@ -232,7 +245,8 @@ def test_nothing_contradicts(machines: tuple[Machine, ...]) -> None:
         assert not planned & {refusal.what for refusal in ranking.rejected}
         assert (plan.mode == "plain") == (plan.plain_because is not None), machine.seed
         if plan.mode != "plain":
-            assert not {reason.code for reason in plan.why} & {"no_drafter_pays", "not_calibrated"}, machine.seed
+            said = {reason.code for reason in plan.why}
+            assert not said & {"no_drafter_pays", "not_calibrated", "depth_zero"}, machine.seed
         assert all(reason.code in CODES for reason in plan.why)
 
 
@@ -240,7 +254,9 @@ def test_the_depth_object_finds_hopeless_what_the_plan_leaves_out(machines: tupl
     """planning/depth asks ``best_possible`` as well: it calls hopeless what is not planned, and nothing else."""
     for machine in machines:
         cost, request = machine.costs.drafts.get("model"), machine.request
-        if cost is None or "model" not in request.sources or request.mode != "serial" or not machine.plan.depth_cap:
+        if cost is None or "model" not in request.sources or request.mode != "serial" or request.depth != "auto":
+            continue
+        if not machine.plan.depth_cap:
             continue
         curve = machine.ranking.best.target.curve
         could = best_possible(curve, cost, machine.plan.depth_cap).speedup > DRAFT_MARGIN

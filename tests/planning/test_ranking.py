@@ -122,7 +122,7 @@ def test_plain_where_nothing_pays() -> None:
     ranking = rank([target(curve=steep(0.1))], [drafter(token_s=0.05), LOOKUP], ROOMY)
     assert placed(ranking) == ("plain", "cpu", None)
     assert reason_for(ranking, "small on cpu") == "cannot speed this up here (0.80x at best): off"
-    assert reason_for(ranking, "lookup") == "cannot speed this up here (1.00x at best): off"
+    assert reason_for(ranking, "copies of the text") == "cannot speed this up here (1.00x at best): off"
     assert len(reasons(ranking)) == 3
 
 
@@ -289,7 +289,7 @@ def test_a_gain_within_the_noise_is_none() -> None:
     steep_beyond = target(curve=Curve(widths=(1, 2), forward_s=(0.1, 0.2 / 1.015)), depth_cap_stable=1)
     ranking = rank([steep_beyond], [LOOKUP], ROOMY)
     assert ranking.best.mode == "plain"
-    assert reason_for(ranking, "lookup") == "cannot speed this up here (1.01x at best): off"
+    assert reason_for(ranking, "copies of the text") == "cannot speed this up here (1.01x at best): off"
     assert rank([steep_beyond], [LOOKUP], ROOMY, margin=1.01).best.mode == "serial"
     # Nor does no margin at all let a drafter in that can gain nothing.
     assert len(rank([target(curve=steep(0.1))], [LOOKUP], ROOMY, margin=1.0).candidates) == 1
@@ -321,7 +321,7 @@ def test_a_depth_that_was_asked_for_goes_first_whatever_it_comes_to() -> None:
     best = rank([target()], [poor], ROOMY, asked=3).best
     assert (best.mode, best.depth, best.verdict.code) == ("serial", 3, "depth_asked")
     assert best.speedup < 1
-    assert best.verdict.text.startswith("3 guesses at a time were asked for: 0.")
+    assert best.verdict.text.startswith("depth 3 was asked for: 0.")
     assert rank([target(depth_cap_stable=2)], [poor], ROOMY, asked=3).best.depth == 2
     assert rank([target()], [poor], ROOMY).best.depth != 3
     unknown = rank([target()], [replace(poor, acceptance=())], ROOMY, asked=3).best

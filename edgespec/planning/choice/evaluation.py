@@ -145,7 +145,7 @@ class Evaluation:
         if slower > SLOWER_ALLOWED and speedup > 1:
             said_so = f"plain decoding takes {slower:.2f}x as long as in the fastest place, and guessing repays it"
             repaid = (Reason("slower_plain", said_so),)
-        most = f"up to {possible:.2f}x with {surest.depth} right guess{'es' if surest.depth > 1 else ''} at a time"
+        most = f"up to {possible:.2f}x with {guesses(surest.depth, 'right ')} at a time"
         return Candidate(
             what=f"{self.what}, {mode}",
             target=self.target,
@@ -169,16 +169,15 @@ class Evaluation:
     def _verdict(self, expected: _Round, drafted: _Round, speedup: float, most: str) -> Reason:
         """Why it is a candidate; ``most`` is what it could bring."""
         if self.asked is not None:
-            said = f"{drafted.depth} guesses at a time were asked for: {most}"
-            if self.drafter.acceptance:
-                said = f"{drafted.depth} guesses at a time were asked for: {speedup:.2f}x plain expected, {most}"
-            return Reason("depth_asked", said)
+            expects = f"{speedup:.2f}x plain expected, " if self.drafter.acceptance else ""
+            return Reason("depth_asked", f"depth {drafted.depth} was asked for: {expects}{most}")
         if expected.depth:
+            about = "" if self.target.measured else "about "
             tokens = f"{expected.tokens:.2f} tokens of a round of {_ms(expected.seconds)}"
             return Reason(
                 "expected_gain",
-                f"{rate(expected.tokens_per_s)} tokens/s expected, {speedup:.2f}x the fastest plain decoding "
-                f"({tokens}, {expected.depth} guesses at a time); {most}",
+                f"{about}{rate(expected.tokens_per_s)} tokens/s expected, {speedup:.2f}x the fastest plain decoding "
+                f"({tokens}, {guesses(expected.depth)} at a time); {most}",
             )
         if not self.drafter.acceptance:
             return Reason("gain_not_known", f"how often it is right depends on the text: {most}, plain elsewhere")
@@ -291,6 +290,11 @@ def taken_bytes(target: TargetOption, drafter: DrafterOption | None, headroom_by
         place = drafter.memory_name
         taken[place] = taken.get(place, 0) + drafter.needed_bytes(headroom_bytes)
     return taken
+
+
+def guesses(count: int, kind: str = "") -> str:
+    """So many guesses."""
+    return f"{count} {kind}guess{'es' if count != 1 else ''}"
 
 
 def rate(tokens_per_s: float) -> str:

@@ -25,6 +25,7 @@ class TargetOption:
     None means that nobody looked. ``memory`` names the device whose memory holds it, where that is not ``device``; of
     its bytes ``host_bytes`` are in the machine's own memory all the same. ``layers`` is (on the device, of all) where
     only some are there. ``eligible`` is off for a place that this plan cannot use: the target stays where it is.
+    ``measured`` is off where times are estimated from other machines.
     """
 
     model: str
@@ -40,6 +41,7 @@ class TargetOption:
     host_bytes: int = 0
     layers: tuple[int, int] | None = None
     eligible: bool = True
+    measured: bool = True
 
     @property
     def short_name(self) -> str:
@@ -92,7 +94,7 @@ class DrafterOption:
 
     @property
     def short_name(self) -> str:
-        return self.kind if self.model is None else f"{self.model} on {self.device}"
+        return "copies of the text" if self.model is None else f"{self.model} on {self.device}"
 
     @property
     def memory_name(self) -> str | None:
@@ -143,7 +145,8 @@ class Candidate:
         return () if self.drafter is None else self.drafter.sources
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: one entry of ``candidates``."""
+        """For programs: one entry of ``candidates``; seconds that nobody measured are null."""
+        measured = self.target.measured
         return {
             "what": self.what,
             **self.verdict.as_json(),
@@ -151,8 +154,8 @@ class Candidate:
             "exactness": self.exactness,
             "depth": self.depth,
             "tokens_per_round": self.tokens_per_round,
-            "round_s": self.round_s,
-            "predicted_tokens_per_s": self.tokens_per_s,
+            "round_s": self.round_s if measured else None,
+            "predicted_tokens_per_s": self.tokens_per_s if measured else None,
             "speedup": self.speedup,
             "possible_speedup": self.possible_speedup,
             "memory_bound_speedup": self.memory_bound_speedup,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import ModelFacts, NumericClass
-from edgespec.planning.choice.evaluation import contention_words
+from edgespec.planning.choice.evaluation import contention_words, guesses
 from edgespec.planning.choice.options import DrafterOption, Ranking, TargetOption
 from edgespec.planning.choice.plan import DEPTH_ZERO, Exactness, Mode, Plan, PlannedDrafter, PlannedModel
 from edgespec.planning.choice.ranking import MODES, Pair, rank, reasons
@@ -68,12 +68,18 @@ def decide(
     drafters: Sequence[DrafterOption],
     memory_bytes: Mapping[str, int],
     contention: Mapping[Pair, Contention],
-) -> Ranking:
+) -> Ranking | None:
     """Rank what may run where, for what was asked for; the plan is the first of it. Pure.
 
-    ``targets[0]`` is the target where it runs. Raises what ``rank`` raises.
+    ``targets[0]`` is the target where it runs. None where a depth was asked for and a drafter was not timed: it
+    drafts all the same, and nobody knows what that comes to. Raises what ``rank`` raises.
     """
-    modes: Sequence[Mode] = MODES if request.mode == "auto" else (request.mode,)
+    timed = {source for drafter in drafters for source in drafter.sources}
+    if request.asked_depth and not timed.issuperset(request.sources):
+        return None
+    modes: Sequence[Mode] = (request.mode,) if request.mode != "auto" else MODES
+    if request.asked_depth is not None and request.mode == "auto":
+        modes = ("serial",)
     return rank(
         targets,
         drafters,
@@ -267,9 +273,8 @@ def _cap_and_level(
         )
         why.append(Reason("depth_beyond_limit", said))
     elif request.sources:
-        guesses = f"{class_cap} guess{'es' if class_cap > 1 else ''} at a time"
         keep = "keep" if class_cap > 1 else "keeps"
-        why.append(Reason("depth_limit", f"up to {guesses} {keep} the text identical"))
+        why.append(Reason("depth_limit", f"up to {guesses(class_cap)} at a time {keep} the text identical"))
     if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
         said = (
             f"beyond {longest} tokens of context decoding is plain: widths were compared up to there "

@@ -109,7 +109,8 @@ def rank(
                 else:
                     rejected.append(verdict)
     rejected += [_stays(target, name, fastest) for target, name in placed if not target.eligible]
-    candidates.sort(key=lambda one: (asked is not None and one.mode == "plain", *_order(one)))
+    # Where a depth was asked for, everybody drafts who can.
+    candidates.sort(key=lambda one: (0 if asked is None else -len(one.sources), *_order(one)))
     return Ranking(candidates=tuple(candidates), rejected=tuple(rejected))
 
 

@@ -12,6 +12,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         # What the plan stands on.
         "target_place": "where the target runs, and on how many threads",
         "target_taken_over": "another place runs the target since two calibrations found it faster",
+        "target_may_move": "the last calibration found another place faster; the next has to agree",
         "drafter_lost": "the drafting model could not be loaded or has died",
         "measured_busy": "other programs disturbed the measurements; they are made again",
         "measurement_ignored": "a stored measurement could not be used; it is made again",
