@@ -391,11 +391,9 @@ def test_a_prompt_longer_than_the_context_is_told_before_anything_is_decoded(
     assert "--context" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("names", "cold", "loads"), [(("plain", "planned"), False, True), (("plain",), False, False)]
-)
+@pytest.mark.parametrize(("names", "loads"), [(("plain", "planned"), True), (("plain",), False)])
 def test_the_drafter_is_loaded_before_answers_are_timed(
-    tiny: TinyModels, names: Sequence[str], cold: bool, loads: bool, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyModels, names: Sequence[str], loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny.load(native_sidecar=False) as engine:
         invent_measurements(engine)
@@ -404,9 +402,7 @@ def test_the_drafter_is_loaded_before_answers_are_timed(
         monkeypatch.setattr(Engine, "load_drafter", lambda _self: loaded_at.append(len(answers)))
         answers: list[object] = []
         arms = open_arms(engine, names, CAP)
-        run_passes(
-            engine, arms, PROMPTS[:1], settings(cold=cold), on_answer=lambda answer, *_: answers.append(answer)
-        )
+        run_passes(engine, arms, PROMPTS[:1], settings(), on_answer=lambda answer, *_: answers.append(answer))
         assert loaded_at == ([0] if loads else [])
 
 
