@@ -176,7 +176,8 @@ class PairMeasurements:
         costs = self.costs()
         lost = {"model"} if self.drafter_failure is not None else set()
         unpriced = any(source not in costs.drafts for source in self._sources if source not in lost)
-        return not costs.measured or unpriced or self.widths() is None
+        unpaired = "model" in self._sources and self.drafter is not None and costs.contention is None and not lost
+        return not costs.measured or unpriced or unpaired or self.widths() is None
 
     @property
     def disturbed(self) -> bool:

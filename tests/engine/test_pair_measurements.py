@@ -13,6 +13,7 @@ from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
+from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
 from edgespec.planning.cost.widths import BORDERS, ContextProbe, WidthProbe
@@ -62,6 +63,8 @@ def test_what_is_missing(store: Measurements) -> None:
     assert not knowledge(store, "lookup").missing
     assert not knowledge(store, drafter=None).missing
     store.save_times(DRAFTER, invented_times(0.01))
+    assert known.missing, "whether both pay at once is not known"
+    store.save_contention(TARGET, DRAFTER, Contention())
     assert not known.missing
     assert knowledge(Measurements(store.folder, "machine-1", "battery"), *BOTH).missing
 
