@@ -47,7 +47,7 @@ class Done:
     """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.
 
     ``speculation_off`` says why no drafter was used, where that is the case, and ``speculation_off_code`` is its code
-    (planning/choice/reasons.py); ``plain_tokens_per_s`` is the measured plain speed, None if it was not timed.
+    (interfaces/reasons.py); ``plain_tokens_per_s`` is the measured plain speed, None if it was not timed.
     """
 
     finish_reason: FinishReason

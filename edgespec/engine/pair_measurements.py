@@ -16,6 +16,7 @@ from edgespec.calibration.timing import ModelTimes
 from edgespec.hardware.machine import usable_processors
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
+from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placement, Placements, same_place
 from edgespec.planning.choice.evaluation import taken_bytes
 from edgespec.planning.choice.options import DrafterOption, Ranking, Rejected, TargetOption
@@ -28,7 +29,6 @@ from edgespec.planning.choice.planner import (
     target_option,
 )
 from edgespec.planning.choice.ranking import HEADROOM_BYTES, Pair
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.choice.settled import clearly_faster, usual_seconds
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention

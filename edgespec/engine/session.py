@@ -27,8 +27,8 @@ from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, Rew
 from edgespec.interfaces.drafting import DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.stop_strings import StopStrings

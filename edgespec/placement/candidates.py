@@ -13,6 +13,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
+from edgespec.interfaces.reasons import Reason
 from edgespec.placement.layer_split import Split, layer_bytes, layers_that_fit
 from edgespec.placement.memory import estimate_memory
 from edgespec.placement.prepared import Preparation, PreparedModel
@@ -20,7 +21,6 @@ from edgespec.placement.settings import processor_runtimes
 from edgespec.planning.choice.evaluation import memory_not_known
 from edgespec.planning.choice.options import DrafterOption, Rejected, TargetOption, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.choice.settled import Place
 from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings

@@ -16,8 +16,8 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels

@@ -11,7 +11,7 @@ import pytest
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
-from edgespec.planning.choice.reasons import Reason
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, UNKNOWN, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs

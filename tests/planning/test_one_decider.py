@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.files.disk import gib
 from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.reasons import CODES
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import (
@@ -24,7 +25,6 @@ from edgespec.planning.choice.planner import (
     target_option,
 )
 from edgespec.planning.choice.ranking import explain
-from edgespec.planning.choice.reasons import CODES
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, best_possible

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import NOT_CALIBRATED, PlanRequest
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN

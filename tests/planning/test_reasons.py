@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.planning.choice.reasons import CODES, PLAIN_CODES, Reason
+from edgespec.interfaces.reasons import CODES, PLAIN_CODES, Reason
 
 PACKAGE = Path(edgespec.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "reason-codes.md"

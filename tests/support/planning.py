@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import DrafterOption, Ranking
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import (
@@ -16,7 +17,6 @@ from edgespec.planning.choice.planner import (
     make_plan,
     target_option,
 )
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WidthProbe
 

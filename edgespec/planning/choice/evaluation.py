@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from edgespec.files.disk import gib
 from edgespec.interfaces.model import HOST
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import Curve, DraftCost, by_position, expected_tokens, round_seconds

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.curve import Curve, DraftCost
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgespec.interfaces.model import NumericClass
-from edgespec.planning.choice.reasons import PLAIN_CODES, Reason
+from edgespec.interfaces.reasons import PLAIN_CODES, Reason
 
 Mode = Literal["plain", "serial", "pipelined"]
 Exactness = Literal["W", "N", "D"]

@@ -12,10 +12,10 @@ from typing import Literal
 
 from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, rate, taken_bytes
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
-from edgespec.planning.choice.reasons import Reason
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TAKEOVER_CALIBRATIONS, TAKEOVER_MARGIN
 from edgespec.planning.cost.widths import WIDEST
