@@ -347,11 +347,9 @@ class Session:
             )
             return Reason("context_too_long", said)
         known = [self._depth.why_off(drafter.kind) for drafter in drafters]
-        reasons = [Reason(why.code, why.text) for why in known if why is not None]
         silences = () if self._drafts is None else self._drafts.silences.values()
-        reasons += [Reason("not_paying_now", own) for own in silences]
-        said = "; ".join(dict.fromkeys(reason.text for reason in reasons))
-        return Reason(reasons[0].code, said) if said else None
+        reasons = [*(why for why in known if why is not None), *(Reason("drafter_waits", own) for own in silences)]
+        return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader went away without closing it."""

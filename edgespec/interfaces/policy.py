@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.interfaces.drafting import ChainGate
+from edgespec.interfaces.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +63,6 @@ class Allowance:
     patience_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class WhyOff:
-    """Why a source is off: one sentence for people, and a short code that stays the same for programs."""
-
-    code: str
-    text: str
-
-
 class AnswerPolicy(Protocol):
     """How far each source may draft in one answer, round by round."""
 
@@ -97,7 +90,7 @@ class AnswerPolicy(Protocol):
     def end(self) -> None:
         """The answer is complete, or was given up."""
 
-    def why_off(self, source: str) -> WhyOff | None:
+    def why_off(self, source: str) -> Reason | None:
         """Why ``source`` is off at present; None while it drafts, or may."""
 
 

@@ -60,6 +60,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "drafter_failed": "a drafter failed in this answer",
         "context_too_long": "the answer's context is longer than the widths were compared to",
         "not_paying_now": "guessing does not pay in this text",
+        "drafter_waits": "the drafting model is being loaded, or started again",
         "answer_too_short": "the answer was too short to repay what guessing takes before it saves anything",
     }
 )

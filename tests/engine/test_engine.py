@@ -126,7 +126,7 @@ def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest
         drafts = engine.plan.target.runtime == "native"
         assert ("not calibrated yet" in (done.speculation_off or "")) != drafts
     unasked = {path.name.partition("-")[0] for path in home.root.rglob("*.json")}
-    assert unasked <= ({"widths", "acceptance"} if drafts else set()), "nothing is timed unasked"
+    assert unasked <= ({"widths", "acceptance", "history"} if drafts else set()), "nothing is timed unasked"
 
 
 def test_the_environment_is_not_the_librarys_business(

@@ -279,7 +279,7 @@ def test_a_prepared_drafter_is_loaded_once_a_session_is_open_and_idle(prepared: 
         assert not wait_until(lambda: model.begun, 1.0), "nobody has opened a session"
         with engine.session() as session:
             assert wait_until(lambda: model.waits_because is None)
-            done = answer(session.generate(PROMPT, max_tokens=8))
+            done = answer(session.generate(PROMPT, max_tokens=8, depth=2))
             assert done.stats.rounds_by_source["model"] > 0, "in the first round of the first answer"
 
 

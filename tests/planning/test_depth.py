@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from edgespec.interfaces.policy import RoundRecord, WhyOff
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
 from edgespec.planning.depth.base import (
     ConfidenceDepth,
@@ -44,7 +45,7 @@ def test_fixed_depth() -> None:
         assert policy.allow(source).gate is None
     assert policy.why_off("model") is None
     assert FixedDepth(0).allow("model").depth == 0
-    assert FixedDepth(0).why_off("model") == WhyOff("depth_zero", "depth 0 was asked for")
+    assert FixedDepth(0).why_off("model") == Reason("depth_zero", "depth 0 was asked for")
     assert FixedDepth(0, None).why_off("model") is None
 
 

@@ -14,7 +14,8 @@ from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import CombinationState
 from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, Outcome, Proposal
-from edgespec.interfaces.policy import RoundRecord, WhyOff
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.reasons import Reason
 from tests.support.drawn_requests import Request, World
 from tests.support.simulated_clock import Course, Decider, Drafted, Process
 from tests.support.simulated_decoding import WRONG, Truth
@@ -103,7 +104,7 @@ class _Answer:
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None: ...
 
-    def why_off(self, source: str) -> WhyOff | None:
+    def why_off(self, source: str) -> Reason | None:
         return None
 
 

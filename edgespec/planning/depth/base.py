@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord, WhyOff
+from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
 
 PolicyName = Literal["fixed", "entropy", "confidence", "cost", "bandit"]
@@ -19,8 +20,8 @@ POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 OFF = Allowance(0)
 
-NOT_CALIBRATED = WhyOff("not_calibrated", "this machine is not calibrated yet")
-DEPTH_0 = WhyOff("depth_zero", "depth 0 was asked for")
+NOT_CALIBRATED = Reason("not_calibrated", "this machine is not calibrated yet")
+DEPTH_0 = Reason("depth_zero", "depth 0 was asked for")
 
 # SVIP stops where the root of the drafter's entropy exceeds a threshold, a stand-in for a bound on the acceptance
 # probability. The paper's constant is not known to us; a root of 1.0 (an entropy of 1 nat, as of 2.7 equally likely
@@ -64,7 +65,7 @@ class TimedPolicy:
     def end(self) -> None:
         """Nothing outlives an answer."""
 
-    def why_off(self, source: str) -> WhyOff | None:
+    def why_off(self, source: str) -> Reason | None:
         return None
 
     @property
@@ -75,7 +76,7 @@ class TimedPolicy:
 class FixedDepth(TimedPolicy):
     """The same depth in every round, because someone asked for it; ``why`` it is, where that is 0."""
 
-    def __init__(self, depth: int, why: WhyOff | None = DEPTH_0, plain: PlainTimes | None = None) -> None:
+    def __init__(self, depth: int, why: Reason | None = DEPTH_0, plain: PlainTimes | None = None) -> None:
         super().__init__(plain)
         self.depth = depth
         self._why = why
@@ -83,7 +84,7 @@ class FixedDepth(TimedPolicy):
     def allow(self, source: str, lag: int = 0) -> Allowance:
         return Allowance(self.depth)
 
-    def why_off(self, source: str) -> WhyOff | None:
+    def why_off(self, source: str) -> Reason | None:
         return None if self.depth else self._why
 
 

@@ -22,7 +22,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord, WhyOff
+from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
@@ -425,7 +426,7 @@ class AnswerDepth:
                 self._control.lengths.add(self._done)
                 self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
 
-    def why_off(self, source: str) -> WhyOff | None:
+    def why_off(self, source: str) -> Reason | None:
         control = self._control
         with control.lock:
             cost = control.costs.drafts.get(source)
@@ -437,15 +438,15 @@ class AnswerDepth:
                 most = (
                     f"{source} drafting would reach {control.possible:.2f}x plain even if every token were accepted"
                 )
-                return WhyOff("no_drafter_pays", most)
+                return Reason("no_drafter_pays", most)
             if self._tries:
                 speed = self._drafted_plain_s / self._drafted_s
                 tokens = max(0, self._next_look - self._done)
-                return WhyOff(
+                return Reason(
                     "not_paying_now",
                     f"drafting did not pay in this answer: {speed:.2f}x plain; tried again after {tokens} tokens",
                 )
-            return WhyOff(
+            return Reason(
                 "answer_too_short", "the answer was too short to repay what drafting takes before it saves anything"
             )
 
