@@ -324,9 +324,9 @@ def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Every model takes until this is set to load."""
     go, load = threading.Event(), PreparedModel.load
 
-    def waiting(model: PreparedModel) -> LoadedModel:
+    def waiting(model: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
         assert go.wait(WAIT_S)
-        return load(model)
+        return load(model, stop)
 
     monkeypatch.setattr(PreparedModel, "load", waiting)
     yield go
