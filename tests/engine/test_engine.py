@@ -336,6 +336,7 @@ def test_the_catalogues_drafter_is_found(tiny: TinyModels, home: Home, expected:
         assert engine.plan.drafter_off is None
         assert engine.plan.drafter is not None
         assert (engine.plan.drafter.kind, engine.plan.drafter.model) == ("model", CATALOGUE_DRAFTER)
+        engine.load_drafter()
         done = say_hello(engine, depth=4, max_tokens=120)
         assert done.stats.proposed > 0
         assert done.token_ids[:25] == expected
