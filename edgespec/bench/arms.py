@@ -17,8 +17,7 @@ from edgespec.interfaces.model import Model
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE
 from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
-from edgespec.planning.depth.control import DepthControl
-from edgespec.planning.depth.factory import make_policy
+from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
 PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"

@@ -18,8 +18,8 @@ from edgespec.errors import EdgespecError
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
-from edgespec.planning.depth.base import OFF, FixedDepth, TimedPolicy
-from edgespec.planning.depth.factory import make_budget
+from edgespec.planning.depth.base import OFF, FixedDepth
+from edgespec.planning.depth.pipeline_budget import make_budget
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
@@ -332,20 +332,18 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
     return math.log(drawn.odds[0] / drawn.odds[1])
 
 
-class FullTrees(TimedPolicy):
+class FullTrees(FixedDepth):
     """Trees as wide as they may be in every round, whatever that costs: for checking that they are exact.
 
     Half of the tokens are a chain, the other half lies beside it. ``source`` alone drafts.
     """
 
     def __init__(self, depth_cap: int, source: str) -> None:
-        super().__init__()
-        self._depth_cap, self._source = depth_cap, source
+        super().__init__(depth_cap, gate=lambda: _FullTree((depth_cap + 1) // 2))
+        self._source = source
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
-        if source != self._source:
-            return OFF
-        return Allowance(self._depth_cap, _FullTree((self._depth_cap + 1) // 2))
+        return super().allow(source, lag) if source == self._source else OFF
 
 
 class _FullTree:

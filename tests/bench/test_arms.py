@@ -15,7 +15,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, InvalidRequestError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.interfaces.policy import AnswerPolicy
-from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth.base import POLICY_NAMES, FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from tests.support.bench_answers import require_depth
 from tests.support.calibrating import time_other
@@ -190,8 +190,8 @@ def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
         ("cost", DepthControl),
         ("chains", DepthControl),
         ("fixed", FixedDepth),
-        ("entropy", EntropyDepth),
-        ("confidence", ConfidenceDepth),
+        ("entropy", FixedDepth),
+        ("confidence", FixedDepth),
         ("bandit", DepthControl),
     ],
 )

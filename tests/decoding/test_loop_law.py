@@ -13,7 +13,7 @@ from edgespec.drafters.combination import CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import ChainGate, Context, DraftRequest, DraftState, Proposal
 from edgespec.interfaces.policy import DepthPolicy
-from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
 from tests.decoding.chi_square import chi_square, threshold
 from tests.support import scripted_drafters as scripted
 from tests.support.fake_runtime import FakeModel
@@ -111,7 +111,9 @@ def gated(policy: DepthPolicy) -> Callable[[Sampling], DraftState]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "policy", [ConfidenceDepth(2, limit=0.45), EntropyDepth(2, limit=1.01)], ids=["confidence", "entropy"]
+    "policy",
+    [FixedDepth(2, gate=lambda: ConfidenceGate(0.45)), FixedDepth(2, gate=lambda: EntropyGate(1.01))],
+    ids=["confidence", "entropy"],
 )
 def test_drafts_ended_by_a_gate_leave_the_joint_law(policy: DepthPolicy) -> None:
     value, limit, accepted = statistic(gated(policy), WHOLE)

@@ -14,8 +14,8 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import DraftRequest, Proposal
-from edgespec.interfaces.policy import Allowance, RoundRecord
-from edgespec.planning.depth.base import TimedPolicy
+from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import (
     PLAIN,
     PROMPT,
@@ -40,16 +40,12 @@ def drafting_model(off: float) -> FakeModel:
     )
 
 
-class Beside(TimedPolicy):
+class Beside(FixedDepth):
     """Chains of ``depth`` with ``ranks[i]`` siblings at place i."""
 
     def __init__(self, depth: int, ranks: Sequence[int]) -> None:
-        super().__init__()
-        self._depth, self._ranks = depth, ranks
+        super().__init__(99, gate=lambda: Evaluation(forwards=depth - 1, ranks=ranks))
         self.learned: list[tuple[list[float], list[bool]]] = []
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return Allowance(99, Evaluation(forwards=self._depth - 1, ranks=self._ranks))
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((list(odds), list(hits)))

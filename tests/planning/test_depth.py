@@ -9,14 +9,7 @@ import pytest
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
-from edgespec.planning.depth.base import (
-    ConfidenceDepth,
-    ConfidenceGate,
-    EntropyDepth,
-    EntropyGate,
-    FixedDepth,
-    TimedPolicy,
-)
+from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
 
 
 def plain_round(seconds: float, width: int = 1) -> RoundRecord:
@@ -68,8 +61,8 @@ def test_plain_speed_may_be_told_to_whoever_shares_it() -> None:
     assert plain.tokens_per_s == own.plain_tokens_per_s == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("policy", [FixedDepth(2), EntropyDepth(2), ConfidenceDepth(2)])
-def test_plain_speed_is_the_median_of_enough_plain_rounds(policy: TimedPolicy) -> None:
+@pytest.mark.parametrize("policy", [FixedDepth(2), FixedDepth(2, gate=EntropyGate)])
+def test_plain_speed_is_the_median_of_enough_plain_rounds(policy: FixedDepth) -> None:
     for seconds in (0.5, 100.0, 0.5):
         policy.record(plain_round(seconds))
         policy.record(plain_round(7.0, width=3))
@@ -95,7 +88,7 @@ def test_svip_takes_a_copy_at_its_confidence() -> None:
 
 
 def test_the_default_entropy_limit_is_one_nat() -> None:
-    for gate in (EntropyGate(), EntropyDepth(3).allow("model").gate):
+    for gate in (EntropyGate(), FixedDepth(3, gate=EntropyGate).allow("model").gate):
         assert gate is not None
         assert gate.admits(0.0, 0.999)
         assert not gate.admits(0.0, 1.001)
@@ -112,14 +105,14 @@ def test_specdec_stops_once_some_token_is_likely_rejected() -> None:
 
 
 def test_the_default_rejection_limit_is_even_odds() -> None:
-    for limited in (ConfidenceGate(), ConfidenceDepth(3).allow("model").gate):
+    for limited in (ConfidenceGate(), FixedDepth(3, gate=ConfidenceGate).allow("model").gate):
         assert limited is not None
         assert limited.admits(0.51, None)
         assert not ConfidenceGate().admits(0.49, None)
 
 
-@pytest.mark.parametrize("policy", [EntropyDepth(4), ConfidenceDepth(4)])
-def test_every_proposal_has_its_own_gate_up_to_the_cap(policy: TimedPolicy) -> None:
+@pytest.mark.parametrize("policy", [FixedDepth(4, gate=EntropyGate), FixedDepth(4, gate=ConfidenceGate)])
+def test_every_proposal_has_its_own_gate_up_to_the_cap(policy: FixedDepth) -> None:
     first, second = policy.allow("model", 10**6), policy.allow("model")
     assert (first.depth, second.depth) == (4, 4)
     assert first.gate is not None
@@ -127,15 +120,9 @@ def test_every_proposal_has_its_own_gate_up_to_the_cap(policy: TimedPolicy) -> N
     assert policy.why_off("model") is None
 
 
-@pytest.mark.parametrize("policy", [EntropyDepth(4, limit=0.1), ConfidenceDepth(4, limit=0.1)])
-def test_a_limit_may_be_given(policy: TimedPolicy) -> None:
-    gate = policy.allow("model").gate
+@pytest.mark.parametrize("kind", [EntropyGate, ConfidenceGate])
+def test_a_limit_may_be_given(kind: type[EntropyGate] | type[ConfidenceGate]) -> None:
+    gate = FixedDepth(4, gate=lambda: kind(0.1)).allow("model").gate
     assert gate is not None
     assert gate.admits(0.95, 0.005)
     assert not gate.admits(0.8, 0.5)
-
-
-def test_the_common_part_leaves_the_decision_to_others() -> None:
-    with pytest.raises(NotImplementedError):
-        TimedPolicy().allow("model")
-    assert TimedPolicy().why_off("model") is None

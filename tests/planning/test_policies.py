@@ -10,27 +10,30 @@ from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceDepth, EntropyDepth, FixedDepth, PolicyName
-from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
+from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.experience import History
-from edgespec.planning.depth.factory import make_budget, make_policy
+from edgespec.planning.depth.pipeline_budget import make_budget
 from tests.planning.test_depth import plain_round
 from tests.support.simulated_decoding import FLAT, Source, always, costs_of, decode
 
 KINDS = {
     "fixed": FixedDepth,
-    "entropy": EntropyDepth,
-    "confidence": ConfidenceDepth,
+    "entropy": FixedDepth,
+    "confidence": FixedDepth,
     "cost": DepthControl,
     "bandit": DepthControl,
 }
+GATES = {"fixed": type(None), "entropy": EntropyGate, "confidence": ConfidenceGate}
 SOURCES = [Source(text=always(0.9))]
 
 
 def test_every_name_has_a_policy() -> None:
     assert set(POLICY_NAMES) == set(KINDS)
     for name in POLICY_NAMES:
-        assert type(make_policy(name, 4)) is KINDS[name]
+        policy = make_policy(name, 4)
+        assert type(policy) is KINDS[name]
+        assert type(policy.answer(prompt_tokens=1).allow("model").gate) is GATES.get(name, type(None))
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

@@ -8,9 +8,10 @@ default, ``cost``, is planning/depth/control.py; a profile may call it ``bandit`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
+from edgespec.interfaces.drafting import ChainGate
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
@@ -33,11 +34,21 @@ ENTROPY_ROOT_LIMIT = 1.0
 REJECTION_LIMIT = 0.5
 
 
-class TimedPolicy:
-    """Is its own answer, every time. It knows how fast plain decoding is; subclasses say how far to draft."""
+class FixedDepth:
+    """The same depth in every round; ``why`` it is, where that is 0. It is its own answer, every time.
 
-    def __init__(self, plain: PlainTimes | None = None) -> None:
-        self._plain = plain or PlainTimes()
+    ``gate`` makes what may end each chain sooner. ``plain`` learns how fast plain decoding is.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        why: Reason | None = DEPTH_0,
+        plain: PlainTimes | None = None,
+        gate: Callable[[], ChainGate] | None = None,
+    ) -> None:
+        self.depth = depth
+        self._why, self._plain, self._gate = why, plain or PlainTimes(), gate
 
     def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
         return self
@@ -46,7 +57,7 @@ class TimedPolicy:
         """Learns nothing of it."""
 
     def allow(self, source: str, lag: int = 0) -> Allowance:
-        raise NotImplementedError
+        return Allowance(self.depth, self._gate and self._gate())
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         return self.allow(source, lag).depth > 0
@@ -66,26 +77,11 @@ class TimedPolicy:
         """Nothing outlives an answer."""
 
     def why_off(self, source: str) -> Reason | None:
-        return None
+        return None if self.depth else self._why
 
     @property
     def plain_tokens_per_s(self) -> float | None:
         return self._plain.tokens_per_s
-
-
-class FixedDepth(TimedPolicy):
-    """The same depth in every round, because someone asked for it; ``why`` it is, where that is 0."""
-
-    def __init__(self, depth: int, why: Reason | None = DEPTH_0, plain: PlainTimes | None = None) -> None:
-        super().__init__(plain)
-        self.depth = depth
-        self._why = why
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return Allowance(self.depth)
-
-    def why_off(self, source: str) -> Reason | None:
-        return None if self.depth else self._why
 
 
 class EntropyGate:
@@ -120,25 +116,3 @@ class ConfidenceGate:
 
     def goes_on(self) -> bool:
         return True
-
-
-class EntropyDepth(TimedPolicy):
-    """Up to ``depth_cap`` tokens, ended by SVIP's entropy rule."""
-
-    def __init__(self, depth_cap: int, limit: float = ENTROPY_ROOT_LIMIT) -> None:
-        super().__init__()
-        self._depth_cap, self._limit = depth_cap, limit
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return Allowance(self._depth_cap, EntropyGate(self._limit))
-
-
-class ConfidenceDepth(TimedPolicy):
-    """Up to ``depth_cap`` tokens, ended by the rule of SpecDec++ on the drafter's own confidence."""
-
-    def __init__(self, depth_cap: int, limit: float = REJECTION_LIMIT) -> None:
-        super().__init__()
-        self._depth_cap, self._limit = depth_cap, limit
-
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return Allowance(self._depth_cap, ConfidenceGate(self._limit))

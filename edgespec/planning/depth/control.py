@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
+from edgespec.interfaces.policy import Allowance, AnswerPolicy, DepthPolicy, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import NO_PRIOR, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
@@ -30,7 +30,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, DraftCost, choose_window, drafting_speedup
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, FixedDepth
+from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.chain_gate import PricedGate
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History
 from edgespec.planning.depth.purchase import Ledger, Lengths, Offer, worth_buying
@@ -462,3 +462,19 @@ def _readings(lag: int) -> list[int]:
 def _plausible(slowness: float) -> float:
     """Of one draft: within what a drafter can be wrong by, whatever a clock says."""
     return min(50.0, max(0.02, slowness))
+
+
+def make_policy(
+    name: PolicyName,
+    depth_cap: int,
+    costs: Costs | None = None,
+    priors: Mapping[str, AcceptancePrior] | None = None,
+    history: History | None = None,
+    *,
+    pipelined: bool = False,
+) -> DepthPolicy:
+    """A policy of that name; ``costs``, ``priors`` and ``history`` are for the one that uses them."""
+    if name in ("cost", "bandit"):
+        return DepthControl(costs or Costs(), depth_cap, priors, history, pipelined=pipelined)
+    gate = {"fixed": None, "entropy": EntropyGate, "confidence": ConfidenceGate}[name]
+    return FixedDepth(depth_cap + (pipelined and depth_cap > 0), gate=gate)

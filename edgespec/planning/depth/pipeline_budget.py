@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 from edgespec.interfaces.policy import RoundRecord
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, expected_tokens, overlapped_tokens
 from edgespec.planning.cost.live_times import LiveTimes
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
@@ -133,6 +135,13 @@ class MeasuredBudget:
         if record.draft_forwards and working_s > 0:
             own = working_s / record.draft_forwards
             self._forward_s = own if self._forward_s is None else _DECAY * self._forward_s + (1 - _DECAY) * own
+
+
+def make_budget(depth_cap: int, costs: Costs) -> MeasuredBudget:
+    """How much a pipelined round verifies, by the target's times with the drafter at work beside it."""
+    factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
+    curve = None if costs.curves is None else costs.curves.curves[0].scaled(factor or 1.0)
+    return MeasuredBudget(depth_cap, curve, overlaps_prefill=factor is not None and factor <= SLOWER_ALLOWED)
 
 
 def branch_pays(acceptance: float, standing: float, window: int) -> bool:
