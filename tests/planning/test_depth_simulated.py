@@ -343,8 +343,8 @@ def test_wide_forwards_that_become_slow_are_told_from_a_machine_that_does(seed: 
     machine = Machine(slower=lambda width, place: 1.0 if place < 100 or width == 1 else 2.5)
     policy = policy_for(sources)
     answer = decode(policy, sources, machine, tokens=3000, seed=seed)
-    assert sum(150 < place < 1000 for place in answer.drafted_at()) < 90, "of 850"
-    assert answer.speedup > 0.97
+    assert sum(150 < place < 1000 for place in answer.drafted_at()) < 30
+    assert answer.speedup > 0.985
 
 
 @pytest.mark.parametrize("slow_tokens", [1, 8])
@@ -375,9 +375,8 @@ def test_a_drafter_that_stays_slower_than_calibrated_costs_little(slower: float)
     sources = [Source(text=always(0.8), cost=READING)]
     machine = Machine(curve=NATIVE, drafter_slower=lambda place: slower)
     policy = taught(0.8)
-    assert (
-        statistics.fmean(decode(policy, sources, machine, tokens=1000, seed=seed).speedup for seed in range(3)) > 0.96
-    )
+    for seed in range(3):
+        assert decode(policy, sources, machine, tokens=1000, seed=seed).speedup > 0.97
 
 
 def test_a_drafter_that_disappoints_after_a_look_is_looked_at_less_and_less() -> None:

@@ -42,8 +42,8 @@ from edgespec.planning.depth.purchase import Ledger, Lengths, Offer, worth_buyin
 SHORT_TRIAL = 0.6
 MOST_TRUST = 6.0
 
-# Plain tokens before another trial in the same answer, doubled by each one that failed, and the chance that it finds
-# another text than the last: one passage in five or so.
+# Plain tokens before another trial in the same answer, doubled by each one that failed (twice where a drafted token
+# takes longer than a plain one), and the chance that it finds another text than the last: one passage in five or so.
 FIRST_REST = 48
 CHANGED = 0.2
 
@@ -418,7 +418,8 @@ class AnswerDepth:
     def _stop(self) -> None:
         self._on = False
         self._next_look = self._done + self._rest
-        self._rest *= 2
+        cost = self._control.price("model", self._times)
+        self._rest *= 4 if cost is not None and cost.token_s > self._now[0] else 2
 
     def end(self) -> None:
         with self._control.lock:

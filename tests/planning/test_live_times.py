@@ -1,0 +1,164 @@
+"""How times follow what forwards take: the pace of the machine, and what each width is off."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable
+
+import pytest
+
+from edgespec.planning.cost.curve import ContextCurves, Curve
+from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
+
+# T(w) / T(1) of a kernel for which a further row is cheap, and how often ordinary decoding with a drafter takes each.
+WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
+OFTEN = {1: 4, 2: 25, 3: 30, 4: 20, 5: 10, 6: 5, 8: 1}
+
+# Seconds of a forward by the median of such noise.
+NOISES = {
+    "little": lambda chance: math.exp(chance.gauss(0, 0.03)),
+    "much": lambda chance: math.exp(chance.uniform(-0.15, 0.15)),
+    "stalls": lambda chance: (
+        math.exp(chance.gauss(0, 0.03)) * (chance.uniform(1.3, 3) if chance.random() < 0.05 else 1)
+    ),
+    "late": lambda chance: math.exp(chance.expovariate(1 / 0.08) - 0.08 * math.log(2)),
+}
+
+
+def fresh() -> LiveTimes:
+    return LiveTimes(ContextCurves(contexts=(100,), curves=(WIDE,)), 8)
+
+
+def forwards(times: LiveTimes, widths: Iterable[int], noise: str = "", seed: int = 0, **off: float) -> LiveTimes:
+    """Forwards of ``widths`` in turn whose median is the calibrated time, times ``off`` of the width (``w3=1.1``)."""
+    chance = random.Random(f"noise {seed}")  # drawn apart from the widths
+    for width in widths:
+        factor = NOISES[noise](chance) if noise else 1.0
+        times.record(width, 100, WIDE.seconds(width) * off.get(f"w{width}", 1.0) * factor)
+    return times
+
+
+def mixed(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(list(OFTEN), list(OFTEN.values()), k=count)
+
+
+def off(times: LiveTimes, width: int) -> float:
+    """What that width takes by what plain forwards do, 1.0 as calibrated."""
+    return times.now_s(width, 100) / times.now_s(1, 100) / (WIDE.seconds(width) / WIDE.seconds(1))
+
+
+@pytest.mark.parametrize(("noise", "usual", "most"), [("little", 0.02, 0.05), ("stalls", 0.02, 0.05)])
+def test_noise_does_not_bend_a_curve(noise: str, usual: float, most: float) -> None:
+    worst = []
+    for seed in range(20):
+        times = forwards(fresh(), mixed(400, seed), noise, seed)
+        worst.append(max(abs(off(times, width) - 1.0) for width in (2, 3, 4)))
+    assert statistics.median(worst) < usual
+    assert max(worst) < most
+
+
+@pytest.mark.parametrize("noise", ["much", "late"])
+def test_more_noise_bends_it_by_less_than_the_noise(noise: str) -> None:
+    worst = [max(abs(off(forwards(fresh(), mixed(400, seed), noise, seed), width) - 1.0) for width in (2, 3, 4))
+             for seed in range(20)]  # fmt: skip
+    assert statistics.median(worst) < 0.05
+    assert max(worst) < 0.15
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_does_not_add_up(noise: str) -> None:
+    """A width is off no more after 8000 forwards than after 400."""
+    times = forwards(fresh(), mixed(8000, 1), noise, 1)
+    assert [off(times, width) for width in (2, 3, 4)] == pytest.approx([1.0] * 3, abs=0.1)
+
+
+def test_a_width_that_is_never_decoded_stays_as_calibrated() -> None:
+    times = forwards(fresh(), mixed(400, 0), "much")
+    assert off(times, 7) == pytest.approx(1.0)
+
+
+def test_one_width_that_is_off_is_found_among_the_others() -> None:
+    times = forwards(fresh(), mixed(600, 0), "little", w3=1.2)
+    assert off(times, 3) == pytest.approx(1.2, rel=0.03)
+    assert [off(times, width) for width in (2, 4, 5, 8)] == pytest.approx([1.0] * 4, rel=0.04)
+
+
+@pytest.mark.parametrize("slower", [1.3, 2.5, 10.0])
+def test_a_width_that_becomes_slower_is_believed_the_fourth_time(slower: float) -> None:
+    """Calibration counts for three forwards, however far off they are."""
+    times = fresh()
+    told = []
+    for _ in range(6):
+        forwards(times, [1, 4], w4=slower)
+        told.append(off(times, 4))
+    assert told[:2] == pytest.approx([1.0, 1.0])
+    assert told[3:] == pytest.approx([slower] * 3)
+
+
+def test_it_shows_though_plain_forwards_are_rare() -> None:
+    times = forwards(fresh(), [1, *[4] * 62] * 3, w4=2.0)
+    assert off(times, 4) == pytest.approx(2.0, rel=0.01)
+    assert times.moved == pytest.approx(1.0, rel=0.01), "plain decoding is as fast as ever"
+
+
+def test_what_was_off_is_forgotten_once_it_is_not() -> None:
+    times = forwards(fresh(), [1, 4] * 100, w4=3.0)
+    assert off(times, 4) == pytest.approx(3.0)
+    forwards(times, [1, 4] * 9)
+    assert off(times, 4) == pytest.approx(3.0)
+    forwards(times, [1, 4] * 6)
+    assert off(times, 4) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("block", [1, 2, 40])
+def test_two_widths_in_turn_are_told_from_a_change_of_speed(block: int) -> None:
+    times = fresh()
+    for place in range(400):
+        forwards(times, [4 if place // block % 2 else 1], w4=2.2)
+        if place > 300:
+            assert off(times, 4) == pytest.approx(2.2, rel=0.01)
+            assert times.now_s(1, 100) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("block", [1, 2, 40])
+def test_a_change_of_speed_is_told_from_two_widths_in_turn(block: int) -> None:
+    times = fresh()
+    for place in range(400):
+        slower = 1.0 if place < 100 else 2.0
+        forwards(times, [4 if place // block % 2 else 1], w4=slower, w1=slower)
+    assert times.factor == pytest.approx(2.0)
+    assert off(times, 4) == pytest.approx(1.0)
+
+
+def test_forwards_long_after_a_plain_one_say_nothing_of_their_width() -> None:
+    times = forwards(fresh(), [1, *[4] * 8])
+    forwards(times, [4] * 100, w4=1.5)
+    assert off(times, 4) == pytest.approx(1.0)
+    assert times.factor == pytest.approx(1.5)
+    assert times.moved == pytest.approx(1.5), "which is why plain decoding is timed again"
+
+
+def test_three_slow_forwards_are_a_change_of_pace_and_two_are_stalls() -> None:
+    times = forwards(fresh(), [1] * 5)
+    forwards(times, [1] * 2, w1=4.0)
+    assert times.factor == pytest.approx(1.0)
+    forwards(times, [1], w1=4.0)
+    assert times.factor == pytest.approx(4.0)
+
+
+def test_plain_speed_is_told_without_any_calibration() -> None:
+    plain = PlainTimes()
+    for seconds in (1e6, 0.5, 0.5, 0.5):
+        assert plain.tokens_per_s is None
+        plain.record(seconds)
+    assert plain.tokens_per_s == pytest.approx(2.0)
+    for seconds in (26.0, math.nan, -1.0, 0.0, math.inf):
+        plain.record(seconds)
+    for _ in range(3):
+        plain.record(0.25)
+    assert plain.tokens_per_s == pytest.approx(2.0)
+    plain.record(0.25)
+    plain.record(0.25)
+    assert plain.tokens_per_s == pytest.approx(4.0)
