@@ -216,7 +216,7 @@ def check_equality(
         drafters=engine.drafters,
         policy=FullTrees(cap, _MODEL) if trees else FixedDepth(cap),
         depth_cap=cap,
-        budget=(lambda: make_budget(cap, costs)) if _is_pipelined(engine) else None,
+        budget=(lambda: make_budget(cap, costs, waits=True)) if _is_pipelined(engine) else None,
     )
     ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
     if cap:

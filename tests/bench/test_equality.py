@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import TreeVerdict, Verdict
+from edgespec.drafters.model import ModelDraftState
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
 from edgespec.interfaces.drafting import SiblingGate
@@ -187,6 +189,24 @@ def test_at_once_where_the_profile_wants_it(tiny: TinyModels, monkeypatch: pytes
         assert report.depths == (2,)
         assert (report.identical, report.kept) == (1, True)
         assert bool(rounds) is (mode == "pipelined")
+
+
+@pytest.mark.parametrize("mode", ["serial", "pipelined"])
+def test_a_drafter_that_reads_longer_than_an_answer_takes_is_waited_for(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def slowly(self: ModelDraftState, cache: object, lag: list[int], *others: object) -> object:
+        if len(lag) > 2:
+            time.sleep(0.3)
+        return real(self, cache, lag, *others)  # type: ignore[arg-type]
+
+    real = ModelDraftState._read
+    monkeypatch.setattr(ModelDraftState, "_read", slowly)
+    with tiny.load(lookup=False, depth=3, mode=mode) as engine:
+        require_speculation(engine, 2)
+        report = check_equality(engine, PROMPTS[:1], max_tokens=4, depths=(1, 2))
+    assert report.kept
+    assert report.results[0].proposed >= report.results[0].comparisons == 4
 
 
 @pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])

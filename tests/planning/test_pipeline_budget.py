@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from threading import TIMEOUT_MAX
 
 import pytest
 
@@ -112,6 +113,13 @@ def test_the_patience_is_two_forwards_of_the_drafter() -> None:
     for _ in range(300):
         budget.record(record(1, 1, draft_s=0.06, forwards=2))
     assert budget.patience_s() == pytest.approx(0.06, rel=0.01)
+
+
+def test_a_budget_that_waits_does_so_until_a_forward_of_the_drafter_was_timed() -> None:
+    budget = MeasuredBudget(3, None, waits=True)
+    assert budget.patience_s() == TIMEOUT_MAX
+    budget.record(record(1, 1, draft_s=0.04, forwards=4))
+    assert budget.patience_s() == pytest.approx(0.02)
 
 
 def test_branches_are_tried_and_given_up_where_they_meet_no_correction() -> None:

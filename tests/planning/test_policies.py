@@ -81,3 +81,5 @@ def test_a_budget_counts_with_the_drafter_at_work() -> None:
     assert not make_budget(4, apart).drafts_during_prefill(), "what it would cost is not known"
     assert make_budget(4, replace(apart, contention=Contention())).drafts_during_prefill()
     assert not make_budget(4, crowded).drafts_during_prefill()
+    assert make_budget(4, Costs()).patience_s() < 1.0
+    assert make_budget(4, Costs(), waits=True).patience_s() > 3600.0, "as long as a drafter reads"

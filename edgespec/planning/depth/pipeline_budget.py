@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from threading import TIMEOUT_MAX
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
@@ -43,13 +44,17 @@ class MeasuredBudget:
 
     ``curve`` is T(w) of the target with the drafter at work, if calibrated; rounds correct it as they come.
     ``overlaps_prefill``: they do not slow each other down, so the drafter may read the prompt while the target does.
+    ``waits`` for the drafter's first tokens, whatever it has to read before: so that a short answer is drafted too.
     """
 
-    def __init__(self, depth_cap: int, curve: Curve | None, *, overlaps_prefill: bool = False) -> None:
+    def __init__(
+        self, depth_cap: int, curve: Curve | None, *, overlaps_prefill: bool = False, waits: bool = False
+    ) -> None:
         self._depth_cap = depth_cap
         curves = None if curve is None else ContextCurves(contexts=(0,), curves=(curve,))
         self._times = None if curves is None else LiveTimes(curves, depth_cap + 1)
         self._overlaps_prefill = overlaps_prefill
+        self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._accepted = _PRIOR_ACCEPTED
         self._evaluated = _PRIOR_EVALUATED
         self._forward_s: float | None = None
@@ -92,7 +97,7 @@ class MeasuredBudget:
 
     def patience_s(self) -> float:
         """Seconds to wait for the forward that the drafter is at."""
-        return _FIRST_PATIENCE_S if self._forward_s is None else _PATIENCE * self._forward_s
+        return self._first_patience_s if self._forward_s is None else _PATIENCE * self._forward_s
 
     def reuses(self) -> bool:
         """Whether enough of what was put forward again stood."""
@@ -137,11 +142,15 @@ class MeasuredBudget:
             self._forward_s = own if self._forward_s is None else _DECAY * self._forward_s + (1 - _DECAY) * own
 
 
-def make_budget(depth_cap: int, costs: Costs) -> MeasuredBudget:
-    """How much a pipelined round verifies, by the target's times with the drafter at work beside it."""
+def make_budget(depth_cap: int, costs: Costs, *, waits: bool = False) -> MeasuredBudget:
+    """How much a pipelined round verifies, by the target's times with the drafter at work beside it.
+
+    ``waits``: each answer for its first draft, for checks that need one.
+    """
     factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
     curve = None if costs.curves is None else costs.curves.curves[0].scaled(factor or 1.0)
-    return MeasuredBudget(depth_cap, curve, overlaps_prefill=factor is not None and factor <= SLOWER_ALLOWED)
+    overlaps_prefill = factor is not None and factor <= SLOWER_ALLOWED
+    return MeasuredBudget(depth_cap, curve, overlaps_prefill=overlaps_prefill, waits=waits)
 
 
 def branch_pays(acceptance: float, standing: float, window: int) -> bool:
