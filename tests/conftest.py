@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 def home(tmp_path: Path) -> Home:
     """An empty home of this test's own."""
     return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def loaded_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands have their drafter in memory before they answer: a tiny target is through with most answers sooner."""
+    from edgespec import Engine
+
+    load = Engine.load
+
+    def load_both(*arguments: Any, **settings: Any) -> Engine:
+        engine = load(*arguments, **settings)
+        engine.load_drafter()
+        return engine
+
+    monkeypatch.setattr(Engine, "load", load_both)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,21 +14,6 @@ from tests.support.exporting import ANSWER_TOKENS, PROMPTS, TEXT
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
     """The program with an empty home, in this process."""
     return InProcess(tmp_path / "home", monkeypatch, capsys)
-
-
-@pytest.fixture
-def loaded_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands have their drafter in memory before they answer: a tiny target is through with most answers sooner."""
-    from edgespec import Engine
-
-    load = Engine.load
-
-    def load_both(*arguments: Any, **settings: Any) -> Engine:
-        engine = load(*arguments, **settings)
-        engine.load_drafter()
-        return engine
-
-    monkeypatch.setattr(Engine, "load", load_both)
 
 
 @pytest.fixture

@@ -183,11 +183,13 @@ def check_keys(name: str, found: object) -> None:
     check(f"json/{name}.txt", "".join(f"{each}\n" for each in sorted(paths)))
 
 
-def test_the_keys_of_answers(known: InProcess, pair: tuple[str, ...]) -> None:
-    options = (*pair, "--max-tokens", "12", "--json")
-    check_keys("generate", succeeded(known("generate", "hello", *options, "--depth", "2")).json)
+def test_the_keys_of_answers(known: InProcess, pair: tuple[str, ...], loaded_drafter: None) -> None:
+    options = (*pair, "--max-tokens", "12", "--depth", "2", "--json")
+    generated = succeeded(known("generate", "hello", *options)).json
     (line,) = succeeded(known("chat", *options, stdin="hello\n")).out.splitlines()
-    check_keys("chat", json.loads(line))
+    for name, found in (("generate", generated), ("chat", json.loads(line))):
+        assert found["stats"]["rounds_by_source"], "without a draft its keys would not be seen"
+        check_keys(name, found)
 
 
 def test_the_keys_of_plans(known: InProcess, pair: tuple[str, ...]) -> None:
