@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from edgespec import Done, Engine, Sampling, Text
@@ -19,9 +21,15 @@ def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
     assert pair.pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
     assert plan.predicted_tokens_per_s is not None
     # Whether a drafter can pay is up to the machine; each is kept or dropped for a reason with a number in it.
-    said = [reason for reason in plan.reasons if "drafter: " in reason]
-    assert len(said) == 2
-    assert all("x plain" in reason for reason in said)
+    ranking = pair.ranking()
+    assert ranking is not None
+    judged = [*ranking.candidates, *ranking.rejected]
+    own = [each for each in judged if each.target == ranking.best.target and each.mode == "serial"]
+    for kind in ("lookup", "model"):
+        said = [each.verdict.text for each in own if each.drafter is not None and each.drafter.kind == kind]
+        assert said
+        assert all(re.search(r"\d\.\d\dx", reason) for reason in said), said
+    assert any(ranking.best.verdict.text in reason for reason in plan.reasons)
     if plan.mode == "plain":
         assert plan.depth_cap == 0
     else:
