@@ -15,7 +15,6 @@ from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.base import NOT_CALIBRATED
-from edgespec.planning.depth.chain_gate import PricedGate
 from edgespec.planning.depth.control import (
     AT_ONCE,
     LEAST_READ,
@@ -26,8 +25,8 @@ from edgespec.planning.depth.control import (
     AnswerDepth,
     DepthControl,
 )
-from edgespec.planning.depth.experience import SAMPLED, TRIAL, Experience, History
-from edgespec.planning.depth.purchase import RISK, Ledger, Lengths, Offer, worth_buying
+from edgespec.planning.depth.experience import SAMPLED, TRIAL, Experience, History, Lengths
+from edgespec.planning.depth.price import RISK, Ledger, PricedGate, worth_buying
 from tests.support.drawn_requests import (
     CALIBRATED_AT,
     LLAMA,
@@ -111,34 +110,34 @@ def test_an_answer_that_ends_after_losing_all_its_room_took_the_stated_share_lon
 
 
 def test_without_experience_it_buys_when_as_many_tokens_again_would_earn_the_price() -> None:
-    offer = Offer(price_s=1.0, gain_s=0.02, trial_s=0.0)
-    bought = next(done for done in range(1, 1000) if worth_buying(offer, done, None, None, 10))
+    offer = 1.0, 0.02
+    bought = next(done for done in range(1, 1000) if worth_buying(*offer, done, None, None, 10))
     assert bought == 51
-    assert not worth_buying(offer, 51, 60, None, 10), "nine tokens are left"
-    assert worth_buying(offer, 51, 200, None, 10)
-    assert worth_buying(offer, 51, None, [], 10), "this answer is longer than all before it"
+    assert not worth_buying(*offer, 51, 60, None, 10), "nine tokens are left"
+    assert worth_buying(*offer, 51, 200, None, 10)
+    assert worth_buying(*offer, 51, None, [], 10), "this answer is longer than all before it"
 
 
 def test_with_short_answers_learned_it_waits_until_they_have_ended() -> None:
     """Four of five answers have 8 tokens, one has 800."""
     longer = [*([8] * 16), *([800] * 4)]
-    offer = Offer(price_s=0.3, gain_s=0.02, trial_s=0.0)
-    assert not worth_buying(offer, 1, None, longer, 40)
-    assert worth_buying(offer, 9, None, [800] * 4, 40)
-    assert not worth_buying(offer, 1, None, [8] * 20, 40)
-    assert worth_buying(offer, 1, None, [800] * 20, 40)
+    offer = 0.3, 0.02
+    assert not worth_buying(*offer, 1, None, longer, 40)
+    assert worth_buying(*offer, 9, None, [800] * 4, 40)
+    assert not worth_buying(*offer, 1, None, [8] * 20, 40)
+    assert worth_buying(*offer, 1, None, [800] * 20, 40)
 
 
 def test_lengths_are_known_after_a_few_answers_and_end_with_the_budget() -> None:
     lengths = Lengths()
     assert lengths.longer_than(0, None) is None
     for tokens in (5, 7, 300, 9, 11, 400):
-        lengths.add(tokens)
+        lengths.known.append(tokens)
     assert lengths.longer_than(9, None) == [11, 300, 400]
     assert lengths.longer_than(9, 64) == [11, 64, 64]
     assert lengths.longer_than(500, None) == []
     for _ in range(40):
-        lengths.add(20)
+        lengths.known.append(20)
     assert lengths.longer_than(0, None) == [20] * 32
 
 
@@ -240,14 +239,14 @@ def test_a_short_answer_to_a_long_prompt_reads_little_or_nothing() -> None:
     long_s = NATIVE.prompt_s(4000)
     learned = control()
     for _ in range(20):
-        learned.lengths.add(300)
+        learned.lengths.known.append(300)
     answer = begun(learned, 4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
     allowance = answer.allow("model", 4000)
     assert allowance.depth > 0
     assert allowance.window == MOST_READ
     assert allowance.patience_s == pytest.approx(1.25 * MOST_READ * NATIVE.lag_token_s, rel=0.01)
     for _ in range(32):
-        learned.lengths.add(3)
+        learned.lengths.known.append(3)
     answer = begun(learned, 4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
     assert answer.allow("model", 4000).depth == 0
     budget = begun(learned, 4000, most=8, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
@@ -257,7 +256,7 @@ def test_a_short_answer_to_a_long_prompt_reads_little_or_nothing() -> None:
 def test_a_short_prompt_is_read_in_part_before_all_of_it_is_affordable() -> None:
     learned = control()
     for _ in range(20):
-        learned.lengths.add(300)
+        learned.lengths.known.append(300)
     prompt_s, first_s = NATIVE.prompt_s(300), NATIVE.forward_s(1, 300)
     answer = begun(learned, 300, most=None, prompt_s=prompt_s, first_s=first_s)
     allowance = answer.allow("model", 300)
@@ -318,7 +317,7 @@ def test_code_is_drafted_from_the_first_answers_on() -> None:
     requests = [draw_request(generator(place), "code", 150, 300) for place in range(6)]
     served = serve_each(one, decider, requests)
     assert served[-1].ratio > 1.5
-    assert decider.control.experience().gain(0.5) > 0.3
+    assert decider.control.modes[False].gain(0.5) > 0.3
 
 
 # ------------------------------------------------------------------------------------------------- what it says
@@ -421,7 +420,7 @@ def test_a_load_that_costs_more_than_an_answer_may_lose_waits() -> None:
 def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_load() -> None:
     own = control(load_s=2.0)
     for _ in range(6):
-        own.lengths.add(60)
+        own.lengths.known.append(60)
     begun_at = own.missed_s
     answer = begun(own, prompt_s=100.0)
     for _ in range(59):
@@ -514,9 +513,9 @@ def test_sampled_answers_and_greedy_ones_learn_apart() -> None:
     assert (priors["model" + SAMPLED].by_position[0] or 1.0) < 0.3
     once = DepthControl(believed(NATIVE), 7, {"model": priors["model"]})
     begun(once, sampled=True)
-    first = once.experience(sampled=True).sources["model"].by_position(1)[0]
+    first = once.modes[True].sources["model"].by_position(1)[0]
     assert first == pytest.approx(priors["model"].by_position[0]), "the other way of sampling is better than nothing"
-    assert own.experience(sampled=True) is not own.experience()
+    assert own.modes[True] is not own.modes[False]
 
 
 def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
@@ -530,7 +529,7 @@ def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
     assert stored.sampled == (0.0,) * 4
     again = DepthControl(believed(NATIVE), 7, None, History.from_json(stored.as_json()))
     assert again.history() == stored
-    assert again.experience().sums == own.experience().sums
+    assert again.modes[False].sums == own.modes[False].sums
     for change in ({"greedy": [1.0]}, {"lengths": [-1]}, {"sampled": [math.nan] * 4}, {"greedy": None}):
         with pytest.raises((ValueError, TypeError)):
             History.from_json({**stored.as_json(), **change})

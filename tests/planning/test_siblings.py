@@ -13,8 +13,8 @@ from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, Sibli
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.cost.margins import DRAFT_MARGIN
-from edgespec.planning.depth.chain_gate import PricedGate
 from edgespec.planning.depth.control import DepthControl
+from edgespec.planning.depth.price import PricedGate
 from tests.support.simulated_decoding import FLAT, MODEL
 
 LINE = Curve(widths=(1, 2), forward_s=(1.0, 1.05))

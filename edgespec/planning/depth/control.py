@@ -7,7 +7,7 @@ rules, each with one number:
 - The ledger. An answer that ended now would have taken at most 1 + RISK times as long as plain decoding: whatever is
   done may lose no more than what that leaves.
 - The purchase. Loading the drafter and reading the text are bought when they are expected to be earned back
-  (planning/depth/purchase.py).
+  (planning/depth/price.py).
 - Trust. Each drafted round adds what it saved, in plain steps, and takes away what it lost. Below zero drafting
   rests; it never rises above MOST_TRUST, so that a text that changes costs at most that (CUSUM: Page, 1954).
 
@@ -31,9 +31,8 @@ from edgespec.planning.cost.curve import FREE, DraftCost, choose_window, draftin
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
-from edgespec.planning.depth.chain_gate import PricedGate
-from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History
-from edgespec.planning.depth.purchase import Ledger, Lengths, Offer, worth_buying
+from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History, Lengths
+from edgespec.planning.depth.price import Ledger, PricedGate, worth_buying
 
 # Plain steps that a trial may lose where drafting has hardly paid of late, and the most that a change of text may
 # cost. Simulated: with the long trial alone 2 of 16 texts of code after twenty translations were drafted late or
@@ -70,6 +69,8 @@ PATIENCE = 1.25
 PLAIN_EVERY = 64
 PLAIN_AGAIN, MOVED = 4, 1.25
 
+Priors = Mapping[str, AcceptancePrior]
+
 _RATE_DECAY = 0.95
 _RECENT_DRAFTS = 5
 
@@ -81,7 +82,7 @@ class DepthControl:
         self,
         costs: Costs,
         depth_cap: int,
-        priors: Mapping[str, AcceptancePrior] | None = None,
+        priors: Priors | None = None,
         history: History | None = None,
         *,
         pipelined: bool = False,
@@ -92,28 +93,18 @@ class DepthControl:
         self.lengths = Lengths(history.lengths)
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.purchases = 0
-        self._modes = {
-            False: Experience(*history.greedy),
-            True: Experience(*history.sampled),
-        }
+        self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
         self.replan(costs, depth_cap, priors, pipelined=pipelined)
 
-    def replan(
-        self,
-        costs: Costs,
-        depth_cap: int,
-        priors: Mapping[str, AcceptancePrior] | None = None,
-        *,
-        pipelined: bool = False,
-    ) -> None:
+    def replan(self, costs: Costs, depth_cap: int, priors: Priors | None = None, *, pipelined: bool = False) -> None:
         """Take over new measurements for later answers; what was learned stays, ``priors`` are for what was not."""
         with self.lock:
             self.costs, self.depth_cap, self.load_s = costs, depth_cap, costs.load_s
             self.pipelined = (costs.contention or Contention()) if pipelined else None
             self.times = None if costs.curves is None else LiveTimes(costs.curves, depth_cap + 1)
             for name, prior in (priors or {}).items():
-                known, source = self._modes[name.endswith(SAMPLED)].sources, name.removesuffix(SAMPLED)
+                known, source = self.modes[name.endswith(SAMPLED)].sources, name.removesuffix(SAMPLED)
                 if source not in known or not known[source].seen:
                     known.pop(source, None)
                     self._priors[name] = prior
@@ -144,17 +135,14 @@ class DepthControl:
             if self.depth_cap < 1:
                 return FixedDepth(0, None, self.plain)
             for source in self.costs.drafts:
-                self._modes[sampled].acceptance(source, self._priors, sampled=sampled).fade(FADED)
-            return AnswerDepth(self, self.times, self._modes[sampled], prompt_tokens, most)
-
-    def experience(self, *, sampled: bool = False) -> Experience:
-        return self._modes[sampled]
+                self.modes[sampled].acceptance(source, self._priors, sampled=sampled).fade(FADED)
+            return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most)
 
     def priors(self) -> dict[str, AcceptancePrior]:
         """What was learned about each source's acceptance, for the next process."""
         with self.lock:
             learned = dict(self._priors)
-            for sampled, experience in self._modes.items():
+            for sampled, experience in self.modes.items():
                 for source, acceptance in experience.sources.items():
                     if acceptance.seen and acceptance.as_prior() != NO_PRIOR:
                         learned[source + SAMPLED if sampled else source] = acceptance.as_prior()
@@ -163,7 +151,8 @@ class DepthControl:
     def history(self) -> History:
         """What else was learned."""
         with self.lock:
-            return History(lengths=self.lengths.known, greedy=self._modes[False].sums, sampled=self._modes[True].sums)
+            lengths = tuple(self.lengths.known)
+            return History(lengths=lengths, greedy=self.modes[False].sums, sampled=self.modes[True].sums)
 
     def price(self, source: str, times: LiveTimes) -> DraftCost | None:
         """What drafting costs now."""
@@ -209,14 +198,12 @@ class AnswerDepth:
         self._timed = False  # whether a draft was, since the latest purchase
         self._gain = 0.0
         self._drafted_rounds = 0
-        self._saved = 0.0  # by drafted rounds, in plain steps
-        self._drafted_s = self._drafted_plain_s = 0.0
+        self._drafted_tokens, self._saved = 0, 0.0  # of drafted rounds, and what these saved in plain steps
         self._bought_at = 0
         self._rate_tokens = self._rate_s = 0.0
         self._loading = False
         self._read = 0
-        self._window: int | None = None
-        self._windowed = False
+        self._window: int | None = None  # as long as no more than that was read
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
@@ -253,8 +240,7 @@ class AnswerDepth:
                     return OFF
                 if self._pipelined is not None:
                     return Allowance(self._cap + 1)
-                read = self._to_read(cost, lag)
-                window = self._window
+                read, window = self._to_read(cost, lag)
             depth = self._affordable(cost, read)
             if cost != FREE and not self._timed:
                 depth = min(depth, 1)  # nobody knows how slow the drafter is now
@@ -310,9 +296,8 @@ class AnswerDepth:
             first_s = cost.token_s + self._now[1] - step_s if both is None else 0.0
             if load_s + reading_s + first_s > AT_ONCE * self.ledger.room_s:
                 continue
-            price_s = max(0.0, load_s - control.missed_s) + reading_s
-            offer = Offer(price_s=price_s, gain_s=gain * step_s, trial_s=trial * step_s)
-            if worth_buying(offer, self._done, self._most, longer, before):
+            price_s = max(0.0, load_s - control.missed_s) + reading_s + trial * step_s
+            if worth_buying(price_s, gain * step_s, self._done, self._most, longer, before):
                 if begins:
                     self._begin(read, lag, trust)
                 return True
@@ -326,20 +311,22 @@ class AnswerDepth:
         if self._tries == 1:
             self._bought_at = self._done
         if read < lag:
-            self._window, self._windowed = read, True
+            self._window = read
 
-    def _to_read(self, cost: DraftCost, lag: int) -> int:
-        """How much is read for the next round; all of the text where what was saved pays for it several times."""
+    def _to_read(self, cost: DraftCost, lag: int) -> tuple[int, int | None]:
+        """How much is read for the next round, and the window; all where what was saved pays for it several times."""
+        if self._window is None:
+            return lag, None
         price_s = self._context * cost.lag_token_s
-        if self._windowed and price_s <= READ_REST_SHARE * self.ledger.saved_s:
+        if price_s <= READ_REST_SHARE * self.ledger.saved_s:
             longer = self._control.lengths.longer_than(self._done, self._most)
             rest = statistics.fmean(longer) - self._done if longer else self._done
             if self._most is not None:
                 rest = min(rest, self._most - self._done)
             if rest * READ_REST_GAIN * self._now[0] > price_s:
-                self._window, self._windowed = self._context, False
-                return self._context
-        return lag if self._window is None else min(lag, self._window)
+                self._window = None
+                return self._context, self._context
+        return min(lag, self._window), self._window
 
     def _going_rate(self) -> float:
         plain = 1.0 / self._now[0]
@@ -405,8 +392,7 @@ class AnswerDepth:
     def _judge(self, plain_s: float, working_s: float, emitted: int) -> None:
         """What a drafted round came to."""
         self._drafted_rounds += 1
-        self._drafted_plain_s += plain_s
-        self._drafted_s += working_s
+        self._drafted_tokens += emitted
         saved = (plain_s - working_s) * emitted / plain_s
         self._saved += saved
         self._trust = min(MOST_TRUST, self._trust + saved)
@@ -424,7 +410,7 @@ class AnswerDepth:
     def end(self) -> None:
         with self._control.lock:
             if self._done:
-                self._control.lengths.add(self._done)
+                self._control.lengths.known.append(self._done)
                 self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
 
     def why_off(self, source: str) -> Reason | None:
@@ -436,20 +422,17 @@ class AnswerDepth:
             if cost == FREE or self._on or not self._done:
                 return None
             if control.hopeless:
-                most = (
-                    f"{source} drafting would reach {control.possible:.2f}x plain even if every token were accepted"
-                )
-                return Reason("no_drafter_pays", most)
+                most = f"{control.possible:.2f}x plain even if every token were accepted"
+                return Reason("no_drafter_pays", f"{source} drafting would reach {most}")
             if self._tries:
-                speed = self._drafted_plain_s / self._drafted_s
+                speed = self._drafted_tokens / (self._drafted_tokens - self._saved)
                 tokens = max(0, self._next_look - self._done)
                 return Reason(
                     "not_paying_now",
                     f"drafting did not pay in this answer: {speed:.2f}x plain; tried again after {tokens} tokens",
                 )
-            return Reason(
-                "answer_too_short", "the answer was too short to repay what drafting takes before it saves anything"
-            )
+            short = "the answer was too short to repay what drafting takes before it saves anything"
+            return Reason("answer_too_short", short)
 
 
 def _readings(lag: int) -> list[int]:
@@ -469,7 +452,7 @@ def make_policy(
     name: PolicyName,
     depth_cap: int,
     costs: Costs | None = None,
-    priors: Mapping[str, AcceptancePrior] | None = None,
+    priors: Priors | None = None,
     history: History | None = None,
     *,
     pipelined: bool = False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,10 @@ _ENOUGH_ROUNDS = 6
 
 # What tells a source's acceptance in sampled answers from that in greedy ones, behind its name.
 SAMPLED = ":sampled"
+
+# Answers whose lengths are remembered, and how many of them are enough to decide by.
+_REMEMBERED = 32
+_ENOUGH = 6
 
 Sums = tuple[float, float, float, float]
 NO_SUMS: Sums = (0.0, 0.0, 0.0, 0.0)
@@ -63,13 +68,29 @@ def _sums(stored: Sequence[Any]) -> Sums:
     return answers, tokens, saved, lost
 
 
+class Lengths:
+    """How long the answers of a session have been."""
+
+    def __init__(self, known: Iterable[int] = ()) -> None:
+        self.known = deque(known, maxlen=_REMEMBERED)
+
+    def longer_than(self, tokens: int, most: int | None) -> Sequence[int] | None:
+        """Lengths that an answer of so many ``tokens`` may still come to, ascending; None where too few are known.
+
+        ``most`` is the budget of this answer, which ends longer ones.
+        """
+        if len(self.known) < _ENOUGH:
+            return None
+        longer = sorted(length for length in self.known if length > tokens)
+        return longer if most is None else [min(most, length) for length in longer]
+
+
 @dataclass(slots=True)
 class Experience:
     """Of answers drawn greedily, or of sampled ones. Everything is in plain steps.
 
     Faded sums over answers: how many, their tokens after drafting was bought, what was saved where it paid and lost
-    where it did not. ``sources`` and ``siblings``
-    say how often drafted tokens are right.
+    where it did not. ``sources`` and ``siblings`` say how often drafted tokens are right.
     """
 
     answers: float = 0.0

@@ -14,9 +14,6 @@ from edgespec.planning.cost.margins import SLOWER_ALLOWED
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
 
-# Before anything was verified: as if one token in two had been accepted, of two.
-_PRIOR_ACCEPTED, _PRIOR_EVALUATED = 1.0, 2.0
-
 # A drafter told to end finishes the forward it is at. Twice its usual time covers one that is slower than usual; a
 # drafter that takes longer is reading a prompt, and is not waited for.
 _PATIENCE = 2.0
@@ -24,7 +21,6 @@ _PATIENCE = 2.0
 # Reuse goes on while at least half of the first tokens put forward again stand: a wrong one costs the drafting of one
 # round, a right one saves it.
 _REUSE_PAYS = 0.5
-_PRIOR_STOOD, _PRIOR_REUSED = 1.0, 1.5  # so that it is tried, and given up after a few failures
 
 # Branches go on while they meet so many of the corrections that come. On forks of its cache the drafter spends time
 # on them in which it had nothing else to do: any gain would do but for the power they take, so one in ten. Without
@@ -32,11 +28,22 @@ _PRIOR_STOOD, _PRIOR_REUSED = 1.0, 1.5  # so that it is tried, and given up afte
 _BRANCHING_PAYS = 0.1
 _BRANCHING_PAYS_UNFORKED = _REUSE_PAYS
 
-# As if three of four first tokens of branches had stood: more than a few have to fall before branches are given up.
-_PRIOR_BRANCHES_STOOD, _PRIOR_BRANCHES_TAKEN = 3.0, 4.0
-
 # Until a forward of the drafter was timed: as long as a slow token of a small model on a slow device.
 _FIRST_PATIENCE_S = 0.05
+
+
+class _Share:
+    """How many of the latest ``tries`` went well, as if ``well`` of so many had before the first one."""
+
+    def __init__(self, well: float, tries: float) -> None:
+        self._well, self._tries = well, tries
+
+    def learn(self, well: float, tries: float = 1.0) -> None:
+        self._well, self._tries = _DECAY * self._well + well, _DECAY * self._tries + tries
+
+    @property
+    def now(self) -> float:
+        return self._well / self._tries
 
 
 class MeasuredBudget:
@@ -55,17 +62,15 @@ class MeasuredBudget:
         self._times = None if curves is None else LiveTimes(curves, depth_cap + 1)
         self._overlaps_prefill = overlaps_prefill
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
-        self._accepted = _PRIOR_ACCEPTED
-        self._evaluated = _PRIOR_EVALUATED
         self._forward_s: float | None = None
-        self._stood, self._reused = _PRIOR_STOOD, _PRIOR_REUSED
-        self._met, self._corrected = _PRIOR_STOOD, _PRIOR_REUSED
-        self._branches_stood, self._branches_taken = _PRIOR_BRANCHES_STOOD, _PRIOR_BRANCHES_TAKEN
+        self._accepted = _Share(1.0, 2.0)
+        self._reused, self._branched = _Share(1.0, 1.5), _Share(1.0, 1.5)  # tried, and given up after a few failures
+        self._branch_stood = _Share(3.0, 4.0)  # more than a few have to fall before branches are given up
 
     @property
     def acceptance(self) -> float:
         """Share of the recently compared tokens that stood, from 0 to 1."""
-        return self._accepted / self._evaluated
+        return self._accepted.now
 
     def window(self, confidences: tuple[float | None, ...]) -> int:
         """The window with the most expected tokens a second; all tokens where no times are known.
@@ -101,41 +106,37 @@ class MeasuredBudget:
 
     def reuses(self) -> bool:
         """Whether enough of what was put forward again stood."""
-        return self._stood / self._reused >= _REUSE_PAYS
+        return self._reused.now >= _REUSE_PAYS
 
     def reused(self, stood: bool) -> None:
         """Learn whether a token put forward again stood."""
-        self._stood = _DECAY * self._stood + stood
-        self._reused = _DECAY * self._reused + 1
+        self._reused.learn(stood)
 
     def branches(self, forks: bool) -> int:
         """One for each place of a round if branches pay, if there is time; one where the drafter does not fork.
 
         There a second branch would push the first one out of the cache.
         """
-        if self._met / self._corrected < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
+        if self._branched.now < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
             return 0
-        if not branch_pays(self.acceptance, self._branches_stood / self._branches_taken, self._depth_cap):
+        if not branch_pays(self.acceptance, self._branch_stood.now, self._depth_cap):
             return 0
         return self._depth_cap + 1 if forks else 1
 
     def branched(self, met: bool) -> None:
         """Learn whether a branch met a correction."""
-        self._met = _DECAY * self._met + met
-        self._corrected = _DECAY * self._corrected + 1
+        self._branched.learn(met)
 
     def branch_stood(self, stood: bool) -> None:
         """Learn whether a branch's first token stood."""
-        self._branches_stood = _DECAY * self._branches_stood + stood
-        self._branches_taken = _DECAY * self._branches_taken + 1
+        self._branch_stood.learn(stood)
 
     def record(self, record: RoundRecord) -> None:
         """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""
         if record.overlapped and self._times is not None and record.width <= self._depth_cap + 1:
             self._times.record(record.width, 0, record.verify_s)
         if record.evaluated:
-            self._accepted = _DECAY * self._accepted + record.accepted
-            self._evaluated = _DECAY * self._evaluated + record.evaluated
+            self._accepted.learn(record.accepted, record.evaluated)
         working_s = record.draft_s - record.sync_s
         if record.draft_forwards and working_s > 0:
             own = working_s / record.draft_forwards
