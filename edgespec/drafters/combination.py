@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.drafters.gates import admitted, both, seen_alternatives
+from edgespec.drafters.gates import admitted
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import (
     NOTHING,
@@ -196,3 +196,35 @@ class CombinationState:
 def _confidences(proposal: Proposal) -> tuple[float, ...]:
     """One for each token, also where the drafter has none."""
     return proposal.confidences or (_UNSURE,) * len(proposal.tokens)
+
+
+def both(first: ChainGate | None, second: ChainGate | None) -> ChainGate | None:
+    """A gate that lets through what both do; the second is asked about what the first lets through."""
+    if first is None or second is None:
+        return first or second
+    return _Both(first, second)
+
+
+class _Both:
+    def __init__(self, first: ChainGate, second: ChainGate) -> None:
+        self._first, self._second = first, second
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self._first.needs_entropy or self._second.needs_entropy
+
+    def admits(self, confidence: float, entropy: float | None) -> bool:
+        return self._first.admits(confidence, entropy) and self._second.admits(confidence, entropy)
+
+    def goes_on(self) -> bool:
+        return self._first.goes_on() and self._second.goes_on()
+
+
+def seen_alternatives(outcome: Outcome) -> list[tuple[list[float], list[bool]]]:
+    """For each place of the chain that was compared, the odds of its alternatives and which was the target's."""
+    seen = []
+    compared = outcome.committed[: outcome.evaluated]
+    for token, known in zip(compared, outcome.proposal.alternatives, strict=False):
+        if known:
+            seen.append(([odds for _, odds in known], [other == token for other, _ in known]))
+    return seen

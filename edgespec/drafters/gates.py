@@ -1,4 +1,4 @@
-"""What gates let through: of a chain, of two gates as one, and of the alternatives beside a chain.
+"""What gates let through: of a chain, and of the alternatives beside it.
 
 A chain breaks at the first token that is not the target's, and where it does the drafter's second or third choice is
 the target's token about as often as its odds say. A sibling takes the drafter no forward, only the target's is a row
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgespec.interfaces.drafting import ChainGate, Outcome, Proposal, SiblingGate
+from edgespec.interfaces.drafting import ChainGate, Proposal, SiblingGate
 
 
 def admitted(gate: ChainGate, confidences: Sequence[float]) -> int:
@@ -21,28 +21,6 @@ def admitted(gate: ChainGate, confidences: Sequence[float]) -> int:
     ``confidences`` are those of the drafted tokens, from 0 to 1. There is no distribution, so never an entropy.
     """
     return next((index for index, own in enumerate(confidences) if not gate.admits(own, None)), len(confidences))
-
-
-def both(first: ChainGate | None, second: ChainGate | None) -> ChainGate | None:
-    """A gate that lets through what both do; the second is asked about what the first lets through."""
-    if first is None or second is None:
-        return first or second
-    return _Both(first, second)
-
-
-class _Both:
-    def __init__(self, first: ChainGate, second: ChainGate) -> None:
-        self._first, self._second = first, second
-
-    @property
-    def needs_entropy(self) -> bool:
-        return self._first.needs_entropy or self._second.needs_entropy
-
-    def admits(self, confidence: float, entropy: float | None) -> bool:
-        return self._first.admits(confidence, entropy) and self._second.admits(confidence, entropy)
-
-    def goes_on(self) -> bool:
-        return self._first.goes_on() and self._second.goes_on()
 
 
 # Alternatives at each place: the second choice is the target's in 10.5 % of places, the third in 4.2 %, the fourth in
@@ -72,13 +50,3 @@ def with_siblings(chain: Proposal, gate: SiblingGate, most: int, stop_ids: froze
         sources=(*chain.sources, *(chain.sources[0],) * len(tokens)),
         parents=(*range(-1, len(chain.tokens) - 1), *parents),
     )
-
-
-def seen_alternatives(outcome: Outcome) -> list[tuple[list[float], list[bool]]]:
-    """For each place of the chain that was compared, the odds of its alternatives and which was the target's."""
-    seen = []
-    compared = outcome.committed[: outcome.evaluated]
-    for token, known in zip(compared, outcome.proposal.alternatives, strict=False):
-        if known:
-            seen.append(([odds for _, odds in known], [other == token for other, _ in known]))
-    return seen

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgespec.drafters.gates import admitted, both
+from edgespec.drafters.combination import both
+from edgespec.drafters.gates import admitted
 from tests.support.gates import Gate, at_least, at_most_nats
 
 
