@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -77,6 +78,7 @@ class BackgroundCalibration:
         again: bool = False,
     ) -> None:
         self._pair = pair
+        pair.on_answer = weakref.WeakMethod(self.drop_rival)
         # Near exactness rests on how far unequal widths differ.
         self._scope = replace(scope, complete=True) if pair.profile.exactness == "near" else scope
         self._afresh = afresh

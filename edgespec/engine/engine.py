@@ -51,9 +51,7 @@ class Engine:
         self.left_out: tuple[str, ...] = ()  # by the last ``calibrate``: what it had no time for
         self._calibration: BackgroundCalibration | None = None
         # Weakly: an engine that is forgotten must not live on through its own pair.
-        give_up, drop = weakref.WeakMethod(self._give_up_calibration), weakref.WeakMethod(self._drop_rival)
-        pair.on_new_power = lambda: alive() if (alive := give_up()) is not None else None
-        pair.on_answer = lambda: alive() if (alive := drop()) is not None else None
+        pair.on_new_power = weakref.WeakMethod(self._give_up_calibration)
 
     @classmethod
     def load(
@@ -239,11 +237,6 @@ class Engine:
         calibration, self._calibration = self._calibration, None
         if calibration is not None:
             calibration.close(wait=False)
-
-    def _drop_rival(self) -> None:
-        calibration = self._calibration
-        if calibration is not None:
-            calibration.drop_rival()
 
     def in_setting(self, **settings: Any) -> LoadedModel:
         """The target's weights in other caches or threads, beside it; closed with the engine.

@@ -90,8 +90,9 @@ class LoadedPair:
         self.closed = False
         # Not kept alive by the pair: a server opens thousands of sessions in its life.
         self.sessions: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.on_new_power: Callable[[], None] = lambda: None  # ends a calibration that is under way
-        self.on_answer: Callable[[], None] = lambda: None  # frees what only a calibration needs
+        # Weak references: what ends a calibration that is under way, and what frees what only a calibration needs.
+        self.on_new_power: Callable[[], Callable[[], None] | None] = lambda: None
+        self.on_answer: Callable[[], Callable[[], None] | None] = lambda: None
         drafters: list[Drafter] = []
         if profile.lookup:
             drafters.append(LookupDrafter())
@@ -122,11 +123,6 @@ class LoadedPair:
         if not self.can_rewind or self.probe is None:
             return 0
         return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
-
-    @property
-    def exact_length(self) -> int | None:
-        """The longest context at which drafting keeps the exactness asked for; None where length does not matter."""
-        return None if self.profile.exactness == "near" else exact_length(self.probe, self.target.facts)
 
     @property
     def session_memory(self) -> MemoryEstimate:
@@ -176,6 +172,9 @@ class LoadedPair:
 
     def _plan_by(self, costs: Costs) -> Plan:
         """The best of what was ranked, in words."""
+        near = self.profile.exactness == "near"
+        # The longest context at which drafting keeps the exactness asked for; None where length does not matter.
+        self.exact_length = None if near else exact_length(self.probe, self.target.facts)
         allowed = self.pool.left_bytes + self.session_memory.total_bytes
         self.ranking = self.measurements.ranking(self.request, self.probe, costs, self.pool.places, allowed)
         facts, notes = self.target.facts, self.measurements.notes
@@ -189,7 +188,8 @@ class LoadedPair:
     def begin_answer(self) -> tuple[str, ...]:
         """What every answer begins with; returns the sentences that its reader should see."""
         self.load_ahead.put_off()
-        self.on_answer()
+        if (free := self.on_answer()) is not None:
+            free()
         notices, self._notices = self._notices, ()
         return (*notices, *self.follow_power())
 
@@ -205,7 +205,8 @@ class LoadedPair:
                 return ()
             self.machine = replace(self.machine, power_source=now)
             self.measurements = self._measurements_in(self.measurements.store.on_power(now))
-            self.on_new_power()
+            if (give_up := self.on_new_power()) is not None:
+                give_up()
             self.replan()
         return (f"the machine runs on {now} now: planned anew",)
 

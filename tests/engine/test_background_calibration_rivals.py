@@ -399,7 +399,9 @@ def test_another_source_of_power_waits_for_no_step(engine: Engine, monkeypatch: 
     running = threading.Thread(target=learning.run_for, args=(WAIT_S, NEVER))
     running.start()
     assert inside.wait(WAIT_S)
-    engine.pair.on_new_power()
+    give_up = engine.pair.on_new_power()
+    assert give_up is not None
+    give_up()
     assert not ended.is_set()
     release.set()
     running.join(WAIT_S)

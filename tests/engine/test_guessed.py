@@ -11,7 +11,7 @@ from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round, Text
-from edgespec.engine.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.interfaces.drafting import Context, DraftRequest
 from edgespec.planning.depth.base import FixedDepth
@@ -81,7 +81,7 @@ def test_beyond_the_checked_context_there_are_none_and_it_is_said(
     require_speculation(engine, 4)
     plain = plain_text(engine, "hello world", max_tokens=TOKENS)
     checked = plain.stats.prompt_tokens + 21
-    monkeypatch.setattr(LoadedPair, "exact_length", property(lambda _: checked))
+    monkeypatch.setattr(engine.pair, "exact_length", checked)
     with session_of(engine, plain, 9, 4, lambda: None) as session:
         events, done = read_all(session.generate("hello world", max_tokens=TOKENS))
     # A forward ends at the last token checked: four of the 21 are the target's own, and so are all behind them.
