@@ -22,7 +22,7 @@ from contextlib import closing
 
 from edgespec.bench.suite import builtin_suite
 from edgespec.decoding.sampling import Chooser, Sampling
-from edgespec.drafters.gates import MOST_ALTERNATIVES
+from edgespec.drafters.model import MOST_ALTERNATIVES
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine

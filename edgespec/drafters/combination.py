@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.drafters.gates import admitted
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import (
     NOTHING,
@@ -23,6 +22,7 @@ from edgespec.interfaces.drafting import (
     LoadsAtLeisure,
     Outcome,
     Proposal,
+    admitted,
 )
 from edgespec.interfaces.policy import AnswerPolicy
 

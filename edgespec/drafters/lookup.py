@@ -5,8 +5,7 @@ Source: prompt lookup decoding (Saxena, 2023) and CopySpec (Dumitru et al., 2025
 
 from __future__ import annotations
 
-from edgespec.drafters.gates import admitted
-from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal
+from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftRequest, Outcome, Proposal, admitted
 
 KIND = "lookup"
 

@@ -1,4 +1,7 @@
-"""The worker's side of one answer: runs the loop, turns tokens into text, and queues events for the reader."""
+"""The worker's side of one answer: runs the loop, turns tokens into text, and queues events for the reader.
+
+Stop strings are found across chunks and never shown, and nothing is shown that might become one.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,60 @@ from types import TracebackType
 
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Event, FinishReason, Notice, Round, Text
-from edgespec.errors import CancelledError
-from edgespec.text.stop_strings import StopStrings
+from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.text.tokenizer import IncrementalText, Tokenizer
+
+
+class StopStrings:
+    """Watches text for stop strings.
+
+    The text ends before the stop string that is complete first, as if each character came alone: so a chunk's size
+    changes nothing, and generation ends as early as it can. Of several that are complete at the same character the
+    longest counts, so that no part of a stop string is ever shown.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises InvalidRequestError for an empty stop string, which would stop everything."""
+        if isinstance(stops, str):
+            raise InvalidRequestError("stop strings are given as a list of texts, not as one text")
+        if any(not stop for stop in stops):
+            raise InvalidRequestError("a stop string is empty; it would stop before the first character")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, chunk: str) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was found). After a stop everything is dropped."""
+        if self._stopped:
+            return "", True
+        text = self._held + chunk
+        best: tuple[int, int] | None = None  # where the stop string that is whole first ends and begins
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+        if best is not None:
+            self._held, self._stopped = "", True
+            return text[: best[1]], True
+        keep = self._prefix_length(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """The text kept back, when no more comes; empty after a stop."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _prefix_length(self, text: str) -> int:
+        """Length of the longest end of ``text`` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
 
 # Events the loop may be ahead of a slow reader: a screenful of text, after which decoding pauses rather than
 # spend energy on what may never be read.

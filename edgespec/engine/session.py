@@ -18,7 +18,7 @@ from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.engine.answer import AnswerTask, AnswerText
+from edgespec.engine.answer import AnswerTask, AnswerText, StopStrings
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.generation import Generation
@@ -31,7 +31,6 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.stop_strings import StopStrings
 
 # Seeds that are drawn are typed in again to get the same answer: nine digits are enough to tell answers apart.
 _SEEDS = 10**9

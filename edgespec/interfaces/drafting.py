@@ -270,6 +270,14 @@ class ChainGate(Protocol):
         """Whether one more forward of the drafter is worth its time, before it is spent."""
 
 
+def admitted(gate: ChainGate, confidences: abc.Sequence[float]) -> int:
+    """How many leading tokens ``gate`` lets through; past the first one it stops it is not asked.
+
+    ``confidences`` are those of the drafted tokens, from 0 to 1. There is no distribution, so never an entropy.
+    """
+    return next((index for index, own in enumerate(confidences) if not gate.admits(own, None)), len(confidences))
+
+
 @runtime_checkable
 class SiblingGate(ChainGate, Protocol):
     """A gate that also knows whether tokens put forward beside those of the chain it let through are worth it."""

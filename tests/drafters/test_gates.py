@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from edgespec.drafters.combination import both
-from edgespec.drafters.gates import admitted
+from edgespec.interfaces.drafting import admitted
 from tests.support.gates import Gate, at_least, at_most_nats
 
 

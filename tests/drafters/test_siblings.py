@@ -10,8 +10,7 @@ import pytest
 
 from edgespec.decoding.sampling import Chooser, Purpose, Sampling, draw
 from edgespec.drafters.combination import CombinationState, seen_alternatives
-from edgespec.drafters.gates import MOST_ALTERNATIVES
-from edgespec.drafters.model import ModelDrafter, ModelDraftState
+from edgespec.drafters.model import MOST_ALTERNATIVES, ModelDrafter, ModelDraftState
 from edgespec.interfaces.drafting import Context, DraftRequest, Outcome, Proposal, SiblingGate
 from edgespec.interfaces.rows import Rows
 from tests.drafters.test_combination import Depths

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from edgespec.engine.load_ahead import IDLE_S, LoadAhead
+from edgespec.engine.loaded_pair import IDLE_S, LoadAhead
 from edgespec.interfaces.model import LoadsInBackground
 
 WAIT_S = 20.0

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from edgespec.drafters.gates import admitted
 from edgespec.drafters.lookup import match_confidence
-from edgespec.interfaces.drafting import ChainGate
+from edgespec.interfaces.drafting import ChainGate, admitted
 from edgespec.interfaces.policy import Allowance, AnswerPolicy, RoundRecord
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.depth.control import DepthControl

@@ -86,8 +86,7 @@ class ChatTemplate:
 def _compile(source: str, limits: TemplateLimits) -> CodeType:
     from jinja2 import TemplateSyntaxError
 
-    from edgespec.text.chat_template.rewrite import rewrite
-    from edgespec.text.chat_template.sandbox import Sandbox
+    from edgespec.text.chat_template.sandbox import Sandbox, rewrite
 
     sandbox = Sandbox(Budget(limits, 0))
     try:
