@@ -244,4 +244,6 @@ def test_a_world_reads_longer_prompts_longer() -> None:
     world: World = NATIVE
     assert world.prompt_s(0) == 0.0
     assert world.prompt_s(2000) > 2 * world.prompt_s(1000)
-    assert world.missed(0) == world.window_loss > world.missed(64) > world.missed(256) > 0.0
+    assert (
+        world.missed(0, 500) == 1.0 > world.missed(64, 500) > world.missed(256, 500) > world.missed(500, 500) == 0.0
+    )

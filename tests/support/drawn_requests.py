@@ -42,8 +42,8 @@ class World:
     """The truth of a machine, a target and a drafter, in seconds.
 
     ``rows_s[w - 1]`` is a target's forward of width w over an empty context. Each token of context adds
-    ``attention_s``, and ``attention_row`` of that for every row beyond the first. ``window_loss`` is the share of
-    the drafter's right tokens that it gets wrong where it has read next to nothing; it fades over ``window_tokens``.
+    ``attention_s``, and ``attention_row`` of that for every row beyond the first. Of a drafter that has read a
+    share of the text so many tokens stay right as that share to the power of ``window_power`` says.
     """
 
     rows_s: tuple[float, ...]
@@ -53,8 +53,7 @@ class World:
     draft_token_s: float
     lag_token_s: float
     load_s: float
-    window_loss: float = 0.0
-    window_tokens: float = 64.0
+    window_power: float = 0.0
     noise: float = 0.0
 
     @property
@@ -68,9 +67,9 @@ class World:
         """Reading all of a prompt but its last token, in chunks over a context that grows."""
         return tokens * (self.prompt_token_s + 0.25 * tokens * self.attention_s * self.attention_row)
 
-    def missed(self, read_tokens: int) -> float:
+    def missed(self, read_tokens: int, context: int) -> float:
         """The share of right tokens that a drafter loses which has read only the last ``read_tokens``."""
-        return self.window_loss * math.exp(-read_tokens / self.window_tokens)
+        return 1.0 - min(1.0, read_tokens / context) ** self.window_power
 
 
 # T(w)/T(1) as measured for a 1.5B target at four bits. Our kernels on two and on four cores; llama.cpp on two cores.
@@ -88,7 +87,7 @@ NATIVE = World(
     draft_token_s=0.0100,
     lag_token_s=0.0012,
     load_s=0.3,
-    window_loss=0.15,
+    window_power=0.25,
 )
 
 # The same machine with llama.cpp's kernels on both sides.
@@ -118,7 +117,8 @@ def draw_world(random: Random) -> World:
         # The drafter reads a prompt faster than the target by about what it is smaller.
         lag_token_s=step_s * prompt * min(0.8, drafter * random.uniform(0.7, 1.3)),
         load_s=0.0 if random.random() < 0.3 else random.uniform(0.0, 5.0) ** 2 / 5.0,
-        window_loss=random.uniform(0.0, 0.3),
+        # Measured for one pair: 0.25 (planning/depth/control.py).
+        window_power=random.uniform(0.1, 0.4),
         noise=0.0 if random.random() < 0.5 else random.uniform(0.0, 0.05),
     )
 

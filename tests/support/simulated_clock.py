@@ -128,7 +128,7 @@ class Course:
         clock.spend("reading", (lag - read) * token_s)
         clock.spend("drafting", slower * world.draft_token_s * noise)
         sync_s = clock.now_s - before_s if lag + 1 > _ORDINARY_LAG else 0.0
-        missed = world.missed(context - self._from)
+        missed = world.missed(context - self._from, context)
         sure: list[float] = []
         right: list[bool] = []
         forwards, at = 1, place
