@@ -14,6 +14,7 @@ from edgespec import errors as _errors
 if TYPE_CHECKING:
     from edgespec.decoding.round_base import DecodeStats as DecodeStats
     from edgespec.decoding.sampling import Sampling as Sampling
+    from edgespec.engine.answer import Generation as Generation
     from edgespec.engine.assembly import Limits as Limits
     from edgespec.engine.engine import Engine as Engine
     from edgespec.engine.events import (
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
         Round as Round,
         Text as Text,
     )
-    from edgespec.engine.generation import Generation as Generation
     from edgespec.engine.session import Session as Session
     from edgespec.errors import (
         CancelledError as CancelledError,
@@ -59,7 +59,7 @@ _HOMES = {
     "Done": "engine.events",
     "Engine": "engine.engine",
     "Event": "engine.events",
-    "Generation": "engine.generation",
+    "Generation": "engine.answer",
     "Limits": "engine.assembly",
     "Loading": "engine.events",
     "Notice": "engine.events",

@@ -8,8 +8,8 @@ import textwrap
 from typing import Any
 
 from edgespec.cli.output import note, print_json, stderr_columns
+from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Notice, Text
-from edgespec.engine.generation import Generation
 
 _SEPARATOR = " · "
 

@@ -18,10 +18,9 @@ from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.engine.answer import AnswerTask, AnswerText, StopStrings
+from edgespec.engine.answer import AnswerTask, AnswerText, Generation, StopStrings
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
-from edgespec.engine.generation import Generation
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import DraftRequest, common_prefix

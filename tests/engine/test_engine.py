@@ -14,6 +14,7 @@ import pytest
 
 import edgespec.engine.assembly as loading_module
 from edgespec.engine.assembly import Limits
+from edgespec.engine.conversation import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Loading
 from edgespec.engine.session import check_request
@@ -35,7 +36,6 @@ from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.native.model import KV_BITS
 from edgespec.runtimes.table import RUNTIMES
-from edgespec.text.spelled_controls import Prompt
 from tests.support.calibrating import fix_plain_ratio
 from tests.support.kernel_calls import require_native
 from tests.support.processor import first_runtime, processor_runtimes

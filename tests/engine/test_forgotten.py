@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
-from edgespec.engine.generation import Generation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from tests.engine.answers import SAMPLED, plain_text

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from edgespec.engine.conversation import Conversation, PromptFormat
+from edgespec.engine.conversation import Conversation, Prompt, PromptFormat
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.engine.session import Session
@@ -14,7 +14,6 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.text.spelled_controls import Prompt
 from tests.engine.answers import Forward
 from tests.support.tiny_models import TinyModels, answer, read_all, require_speculation
 

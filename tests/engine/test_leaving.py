@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from edgespec.decoding.round_base import Step
-from edgespec.engine.answer import AnswerTask
+from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
-from edgespec.engine.generation import Generation
 from edgespec.engine.session import Session
 from edgespec.errors import (
     ForwardError,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
-from edgespec.engine.generation import Generation
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.runtime import LoadedModel

@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.calibration.timing import ModelTimes
 from edgespec.calibration.width_probe import probe_widths
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
-from edgespec.engine.generation import Generation
 from edgespec.errors import EdgespecError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home

@@ -12,12 +12,12 @@ from typing import Any
 import jinja2
 import pytest
 
+from edgespec.engine.conversation import encode, read_messages, spelled_controls
 from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.files.home import home
 from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.spelled_controls import encode, read_messages, spelled_controls
 from edgespec.text.tokenizer import ControlToken
 from tests.support.real_templates import IndexUnreachableError, real_templates, reference
 

@@ -16,8 +16,7 @@ from typing import Any, Protocol, cast
 from jinja2.runtime import Undefined
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat_template.budget import POINTER_BYTES, Budget, kind, stored_bytes
-from edgespec.text.chat_template.methods import METHODS, replaced, trimmed
+from edgespec.text.chat_template.budget import METHODS, POINTER_BYTES, Budget, kind, replaced, stored_bytes, trimmed
 
 # More than any prompt indents by; JSON is indented by 2 to 4.
 INDENT = 32

@@ -26,9 +26,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from edgespec.errors import TemplateError
-from edgespec.text.chat_template.budget import INTEGER_BITS, POINTER_BYTES, Budget, kind, stored_bytes
+from edgespec.text.chat_template.budget import (
+    INTEGER_BITS,
+    METHODS,
+    POINTER_BYTES,
+    BoundMethod,
+    Budget,
+    check_key,
+    kind,
+    stored_bytes,
+)
 from edgespec.text.chat_template.filters import Filters, tests_table
-from edgespec.text.chat_template.methods import METHODS, BoundMethod, check_key
 
 CHARGE = " charge"
 COMPARE = " compare"

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from edgespec.engine.conversation import Conversation, PromptFormat
+from edgespec.engine.conversation import Conversation, Prompt, PromptFormat, encode, read_messages, spelled_controls
 from edgespec.errors import InvalidRequestError
-from edgespec.text.spelled_controls import Prompt, encode, read_messages, spelled_controls
 from edgespec.text.tokenizer import ControlToken, LlamaVocabulary
 from tests.support.tiny_gguf import CHATML, VOCABULARY, write_tiny_gguf
 
