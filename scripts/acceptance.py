@@ -33,6 +33,7 @@ from acceptance_pipelined import PIPELINED_STEPS
 from acceptance_promises import PROMISE_STEPS
 from acceptance_quality import QUALITY_STEPS
 from acceptance_sampling import SAMPLING_STEPS
+from acceptance_sound import SOUND_STEPS
 from acceptance_static import STATIC_STEPS
 from acceptance_trim import TRIM_STEPS
 
@@ -215,6 +216,7 @@ STEPS: dict[str, Callable[[Results, str], bool]] = {
     **NATIVE_STEPS,
     **SAMPLING_STEPS,
     **PROMISE_STEPS,
+    **SOUND_STEPS,
     **BENCH_STEPS,
     "fresh-clone": fresh_clone,
 }

@@ -1,4 +1,4 @@
-"""The acceptance steps for whole requests: first answers, short answers, sampled answers, other text, leaving.
+"""The acceptance steps for whole requests: first answers, short answers, sampled answers, other text.
 
     UNSEEN_SUITE=FILE.jsonl python scripts/acceptance_promises.py [--only STEP]
 
@@ -16,17 +16,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from acceptance_bench import edgespec, identical
 
-from edgespec.bench.suite import builtin_suite
-from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Text
 from edgespec.files.home import home
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +34,6 @@ DECODE = 1.42
 SAMPLED_OF_GREEDY, SAMPLED_CATEGORY = 0.85, 0.98
 FIRST_CODE, SECOND_CODE, SECOND_ALL, SECOND_CATEGORY = 1.0, 1.3, 1.15, 0.97
 ORDER_WITHIN = 0.05
-LEAVING_S = 0.150
 
 LENGTHS, BUDGETS = (300, 1000, 3000), (8, 16, 32)
 
@@ -235,74 +229,6 @@ def order(results: Any, name: str) -> bool:
     return all(abs(run[kind] / alone[kind] - 1.0) <= ORDER_WITHIN for run in (there, back) for kind in kinds)
 
 
-def one_text(results: Any, name: str) -> bool:
-    """The same ids with any drafter and without one, before and after calibrations on a busy and a quiet machine."""
-    suite = unseen()
-    rows: dict[str, dict[str, tuple[int, ...]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        environment = fresh_home(Path(folder) / "home")
-
-        def take(when: str) -> None:
-            for draft in ("auto", "none", "qwen2.5-coder-0.5b"):
-                for how, options in {"greedy": (), "seeded": ("--temperature", "0.7", "--top-p", "0.95")}.items():
-                    common = ("--limit", "2", "--max-tokens", "48", "--arms", "planned,plain")
-                    for row in answers(environment, suite, "--draft", draft, *common, *options)[:40]:
-                        key = f"{row['id']} {how}"
-                        rows.setdefault(key, {})[f"{when} {draft} {row['arm']}"] = tuple(row["token_ids"])
-
-        take("before")
-        for busy in (True, False, False):
-            load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * busy)]
-            try:
-                command = [sys.executable, "-m", "edgespec", "calibrate", "--quick", "--profile", "laptop"]
-                subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
-            finally:
-                for each in load:
-                    each.kill()
-                    each.wait()
-        take("after")
-    different = [key for key, own in rows.items() if len(set(own.values())) > 1]
-    results.save(name, prompts=len(rows), ways=len(next(iter(rows.values()))), different=different)
-    return not different
-
-
-# ----------------------------------------------------------------------------------------------------- leaving
-
-
-def leaving(results: Any, name: str) -> bool:
-    """``cancel`` and ``close`` end an answer while its prompt is read, while its drafter loads, and in a round."""
-    text = "Explain this text.\n" + (ROOT / "README.md").read_text(encoding="utf-8")[:9000]
-    code = builtin_suite("verify")[0].prompt
-    # Seconds after the request, or after its first text, which is when a drafter's load begins.
-    moments = {"prompt": (text, 0.5, False), "load": (code, 0.0, True), "round": (code, 2.0, True)}
-    longest = {}
-    for moment, (prompt, after_s, begun) in moments.items():
-        took = [_left_after(prompt, after_s + 0.01 * turn, begun=begun, close=turn % 2 == 1) for turn in range(6)]
-        longest[moment] = max(took)
-    results.save(name, longest_s=longest)
-    return max(longest.values()) <= LEAVING_S
-
-
-def _left_after(prompt: str, after_s: float, *, begun: bool, close: bool) -> float:
-    """Seconds from ``cancel`` or ``close`` to the end of the answer."""
-    left: list[float] = []
-    with Engine.load(profile="laptop", download=True) as engine, engine.session() as session:
-
-        def leave() -> None:
-            left.append(time.perf_counter())
-            (session.close if close else session.cancel)()
-
-        timer = threading.Timer(after_s, leave)
-        if not begun:
-            timer.start()
-        for event in session.generate(prompt, max_tokens=400):
-            if isinstance(event, Text) and not timer.is_alive() and not left:
-                timer.start()
-            if isinstance(event, Done):
-                return time.perf_counter() - left[0]
-    raise AssertionError("an answer ends with Done")
-
-
 PROMISE_STEPS: dict[str, Callable[[Any, str], bool]] = {
     "requests-short": _requests(lambda: "short"),
     "requests-unseen": _requests(unseen),
@@ -311,8 +237,6 @@ PROMISE_STEPS: dict[str, Callable[[Any, str], bool]] = {
     "sampled-unseen": sampled,
     "first-answers": first_answers,
     "order": order,
-    "one-text": one_text,
-    "leaving": leaving,
 }
 
 

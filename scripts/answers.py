@@ -1,7 +1,7 @@
 """Answers of one process, a JSON line each: what a user of the library gets who never calibrates.
 
     python scripts/answers.py SUITE [--category NAME] [--limit N] [--turns N] [--max-tokens N] [--draft MODEL|none]
-                                    [--temperature T] [--top-p P] [--seed N] [--arms planned,plain]
+                                    [--depth N] [--temperature T] [--top-p P] [--seed N] [--arms planned,plain]
 
 Every prompt is a conversation of its own and is read again for every answer. In each turn the arms answer in the
 order given, then in the opposite order. ``plain`` is ``depth=0`` in a session of its own.
@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--draft")
+    parser.add_argument("--depth", type=int, help="of the whole engine, as the option of the commands")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -58,7 +59,7 @@ def main() -> int:
     given = parser.parse_args()
     sampling = Sampling(temperature=given.temperature, top_p=given.top_p, seed=given.seed)
     started = time.perf_counter()
-    with Engine.load(profile="laptop", download=True, draft=given.draft) as engine:
+    with Engine.load(profile="laptop", download=True, draft=given.draft, depth=given.depth) as engine:
         loaded_s = time.perf_counter() - started
         arms = {name: engine.session() for name in given.arms.split(",")}
         for prompt in chosen(given.suite, given.category, given.limit):

@@ -1,0 +1,106 @@
+"""Answers that are begun and forgotten in reference cycles: one after another, in threads, and in cancelled tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.answer import Generation
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+
+__all__ = ["Forget", "alive", "eager_collector", "in_cycles", "in_tasks", "in_threads"]
+
+SAMPLING = Sampling(temperature=0.8, seed=3, top_k=20)
+PROMPT = "hello world"
+DEPTH = 3
+AT_ONCE = 4  # sessions, each with a thread or a task
+PHASES = 7  # an answer is left after one to so many events, or so many pauses
+PATIENCE_S = 0.02
+HANGING_S = 600.0  # five hundred answers of a 1.5B model take a tenth of it
+
+# So many answers of an engine. ``pause_s`` is the unit in which tasks wait before they are cancelled.
+Forget = Callable[[Engine, int, float], None]
+
+
+def in_cycles(engine: Engine, times: int, _pause_s: float) -> None:
+    """One after another, in one session."""
+    with engine.session() as session:
+        for number in range(times):
+            forget(session, 1 + number % PHASES)
+
+
+def in_threads(engine: Engine, times: int, pause_s: float) -> None:
+    """In four sessions at the same time, each read by a thread of its own."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        begun = [threads.submit(in_cycles, engine, times // AT_ONCE, pause_s) for _ in range(AT_ONCE)]
+        for each in begun:
+            each.result(timeout=HANGING_S)
+
+
+def in_tasks(engine: Engine, times: int, pause_s: float) -> None:
+    """In four sessions at the same time, each read by tasks that are cancelled."""
+
+    async def read(session: Session) -> None:
+        generation = session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
+        cycle: list[object] = [generation]
+        cycle.append(cycle)  # a cancelled task's traceback does so as well
+        async for _ in generation:
+            pass
+
+    async def ask(times: int) -> None:
+        with engine.session() as session:
+            for number in range(times):
+                reading = asyncio.create_task(read(session))
+                await asyncio.sleep(pause_s * (number % PHASES))
+                reading.cancel()
+                await asyncio.wait([reading])
+
+    async def ask_all() -> None:
+        asking = asyncio.gather(*(ask(times // AT_ONCE) for _ in range(AT_ONCE)))
+        await asyncio.wait_for(asking, HANGING_S)
+
+    asyncio.run(ask_all())
+
+
+def begin(session: Session) -> Generation:
+    """The next answer, once the last one was collected: mostly by the thread that decodes it."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
+        except InvalidRequestError:
+            if time.monotonic() > end:
+                gc.collect()
+            time.sleep(0.001)
+
+
+def forget(session: Session, count: int) -> None:
+    """Begin an answer and leave it in a cycle, as an exception's traceback or a closure on itself does."""
+    generation = begin(session)
+    cycle: list[object] = [generation]
+    cycle.append(cycle)
+    for _ in range(count):
+        next(generation)
+
+
+@contextmanager
+def eager_collector() -> Iterator[None]:
+    """The collector runs after every 40 objects: on decoding threads, and within whatever they hold."""
+    before = gc.get_threshold()
+    gc.set_threshold(40, 2, 2)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def alive(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(each, kind) for each in gc.get_objects())
