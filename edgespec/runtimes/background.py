@@ -9,8 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.errors import ClosedError, EdgespecError, RuntimeUnavailableError, WorkerLostError
+from edgespec.errors import (
+    ClosedError,
+    EdgespecError,
+    MemoryLimitError,
+    RuntimeUnavailableError,
+    WorkerLostError,
+)
 from edgespec.interfaces.model import Model, ModelFacts, Sequence
+from edgespec.runtimes.thread import start_thread
 
 # A device that was reset is back after one to a few seconds, and drivers themselves wait about two before they reset
 # one that hangs: a restart within that time would be lost the same way.
@@ -172,7 +179,13 @@ class BackgroundModel:
             raise WorkerLostError(self._waits_because)
 
     def _notice(self) -> None:
-        """Look whether the model was lost meanwhile. The lock is held, as in ``_lose``."""
+        """Look whether the model was lost meanwhile. The lock is held, as in ``_lose``.
+
+        A forked process has none of the threads of its parent's: what was loading there begins anew.
+        """
+        thread = self._under_way.thread
+        if self._begun and self._waits_because is not None and thread is not None and not thread.is_alive():
+            self._begin(0.0)
         model = self._model
         reason: str | None = getattr(model, "lost", None)
         if model is None or reason is None or self._closed:
@@ -199,9 +212,15 @@ class BackgroundModel:
     # ------------------------------------------------------------------------------- on a thread of its own
 
     def _begin(self, after_s: float) -> None:
+        """The lock is held."""
+        self._began_at = time.monotonic()
         thread = threading.Thread(target=self._bring_up, args=(after_s,), name="edgespec-load-model", daemon=True)
-        self._under_way.thread = thread
-        thread.start()
+        try:
+            start_thread(thread)
+        except MemoryLimitError as error:
+            self._failed(error)
+        else:
+            self._under_way.thread = thread
 
     def _bring_up(self, after_s: float) -> None:
         again = True

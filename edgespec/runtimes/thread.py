@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from edgespec.errors import ClosedError
+from edgespec.errors import ClosedError, MemoryLimitError
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -20,7 +22,9 @@ _STACK_BYTES = 8 * 2**20
 # A job sees within this time that its event was set: what a person takes for at once is five times as long.
 _STOP_SEEN_S = 0.02
 
-_STARTING = threading.Lock()  # the stack's size is a setting of the process, for the moment of a start
+# The stack's size is a setting of the process, for the moment of a start. By process number: a forked process would
+# wait for ever for a lock that another thread held.
+_STARTING: dict[int, threading.Lock] = {}
 
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 
@@ -29,13 +33,16 @@ class WorkerThread:
     """Runs jobs one after another. Jobs that call ``run`` again are run in place, without a thread switch."""
 
     def __init__(self, name: str, on_interrupt: Callable[[], None]) -> None:
-        """``on_interrupt`` is called when the waiting caller is interrupted (Ctrl-C), to end the running job."""
+        """``on_interrupt`` is called when the waiting caller is interrupted (Ctrl-C), to end the running job.
+
+        Raises MemoryLimitError where no thread can be started.
+        """
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._on_interrupt = on_interrupt
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
-        _start_with_stack(self._thread)
+        start_thread(self._thread)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Hand ``job`` over without waiting. Raises ClosedError after ``close``, and in a forked process."""
@@ -103,7 +110,8 @@ def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int,
     """``function`` of every item, in order, computed on so many threads, the caller's among them.
 
     The first exception is raised once every thread is through with its item; no other item is begun. Unlike those of
-    an executor, the threads do not keep the interpreter from exiting, which would wait for all of the items.
+    an executor, the threads do not keep the interpreter from exiting, which would wait for all of the items. Where no
+    more threads can be started, those there are compute everything.
     """
     waiting = iter(enumerate(items))
     results: dict[int, T] = {}
@@ -121,9 +129,12 @@ def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int,
             except BaseException as error:
                 errors.append(error)
 
-    helpers = [threading.Thread(target=serve, name=name, daemon=True) for _ in range(threads - 1)]
-    for helper in helpers:
-        _start_with_stack(helper)
+    helpers: list[threading.Thread] = []
+    with contextlib.suppress(MemoryLimitError):
+        for _ in range(threads - 1):
+            helper = threading.Thread(target=serve, name=name, daemon=True)
+            start_thread(helper)
+            helpers.append(helper)
     serve()
     for helper in helpers:
         helper.join()
@@ -132,12 +143,20 @@ def map_on_threads(function: Callable[[S], T], items: Iterable[S], threads: int,
     return [results[index] for index in range(len(results))]
 
 
-def _start_with_stack(thread: threading.Thread) -> None:
-    with _STARTING:
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread with room for native code on its stack. Raises MemoryLimitError where there are too many."""
+    with _STARTING.setdefault(os.getpid(), threading.Lock()):
         before = threading.stack_size()
         threading.stack_size(max(before, _STACK_BYTES))
         try:
             thread.start()
+        except RuntimeError as error:
+            raise MemoryLimitError(
+                f"no thread can be started: {error}",
+                needed_bytes=None,
+                available_bytes=None,
+                hint="close what else runs here, or raise the limit on threads (`ulimit -u`)",
+            ) from error
         finally:
             threading.stack_size(before)
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgespec.errors import ClosedError, EdgespecError, ModelFileError, RuntimeUnavailableError, WorkerLostError
+from edgespec.errors import (
+    ClosedError,
+    EdgespecError,
+    MemoryLimitError,
+    ModelFileError,
+    RuntimeUnavailableError,
+    WorkerLostError,
+)
 from edgespec.interfaces.model import LoadsInBackground, Model
 from edgespec.runtimes.background import RESTART_AFTER_S, BackgroundModel
 from edgespec.runtimes.process.deadlines import Deadlines
@@ -281,6 +291,60 @@ def test_closing_ends_a_back_off(house: House, restarting: Make) -> None:
     started(house, model).lost = KILLED
     assert model.waits_because is not None
     model.close()
+    assert len(house.starts) == 1
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_without_a_thread_to_load_on_it_is_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BackgroundModel(FACTS, house.start)
+    with monkeypatch.context() as limited:
+        refuse_threads(limited)
+        model.load()
+    assert model.waits_because is None
+    for use in (lambda: model.open(16), lambda: model.wait(0.0)):
+        with pytest.raises(MemoryLimitError, match="no thread can be started: can't start new thread"):
+            use()
+    model.close()
+    model.wait_until_ended()
+    assert not house.starts
+
+
+def test_how_long_it_loads_counts_from_the_request(house: House) -> None:
+    """Before its thread began it was said to load since the machine was started."""
+    model = BackgroundModel(FACTS, house.start)
+    assert model.loading_for_s == 0.0
+    with model._changed:  # keeps its thread from beginning
+        model.load()
+        assert model.waits_because is not None
+        assert 0.0 <= model.loading_for_s < WAIT_S
+    started(house, model)
+    assert model.loading_for_s == 0.0
+    model.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_forked_process_loads_for_itself(house: House, restarting: Make) -> None:
+    model = restarting()
+    house.nth(0)
+    child = os.fork()
+    if child == 0:  # no thread but this one lives here
+        try:
+            signal.alarm(int(WAIT_S))
+            assert model.waits_because is not None
+            started(house, model, 1)
+            model.open(16)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    started(house, model)
     assert len(house.starts) == 1
 
 

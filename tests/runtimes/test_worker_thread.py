@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import ClosedError
+from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
 WAIT_S = 30
@@ -253,6 +253,59 @@ def test_a_forked_process_is_told_and_can_close_instead_of_waiting_for_ever(work
     assert worker.run(lambda: 1) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_process_forked_while_a_thread_starts_can_start_threads(
+    interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, release, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:
+        if thread.name == "test-slow":
+            starting.set()
+            assert release.wait(WAIT_S)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    starter = threading.Thread(target=lambda: WorkerThread("test-slow", interrupted).close())
+    starter.start()
+    assert starting.wait(WAIT_S)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(WAIT_S)
+            worker = WorkerThread("test-worker", interrupted)
+            os._exit(worker.run(lambda: 0))
+        finally:
+            os._exit(1)
+    release.set()
+    starter.join(WAIT_S)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    start, begun = threading.Thread.start, list[str]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(begun) == most:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+def test_without_a_thread_to_start_there_is_a_sentence_and_a_hint(
+    interrupted: Interrupted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = threading.stack_size()
+    limit_threads(monkeypatch, 0)
+    with pytest.raises(MemoryLimitError, match="no thread can be started: can't start new thread") as raised:
+        WorkerThread("test-worker", interrupted)
+    assert "ulimit -u" in str(raised.value.hint)
+    assert threading.stack_size() == before
+
+
 def test_close_from_the_thread_itself_and_from_many_others(interrupted: Interrupted) -> None:
     worker = WorkerThread("test-worker", interrupted)
     release = hold(worker)
@@ -349,6 +402,13 @@ def test_items_are_shared_among_threads_and_results_are_in_order(threads: int) -
 
     assert map_on_threads(square, range(20), threads, "test-map") == [number * number for number in range(20)]
     assert at_work == {threading.current_thread().name} | ({"test-map"} if threads > 1 else set())
+    assert not [thread for thread in threading.enumerate() if thread.name == "test-map"]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_items_are_shared_among_the_threads_that_can_be_started(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    limit_threads(monkeypatch, most)
+    assert map_on_threads(lambda number: -number, range(20), 3, "test-map") == [-number for number in range(20)]
     assert not [thread for thread in threading.enumerate() if thread.name == "test-map"]
 
 
