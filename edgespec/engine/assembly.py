@@ -378,7 +378,7 @@ def settled_settings(
     places: Placements,
     allowed_bytes: int,
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Where calibrations agreed that the target runs, and the sentence that says so the first time.
+    """Where calibrations agreed that the target runs, and the sentence that says so until somebody was told.
 
     ``settings`` are those before anybody measured. They stay where nothing was settled, and where the settled place
     is not here, has no room, or is none of those that the profile's runtime and device leave.
@@ -394,7 +394,6 @@ def settled_settings(
         return settings, (f"{lost}, which calibrations chose, is not here or has no room, so words may differ",)
     notices: tuple[str, ...] = ()
     if not settled.announced:
-        store.save_place(facts, replace(settled, announced=True))
         notices = (
             f"{place.name} from now on, which {TAKEOVER_CALIBRATIONS} calibrations found faster: "
             "the same prompt may get other words than before",

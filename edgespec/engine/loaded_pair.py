@@ -5,6 +5,7 @@ The drafter is loaded while nobody waits for an answer, where that is cheap.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -86,7 +87,7 @@ class LoadedPair:
         self.pool = pool
         self.request = request
         self.probe = probe
-        self._notices = notices  # for the reader of the first answer
+        self._notices = notices  # for the reader of the next answer
         self.most_threads = most_threads or target.settings.threads  # of which fewer may be faster
         self.lock = threading.RLock()
         self.closed = False
@@ -187,13 +188,19 @@ class LoadedPair:
         known, pipelined = self.measurements, self.plan.mode == "pipelined"
         return make_policy(name, self.plan.depth_cap, costs, known.priors, known.history, pipelined=pipelined)
 
-    def begin_answer(self) -> tuple[str, ...]:
-        """What every answer begins with; returns the sentences that its reader should see."""
+    def begin_answer(self) -> None:
+        """What every answer begins with."""
         self.load_ahead.put_off()
         if (free := self.on_answer()) is not None:
             free()
+        self._notices += self.follow_power()
+
+    def take_notices(self) -> tuple[str, ...]:
+        """The sentences that the reader of an answer is about to see, and nobody after that."""
         notices, self._notices = self._notices, ()
-        return (*notices, *self.follow_power())
+        if notices:
+            self.measurements.place_announced()
+        return notices
 
     def follow_power(self) -> tuple[str, ...]:
         """Plan anew if the machine went on battery or back to mains: times measured on the other do not hold.
@@ -294,7 +301,8 @@ class LoadAhead:
             if before is not None:
                 before.cancel()
             if timer is not None:
-                timer.start()
+                with contextlib.suppress(RuntimeError):  # there are limits on threads: it is loaded when it pays
+                    timer.start()
 
 
 def _begin(reference: Callable[[], Idle | None]) -> None:

@@ -321,6 +321,13 @@ class PairMeasurements:
         if after != before:
             self.store.save_place(self.target, after)
 
+    def place_announced(self) -> None:
+        """The user was told where the target runs now, if that was another place before."""
+        settled = self.store.load_place(self.target)
+        here = self.target.runtime, self.target.device
+        if settled.chosen is not None and settled.chosen[:2] == here and not settled.announced:
+            self.store.save_place(self.target, replace(settled, announced=True))
+
     def may_pay(self, source: str) -> bool:
         """Whether a source could be faster than plain decoding if it were always right."""
         costs, widths = self.costs(), self.widths()

@@ -133,10 +133,10 @@ class Session:
         started = time.perf_counter()
         check_request(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=raw)
         self._settle_forgotten()
-        notices = self._pair.begin_answer()
+        self._pair.begin_answer()
         turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
         self._reopen_if_broken()
-        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started, notices)
+        answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started)
         settle = partial(self._settle, answer)
         return Generation(answer.task, start=partial(self._start, answer), cancel=self.cancel, settle=settle)
 
@@ -150,7 +150,6 @@ class Session:
         stop: Sequence[str],
         depth: int | None,
         started: float,
-        notices: Sequence[str],
     ) -> _Answer:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
         sampling = _seeded(sampling or Sampling(rule=pair.profile.rule))
@@ -178,7 +177,7 @@ class Session:
             history=history,
             answer=AnswerText(pair.tokenizer, stop),
             stats=DecodeStats(prompt_tokens=len(turn.tokens)),
-            notices=[*notices, *([] if turn.notice is None else [turn.notice])],
+            notices=[*pair.take_notices(), *([] if turn.notice is None else [turn.notice])],
             started=started,
         )
         return _Answer(
@@ -309,7 +308,6 @@ class Session:
             self._target.reset_cancel()
             if self._drafts is not None:
                 self._drafts.reset_cancel()
-        self._pair.load_ahead.when_idle()
         task, conversation = answer.task, self._conversation
         conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
@@ -317,6 +315,7 @@ class Session:
         if self._pair.can_rewind:
             with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
+        self._pair.load_ahead.when_idle()
 
     @property
     def speculation_off(self) -> str | None:

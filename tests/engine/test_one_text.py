@@ -11,6 +11,7 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
+from edgespec.errors import PromptTooLongError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement, Placements
@@ -134,7 +135,11 @@ def test_a_place_that_two_calibrations_find_faster_takes_over(load: Load) -> Non
     with load() as engine, engine.session() as session:
         assert "calibrations agree that llama on cpu is fastest" in " ".join(engine.plan.reasons)
         assert [reason.code for reason in engine.plan.why][1] == "target_taken_over"
-        assert not _notices(session), "the load before said so, to nobody's answer"
+        with pytest.raises(PromptTooLongError):
+            session.generate("a" * 5000)
+        assert len(_notices(session)) == 1, "loads without an answer told nobody"
+    with load() as engine, engine.session() as session:
+        assert not _notices(session)
     with load(runtime="native") as engine:
         assert setting(engine) == before, "asked for by name"
 
