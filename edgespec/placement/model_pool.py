@@ -87,9 +87,12 @@ class ModelPool:
     def cheap_drafter(self) -> BackgroundModel | None:
         """The drafter, where it is not loaded and that only has to map what an earlier load prepared."""
         own = self.drafter
-        if own is None or self._closed:
+        if own is None:
             return None
-        model = self.drafter_model()
+        try:
+            model = self.drafter_model()
+        except ClosedError:
+            return None
         return model if not model.begun and own.is_prepared else None
 
     @property
@@ -100,9 +103,12 @@ class ModelPool:
         As long as the last time, or by its size.
         """
         own = self.drafter
-        if own is None or self._closed or own.settings.device != HOST:
+        if own is None or own.settings.device != HOST:
             return 0.0
-        model = self.drafter_model()
+        try:
+            model = self.drafter_model()
+        except ClosedError:
+            return 0.0
         if model.waits_because is None:
             return 0.0
         took_s = self._took_s.get(own.file.identity) or _expected_s(own)

@@ -79,6 +79,18 @@ def test_what_is_so_when_the_time_has_come_counts(why: str) -> None:
     assert not owner.begun.is_set()
 
 
+def test_without_a_thread_to_wait_on_nothing_is_loaded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    owner = Owner()
+    ahead = LoadAhead(owner, SOON_S)
+    ahead.when_idle()
+    ahead.put_off()
+    assert not owner.begun.is_set()
+
+
 def test_an_owner_that_is_forgotten_is_not_kept_alive() -> None:
     owner = Owner()
     ahead, begun, alive = LoadAhead(owner, SOON_S), owner.begun, weakref.ref(owner)

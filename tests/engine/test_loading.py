@@ -15,7 +15,9 @@ import pytest
 from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
@@ -326,6 +328,19 @@ def test_what_loading_is_expected_to_take(prepared: Callable[..., Engine]) -> No
         assert engine.pair.pool.load_s > 10 * mapped_s
     with prepared(draft="none") as engine:
         assert engine.pair.costs().load_s == 0.0
+
+
+def test_a_pool_that_is_closed_meanwhile_has_nothing_to_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its closing is seen by whoever asks for the drafter, on a timer's thread for one."""
+    pool, drafter_model = engine.pair.pool, ModelPool.drafter_model
+
+    def closed_first(own: ModelPool) -> BackgroundModel:
+        own.close()
+        return drafter_model(own)
+
+    monkeypatch.setattr(ModelPool, "drafter_model", closed_first)
+    assert pool.cheap_drafter() is None
+    assert pool.load_s == 0.0
 
 
 def test_a_load_under_way_takes_what_is_left_of_it(engine: Engine, loads: SlowLoads) -> None:
