@@ -41,18 +41,18 @@ MOST_ALTERNATIVES = 3
 
 
 class ModelDrafter:
-    """Drafts with the model that ``open_model`` names, which may have to be loaded. One Sequence for each session."""
+    """Drafts with the model that ``model`` names, which may have to be loaded. One Sequence for each session."""
 
     kind = KIND
 
-    def __init__(self, open_model: Callable[[], Model]) -> None:
-        self._open_model = open_model
+    def __init__(self, model: Callable[[], Model]) -> None:
+        self._model = model
 
     def start(self, request: DraftRequest) -> ModelDraftState:
-        return ModelDraftState(self._open_model, request)
+        return ModelDraftState(self._model(), request)
 
     def close(self) -> None:
-        """The model belongs to whoever ``open_model`` got it from."""
+        """The model belongs to whoever ``model`` got it from."""
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ class ModelDraftState:
 
     free = False
 
-    def __init__(self, open_model: Callable[[], Model], request: DraftRequest) -> None:
-        self._open_model = open_model
+    def __init__(self, model: Model, request: DraftRequest) -> None:
+        self._model = model
         self._request = request
         self._cache: _Cache | None = None
         self._branches: list[_Cache] = []
@@ -105,13 +105,16 @@ class ModelDraftState:
 
     @property
     def ready(self) -> bool:
-        return self._cache is not None or _waits_because(self._open_model()) is None
+        return self._cache is not None or self._waits_because is None
 
     def load(self) -> None:
-        model = self._open_model()
-        if isinstance(model, LoadsInBackground):
-            model.load()
-        self.silent_because = _waits_because(model)
+        if isinstance(self._model, LoadsInBackground):
+            self._model.load()
+        self.silent_because = self._waits_because
+
+    @property
+    def _waits_because(self) -> str | None:
+        return self._model.waits_because if isinstance(self._model, LoadsInBackground) else None
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:
@@ -179,15 +182,15 @@ class ModelDraftState:
 
     def _open(self) -> _Cache | None:
         """An empty cache; None while there is a reason to wait for the model. Raises what opening raises."""
-        model = self._open_model()
-        self.silent_because = _waits_because(model)
+        model = self._model
+        self.silent_because = self._waits_because
         if self.silent_because is not None:
             return None
         try:
             # A drafter with a shorter context is of use for as long as the text fits it.
             sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
         except WorkerLostError:
-            self.silent_because = _waits_because(model)
+            self.silent_because = self._waits_because
             if self.silent_because is None:
                 raise
             return None
@@ -338,10 +341,6 @@ def _undrawn(draft: Draft) -> Draft:
     best = own.likeliest
     rest = None if draft.runner_up is None else own.without(best)
     return Draft(best, None, draft.confidence, None if rest is None else rest.likeliest)
-
-
-def _waits_because(model: Model) -> str | None:
-    return model.waits_because if isinstance(model, LoadsInBackground) else None
 
 
 def with_siblings(chain: Proposal, gate: SiblingGate, most: int, stop_ids: frozenset[int]) -> Proposal:

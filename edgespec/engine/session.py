@@ -76,9 +76,9 @@ class Session:
         self._depth: AnswerPolicy = self._speculating.policy.answer(prompt_tokens=0)
         self._plan: Plan = pair.plan
         self._target: TokenSequence = self._open_target()
-        self._drafts: CombinationState | None = None
-        self._draft_thread: WorkerThread | None = None
         self._chooser = Chooser(Sampling())  # shared with the drafters; each answer sets its sampling
+        self._drafts: CombinationState = self._start_drafts()  # kept between answers so that their caches are
+        self._draft_thread: WorkerThread | None = None
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
@@ -109,9 +109,8 @@ class Session:
         if not keep_cache:
             self._conversation.history = []
             self._target.rewind(0)
-            drafts, self._drafts = self._drafts, None
-            if drafts is not None:
-                drafts.close()
+            drafts, self._drafts = self._drafts, self._start_drafts()
+            drafts.close()
 
     def generate(
         self,
@@ -164,7 +163,7 @@ class Session:
             most=room if max_tokens is None else min(max_tokens, room),
             sampled=not sampling.greedy,
         )
-        drafts = self._draft_state(own)
+        drafts = self._drafts
         limits = LoopLimits(
             max_tokens=max_tokens,
             depth_cap=cap,
@@ -255,18 +254,15 @@ class Session:
         self._can_branch = target.facts.can_branch
         return target.open(self._pair.plan.context_length)
 
-    def _draft_state(self, depth: AnswerPolicy) -> CombinationState:
-        """The drafters' state, kept between answers so that their caches are."""
-        if self._drafts is None:
-            self._drafts = Combination(self._speculating.drafters, depth).start(
-                DraftRequest(
-                    chooser=self._chooser,
-                    vocabulary_size=self._pair.vocabulary_size,
-                    context_length=self._target.context_length,
-                    stop_ids=self._pair.tokenizer.stop_ids,
-                )
+    def _start_drafts(self) -> CombinationState:
+        return Combination(self._speculating.drafters, self._depth).start(
+            DraftRequest(
+                chooser=self._chooser,
+                vocabulary_size=self._pair.vocabulary_size,
+                context_length=self._target.context_length,
+                stop_ids=self._pair.tokenizer.stop_ids,
             )
-        return self._drafts
+        )
 
     # -------------------------------------------------------------------------------------- end of turn
 
@@ -275,8 +271,7 @@ class Session:
         with self._lock:
             if self._active is not None:
                 self._target.cancel()
-                if self._drafts is not None:
-                    self._drafts.cancel()
+                self._drafts.cancel()
 
     def _settle(self, answer: _Answer) -> Done:
         """Bring the session to the last token the reader was given."""
@@ -306,8 +301,7 @@ class Session:
         with self._lock:
             self._active = None
             self._target.reset_cancel()
-            if self._drafts is not None:
-                self._drafts.reset_cancel()
+            self._drafts.reset_cancel()
         task, conversation = answer.task, self._conversation
         conversation.end(answer.turn, task.delivered_text, task.delivered_ids)
         # A round may have scored more than was delivered. Plain decoding would not have, and the next answer must
@@ -325,8 +319,7 @@ class Session:
 
     @property
     def _speculation_off(self) -> Reason | None:
-        failures = {} if self._drafts is None else self._drafts.failures
-        if failures:
+        if failures := self._drafts.failures:
             said = "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
             return Reason("drafter_failed", said)
         plan, drafters = self._plan, self._pair.drafters
@@ -344,7 +337,7 @@ class Session:
             )
             return Reason("context_too_long", said)
         known = [self._depth.why_off(drafter.kind) for drafter in drafters]
-        silences = () if self._drafts is None else self._drafts.silences.values()
+        silences = self._drafts.silences.values()
         reasons = [*(why for why in known if why is not None), *(Reason("drafter_waits", own) for own in silences)]
         return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
 
@@ -378,8 +371,7 @@ class Session:
                 active[1].result()
             if self._draft_thread is not None:
                 self._draft_thread.close()
-            if self._drafts is not None:
-                self._drafts.close()
+            self._drafts.close()
             self._target.close()
 
     def __enter__(self) -> Session:

@@ -303,18 +303,17 @@ def test_cancel_before_during_and_after_opening() -> None:
 
 
 def test_a_model_that_cannot_be_opened_raises_each_time() -> None:
-    error = MemoryLimitError("too large", needed_bytes=2, available_bytes=1)
-    model = FakeModel(seed=1)
-    attempts: list[int] = []
+    class Large(FakeModel):
+        attempts = 0
 
-    def open_model() -> FakeModel:
-        attempts.append(1)
-        if len(attempts) < 3:
-            raise error
-        return model
+        def open(self, context_length: int) -> FakeSequence:
+            self.attempts += 1
+            if self.attempts < 3:
+                raise MemoryLimitError("too large", needed_bytes=2, available_bytes=1)
+            return super().open(context_length)
 
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
-    state = ModelDrafter(open_model).start(request)
+    state = ModelDrafter(lambda: Large(seed=1)).start(request)
     for _ in range(2):
         with pytest.raises(MemoryLimitError):
             state.propose(Context(PROMPT), 2)
@@ -338,7 +337,13 @@ def test_close_is_idempotent_and_leaves_the_model_open() -> None:
 
 def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
     model = FakeModel(seed=1)
-    drafter = ModelDrafter(lambda: model)
+    asked_for: list[FakeModel] = []
+
+    def named() -> FakeModel:
+        asked_for.append(model)
+        return model
+
+    drafter = ModelDrafter(named)
     assert drafter.kind == "model"
     request = DraftRequest(chooser=Chooser(GREEDY), vocabulary_size=12, context_length=64)
     first, second = drafter.start(request), drafter.start(request)
@@ -350,5 +355,6 @@ def test_sessions_do_not_share_a_cache_and_observing_changes_nothing() -> None:
         first.observe(Outcome(proposal=Proposal(tokens=(1,)), evaluated=1, accepted=0, committed=(4,)))
         assert check_synced(first).tokens == known
     assert len(model.sequences) == 2
+    assert len(asked_for) == 2, "once a session"
     drafter.close()
     assert not model.closed, "the model belongs to whoever opened it"
