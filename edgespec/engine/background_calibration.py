@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from edgespec.calibration.timing import (
     Scope,
@@ -23,11 +23,11 @@ from edgespec.engine.events import Loading
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
-from edgespec.interfaces.model import LoadsInBackground, Model, ModelFacts
+from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place
 from edgespec.placement.settings import fewer_threads, other_caches, setting_words
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
-from edgespec.runtimes.runtime import LoadedModel
+from edgespec.runtimes.background import BackgroundModel
 
 # Longest time spent between two answers: a person reads an answer for about that long.
 CALIBRATION_BUDGET_S = 8.0
@@ -48,7 +48,6 @@ _LOOK_AGAIN_S = 0.2
 _RIVAL_ATTEMPTS = 3
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Model)
 
 # What drafter and target are compared on: code, which drafters are good at, an explanation, and a list.
 REQUESTS = (
@@ -92,8 +91,8 @@ class BackgroundCalibration:
         self._lock = threading.Lock()  # around a step: a generator cannot be closed while it runs
         self._closed = False
         self._dropping = False
-        self._rival: _Load[LoadedModel] | None = None  # the target a second time, loading or loaded
-        self._given_up: _Load[LoadedModel] | None = None  # and one that may still be loading, for nobody
+        self._rival: BackgroundModel | None = None  # the target a second time, loading or loaded
+        self._given_up: BackgroundModel | None = None  # and one that may still be loading, for nobody
         self._rivals_dropped = 0
         self._compared = False  # whether the target was timed in another place
         self.complete = False  # whether ``run_for`` has been through everything
@@ -125,8 +124,13 @@ class BackgroundCalibration:
         """``most_taken`` of the last measurement, if that is too much to believe its times."""
         return self._taken if self._taken > BUSY_SHARE else 0.0
 
-    def _labelled(self, steps: Generator[float, None, T], label: str) -> Generator[Loading, None, T]:
-        """A measurement, and what others take of the processors meanwhile: an answer of this engine takes all."""
+    def _labelled(
+        self, steps: Generator[float, None, T], label: str, drafter: ModelFacts | None = None
+    ) -> Generator[Loading, None, T]:
+        """A measurement, and what others take of the processors meanwhile: an answer of this engine takes all.
+
+        A ``drafter`` in a process of its own would count among them, so nobody can tell.
+        """
         neighbours, answering = Neighbours(), False
         try:
             with closing(steps):
@@ -139,7 +143,8 @@ class BackgroundCalibration:
                     answering = answering or self._pair.answering
                     yield Loading(label, fraction)
         finally:
-            self._taken = 1.0 if answering else neighbours.share
+            apart = drafter is not None and "process" in drafter.settings
+            self._taken = 1.0 if answering else 0.0 if apart else neighbours.share
             self.most_taken = max(self.most_taken, self._taken)
 
     def run_for(self, seconds: float, stop: threading.Event, clock: Callable[[], float] = time.perf_counter) -> bool:
@@ -306,7 +311,7 @@ class BackgroundCalibration:
             return
         try:
             drafter = pair.pool.drafter_model()
-            yield from _until_loaded(drafter)
+            yield from _until_loaded(drafter, facts.name)
         except ClosedError:
             return  # the engine is going: nothing was found out about its drafter
         except EdgespecError as error:  # it does not fit beside the target, for one
@@ -322,17 +327,16 @@ class BackgroundCalibration:
         label = f"measuring {facts.name}"
         if not known or self._afresh:
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
-            times = yield from self._labelled(steps, label)
-            # A drafter in a process of its own is what keeps the processor busy itself.
-            store.save_times(facts, times, busy=0.0 if "process" in drafter.facts.settings else self._busy)
+            times = yield from self._labelled(steps, label, facts)
+            store.save_times(facts, times, busy=self._busy)
         if pair.measurements.unproven:
             agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} says what {target.name} says"
-            pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label)))
+            pair.measurements.learn_prior("model", (yield from self._labelled(agreeing, label, facts)))
         if not paired or self._afresh:
             both = measure_contention(pair.target, drafter)
             label = f"measuring {target.name} and {facts.name} side by side"
-            store.save_contention(target, facts, (yield from self._labelled(both, label)))
+            store.save_contention(target, facts, (yield from self._labelled(both, label, facts)))
 
     def _place_steps(self) -> Steps:
         """Target and drafter in every other place that has room for them beside what is loaded.
@@ -386,15 +390,16 @@ class BackgroundCalibration:
     def _rival_ratio(self, place: Placement) -> Generator[Loading, None, float]:
         """How many times longer a plain forward takes in that place. The target is in memory twice meanwhile."""
         pair = self._pair
-        if self._given_up is not None:
-            yield from self._given_up.until_ended(place.name)
-        self._rival = load = _Load(partial(pair.pool.open_target, place), unused=lambda model: model.close())
-        try:
-            with (yield from load.steps(place.name)) as other:
+        while self._given_up is not None and not self._given_up.wait_until_ended(_LOOK_AGAIN_S):
+            yield Loading(f"loading {place.name}")  # two at once are a copy too many
+        with closing(pair.pool.open_target(place)) as other:
+            self._rival = other
+            try:
+                yield from _until_loaded(other, place.name)
                 steps = measure_plain_ratio(pair.target, other, pair.plan.context_length)
                 return (yield from self._labelled(steps, f"measuring {place.name}"))
-        finally:
-            self._rival, self._given_up = None, load
+            finally:
+                self._rival, self._given_up = None, other
 
     def _target_at(self, place: Placement) -> Steps:
         pair, store, drafting = self._pair, self._pair.measurements.store, self._pair.measurements.drafter
@@ -403,8 +408,8 @@ class BackgroundCalibration:
         paired = drafting is None or not apart or store.load_contention(place.facts, drafting) is not None
         if timed and paired and not self._afresh:
             return
-        load = _Load(partial(pair.pool.open_target, place), unused=lambda model: model.close())
-        with (yield from load.steps(place.name)) as target:
+        with closing(pair.pool.open_target(place)) as target:
+            yield from _until_loaded(target, place.name)
             scope = replace(self._scope, to_end=False)  # of a place that may never be used
             steps = measure_target(target, pair.plan.context_length, scope)
             times, probe = yield from self._labelled(steps, f"measuring {place.name}")
@@ -413,7 +418,7 @@ class BackgroundCalibration:
             self._compared = True
             if drafting is not None and apart:
                 drafter = pair.pool.drafter_model()
-                yield from _until_loaded(drafter)
+                yield from _until_loaded(drafter, drafting.name)
                 yield from self._contention_of(target, place.facts, drafter, drafting)
 
     def _drafter_at(self, place: Placement) -> Steps:
@@ -423,76 +428,20 @@ class BackgroundCalibration:
         if timed and (not apart or store.load_contention(target.facts, place.facts)) and not self._afresh:
             return
         with closing(pair.pool.open_drafter(place)) as drafter:
-            yield from _until_loaded(drafter)
+            yield from _until_loaded(drafter, place.name)
             steps = measure_drafter(drafter, pair.plan.context_length, self._scope)
-            store.save_times(place.facts, (yield from self._labelled(steps, f"measuring {place.name}")))
+            times = yield from self._labelled(steps, f"measuring {place.name}", place.facts)
+            store.save_times(place.facts, times, busy=self._busy)
             if apart:
                 yield from self._contention_of(target, target.facts, drafter, place.facts)
 
     def _contention_of(self, target: Model, target_facts: ModelFacts, drafter: Model, facts: ModelFacts) -> Steps:
         label = f"measuring {target_facts.name} on {target_facts.device} beside {facts.name} on {facts.device}"
-        both = yield from self._labelled(measure_contention(target, drafter), label)
+        both = yield from self._labelled(measure_contention(target, drafter), label, facts)
         self._pair.measurements.store.save_contention(target_facts, facts, both)
 
 
-def _until_loaded(model: Model) -> Steps:
-    """Load a model beside this thread, and wait for it. Raises what loading raises."""
-    while isinstance(model, LoadsInBackground) and not model.wait(_LOOK_AGAIN_S):
-        yield Loading(f"loading {model.facts.name}")
-
-
-class _Load(Generic[M]):
-    """A model that loads on a thread of its own, since that takes longer than a step may, and nothing stops it.
-
-    Whoever gives it up waits for nothing: it ends by itself, and ``unused`` is told what came of it.
-    """
-
-    def __init__(self, load: Callable[[], M], unused: Callable[[M], object] = lambda _model: None) -> None:
-        self._load = load
-        self._unused = unused
-        self._ended = threading.Event()
-        self._lock = threading.Lock()  # between the end of the load and giving it up
-        self._given_up = False
-        self._model: M | None = None
-        self._error: BaseException | None = None
-
-    def steps(self, name: str) -> Generator[Loading, None, M]:
-        """Load, and wait for it. Raises what loading raises."""
-        threading.Thread(target=self._run, name="edgespec-load", daemon=True).start()
-        try:
-            while not self._ended.wait(_LOOK_AGAIN_S):
-                yield Loading(f"loading {name}")
-            if self._error is not None:
-                raise self._error
-            assert self._model is not None
-            return self._model
-        except BaseException:
-            self._give_up()
-            raise
-
-    def until_ended(self, name: str) -> Steps:
-        """Wait for one that was given up: two at once are a copy too many."""
-        while not self._ended.wait(_LOOK_AGAIN_S):
-            yield Loading(f"loading {name}")
-
-    def _run(self) -> None:
-        try:
-            self._model = self._load()
-        except BaseException as error:
-            self._error = error
-        with self._lock:
-            self._ended.set()
-            given_up = self._given_up
-        if given_up:
-            self._discard()
-
-    def _give_up(self) -> None:
-        with self._lock:
-            ended, self._given_up = self._ended.is_set(), True
-        if ended:
-            self._discard()
-
-    def _discard(self) -> None:
-        model, self._model = self._model, None
-        if model is not None:
-            self._unused(model)
+def _until_loaded(model: BackgroundModel, name: str) -> Steps:
+    """Load a model beside this thread, as that takes longer than a step may. Raises what loading raises."""
+    while not model.wait(_LOOK_AGAIN_S):
+        yield Loading(f"loading {name}")

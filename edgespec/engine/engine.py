@@ -199,9 +199,9 @@ class Engine:
         exclusive = self.measurements.store.exclusive
         self.pair.load_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
+            self._give_up_calibration()  # which may hold the target a second time
             calibration.run(progress, budget_s=budget_s)
         self.left_out = calibration.left_out
-        self._give_up_calibration()
         self.pair.replan()
         return calibration.most_taken
 

@@ -150,14 +150,14 @@ class ModelPool:
 
     # ------------------------------------------------------------------------------ models to be timed
 
-    def open_target(self, place: Placement) -> LoadedModel:
-        """The target in another place, to be timed there and closed.
+    def open_target(self, place: Placement) -> BackgroundModel:
+        """The target in another place, to be loaded, timed there and closed.
 
-        Raises MemoryLimitError if the machine's own memory has no room for it, and what loading raises.
+        Raises MemoryLimitError if the machine's own memory has no room for it, and what describing it raises.
         """
         model = prepare_model(self.target, place.settings, self._prepare.context_length)
         require_memory(place.name, model.memory, self.left_bytes)
-        return model.load()
+        return model.in_background(self._worker)
 
     def open_drafter(self, place: Placement) -> BackgroundModel:
         """The drafter in another place, to be loaded, timed there and closed.

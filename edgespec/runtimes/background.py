@@ -281,11 +281,15 @@ class BackgroundModel:
         for model in models:
             model.close()
 
-    def wait_until_ended(self) -> None:
-        """Until no load is under way any more, also not one that was given up."""
+    def wait_until_ended(self, timeout_s: float | None = None) -> bool:
+        """Until no load is under way any more, also not one that was given up, for so many seconds at most; whether
+        none is.
+        """
         thread = self._under_way.thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
 
 def _end(under_way: _UnderWay) -> None:

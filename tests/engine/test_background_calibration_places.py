@@ -162,7 +162,8 @@ def test_a_device_that_was_found_faster_twice_runs_the_target_from_the_next_load
     moved, said = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
     assert (moved.device, moved.gpu_layers) == ("Vulkan0", 2)
     assert said[0].startswith("target, 2 of 3 layers on Vulkan0 from now on")
-    assert settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40) == (moved, ())
+    told = settled_settings(store, prepare, pair.pool.target, here, pair.pool.places, 1 << 40)
+    assert told == (moved, said), "nobody has read it yet"
     on_cpu = Placements(targets=tuple(each for each in pair.pool.places.targets if each.facts.device == "cpu"))
     for places, allowed in ((on_cpu, 1 << 40), (pair.pool.places, 10)):
         assert settled_settings(store, prepare, pair.pool.target, here, places, allowed) == (here, ())

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from edgespec.calibration.timing import QUICK
-from edgespec.engine.background_calibration import BackgroundCalibration, _Load
+from edgespec.engine.background_calibration import BackgroundCalibration
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Loading
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.errors import ClosedError, ModelFileError
+from edgespec.errors import ClosedError, ModelFileError, WorkerLostError
 from edgespec.files.home import Home
 from edgespec.placement.candidates import Placement
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
+from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
@@ -56,12 +57,12 @@ def engine(tiny: TinyModels, home: Home, first: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[LoadedModel]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundModel]:
     """What was loaded in another place."""
-    found: list[LoadedModel] = []
+    found: list[BackgroundModel] = []
     open_target = ModelPool.open_target
 
-    def watched(pool: ModelPool, place: Placement) -> LoadedModel:
+    def watched(pool: ModelPool, place: Placement) -> BackgroundModel:
         found.append(open_target(pool, place))
         return found[-1]
 
@@ -79,11 +80,13 @@ def stages(told: list[Loading]) -> list[str]:
     return list(dict.fromkeys(step.stage for step in told if step.stage.startswith("measuring")))
 
 
-def is_closed(model: LoadedModel) -> bool:
+def is_closed(model: BackgroundModel) -> bool:
     try:
         model.open(16).close()
     except ClosedError:
         return True
+    except WorkerLostError:
+        return False  # it is still loading
     return False
 
 
@@ -91,7 +94,7 @@ def is_closed(model: LoadedModel) -> bool:
 
 
 def test_the_other_runtime_is_timed_once(
-    engine: Engine, home: Home, first: str, opened: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, home: Home, first: str, opened: list[BackgroundModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     told: list[Loading] = []
@@ -110,7 +113,7 @@ def test_the_other_runtime_is_timed_once(
 
 
 def test_measuring_afresh_times_the_other_runtime_again(
-    engine: Engine, opened: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, opened: list[BackgroundModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_plain_ratio(monkeypatch, 1.5)
     BackgroundCalibration(engine.pair, QUICK).run()
@@ -182,14 +185,14 @@ def test_a_drafter_is_measured_in_both_by_a_calibration_only(
 
 @pytest.mark.parametrize("runtime", OTHER)
 def test_who_asks_for_a_runtime_has_no_rival(
-    tiny: TinyModels, home: Home, opened: list[LoadedModel], runtime: str
+    tiny: TinyModels, home: Home, opened: list[BackgroundModel], runtime: str
 ) -> None:
     with tiny.load(store_home=home, context=200, draft="none", runtime=runtime) as engine:
         BackgroundCalibration(engine.pair, QUICK).run()
         assert (stored(home), opened) == ({"times": 1, "widths": 1}, [])
 
 
-def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
+def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: list[BackgroundModel]) -> None:
     engine.pair.pool.left_bytes = 1000
     learning = BackgroundCalibration(engine.pair, QUICK)
     learning.run()
@@ -198,7 +201,7 @@ def test_one_without_room_stays_unmeasured(engine: Engine, home: Home, opened: l
 
 
 def test_one_that_does_not_load_stays_unmeasured(engine: Engine, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: PreparedModel) -> LoadedModel:
+    def refuse(model: PreparedModel, _stop: threading.Event) -> LoadedModel:
         raise ModelFileError(model.file.path, "it could not be loaded")
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
@@ -220,9 +223,9 @@ class Ticks:
         return float(next(self._count))
 
 
-def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: list[LoadedModel]) -> None:
+def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: list[BackgroundModel]) -> None:
     learning = BackgroundCalibration(engine.pair, QUICK)
-    while not opened or is_closed(opened[0]):
+    while not opened or opened[0].waits_because is not None:
         assert not learning.run_for(2, NEVER, Ticks())  # a step or two
     assert not learning.run_for(2, NEVER, Ticks())
     assert not is_closed(opened[0])
@@ -233,100 +236,21 @@ def test_closing_half_way_frees_the_model(engine: Engine, home: Home, opened: li
     assert stored(home) == {"plain": 1, "times": 1, "widths": 1}, "it is made up for"
 
 
-class Model:
-    """What a loaded model is here: something to be closed."""
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-class Load:
-    """Loads ``model``, or raises ``error``, once ``go`` is set."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.model, self.error, self.go = Model(), error, threading.Event()
-        self.threads: list[str] = []
-
-    def __call__(self) -> Any:
-        self.threads.append(threading.current_thread().name)
-        assert self.go.wait(WAIT_S)
-        if self.error is not None:
-            raise self.error
-        return self.model
-
-
-def result(steps: Generator[Loading, None, LoadedModel]) -> Any:
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        return done.value
-
-
-def test_a_model_loads_beside_the_steps() -> None:
-    load = Load()
-    steps = _Load(load).steps("big on cpu (llama)")
-    assert [next(steps), next(steps)] == [Loading("loading big on cpu (llama)")] * 2
-    load.go.set()
-    assert result(steps) is load.model
-    assert load.model.closed == 0
-    assert threading.current_thread().name not in load.threads
-
-
-def test_what_loading_raises_is_raised() -> None:
-    load = Load(ModelFileError("big.gguf", "it is no model"))  # type: ignore[arg-type]
-    load.go.set()
-    with pytest.raises(ModelFileError, match="no model"):
-        result(_Load(load).steps("big"))
-
-
-@pytest.mark.parametrize("error", [None, ModelFileError("big.gguf", "it is no model")])  # type: ignore[arg-type]
-@pytest.mark.parametrize("leave", ["close", "interrupt"])
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_load_that_is_given_up_is_not_waited_for_and_leaves_no_model(
-    error: Exception | None, leave: str, loaded: bool
-) -> None:
-    load = Load(error)
-    loading = _Load(load, unused=lambda model: model.close())
-    steps = loading.steps("big")
-    next(steps)
-    (thread,) = [each for each in threading.enumerate() if each.name == "edgespec-load"]
-    if loaded:
-        load.go.set()
-        thread.join(WAIT_S)
-    if leave == "close":
-        steps.close()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            steps.throw(KeyboardInterrupt())
-    assert thread.is_alive() != loaded, "nobody waited for it"
-    load.go.set()
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
-    assert load.model.closed == (error is None)
-    assert list(loading.until_ended("big")) == []
-
-
-def test_what_is_given_up_stays_with_its_owner_unless_it_is_unused() -> None:
-    load = Load()
-    steps = _Load(load).steps("big")
-    next(steps)
-    steps.close()
-    load.go.set()
-    assert load.model.closed == 0
+@pytest.fixture
+def told() -> list[threading.Event | None]:
+    """What tells each load to end."""
+    return []
 
 
 @pytest.fixture
-def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def slow_load(monkeypatch: pytest.MonkeyPatch, told: list[threading.Event | None]) -> Iterator[threading.Event]:
     """Every model takes until this is set to load."""
     go, load = threading.Event(), PreparedModel.load
 
     def waiting(model: PreparedModel, stop: threading.Event | None = None) -> LoadedModel:
+        told.append(stop)
         assert go.wait(WAIT_S)
-        return load(model, stop)
+        return load(model)  # it cannot end early
 
     monkeypatch.setattr(PreparedModel, "load", waiting)
     yield go
@@ -335,25 +259,30 @@ def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("loading", [True, False])
 def test_an_answer_drops_the_second_copy_of_the_target(
-    engine: Engine, opened: list[LoadedModel], slow_load: threading.Event, loading: bool
+    engine: Engine,
+    opened: list[BackgroundModel],
+    slow_load: threading.Event,
+    told: list[threading.Event | None],
+    loading: bool,
 ) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
     while learning._rival is None:
         assert not learning.run_for(2, NEVER, Ticks())
     if not loading:
         slow_load.set()
-        while not opened:
+        while opened[0].waits_because is not None:
             assert not learning.run_for(2, NEVER, Ticks())
     with engine.session() as session:
         started = time.perf_counter()
         assert answer(session.generate("hello", max_tokens=3)).text
         assert time.perf_counter() - started < WAIT_S / 2, "a load under way is not waited for"
     assert learning._rival is None
-    slow_load.set()
-    until_closed = time.monotonic() + WAIT_S
-    while (not opened or not is_closed(opened[0])) and time.monotonic() < until_closed:
-        time.sleep(0.01)
     assert is_closed(opened[0])
+    (stop,) = told
+    assert stop is not None
+    assert stop.is_set() == loading, "the load is told to end"
+    slow_load.set()
+    assert opened[0].wait_until_ended(WAIT_S)
     assert not learning.complete
     while not learning.run_for(100, NEVER, Ticks()):
         pass
@@ -369,6 +298,18 @@ def test_what_is_dropped_again_and_again_is_left_alone(engine: Engine, home: Hom
     while not learning.run_for(100, NEVER, Ticks()):
         pass
     assert stored(home) == {"times": 1, "widths": 1}
+
+
+def test_a_whole_calibration_begins_without_the_second_copy_of_the_target(
+    engine: Engine, opened: list[BackgroundModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
+    while not opened or opened[0].waits_because is not None:
+        assert not learning.run_for(2, NEVER, Ticks())
+    closed: list[bool] = []
+    monkeypatch.setattr(BackgroundCalibration, "run", lambda *_all, **_named: closed.append(is_closed(opened[0])))
+    engine.calibrate()
+    assert closed == [True]
 
 
 def test_an_answer_disturbs_no_other_measurement(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,7 +146,8 @@ def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load)
         unmeasured = [refusal.what for refusal in ranking.rejected if refusal.verdict == NOT_MEASURED]
         assert unmeasured == ["target on cpu (llama)", "drafter on cpu (llama), drafting"]
         other = place(engine.pair.pool.places.targets, "llama")
-        with engine.pair.pool.open_target(other) as model:
+        with closing(engine.pair.pool.open_target(other)) as model:
+            assert model.wait(60.0)
             probe: Any = probe_widths(model, context_length=300)
         engine.measurements.store.save_times(other.facts, invented_times(FORWARD_S))
         engine.measurements.store.save_widths(other.facts, probe)

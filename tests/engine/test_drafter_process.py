@@ -18,6 +18,7 @@ from edgespec.export.onnx.export import export_onnx
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import describe_machine
+from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import LoadsInBackground
 from edgespec.placement.memory import memory_needed
 from edgespec.placement.prepared import PROCESS_BYTES, Preparation
@@ -30,7 +31,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.calibrating import shorten_contention
 from tests.support.processor import processor_runtimes
-from tests.support.tiny_models import TinyModels, answer, require_speculation
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 from tests.support.trimmed_folder import write_trimmed_folder
 from tests.support.worker_loaders import command
 
@@ -109,6 +110,22 @@ def test_every_kind_of_drafter_works_in_a_process_and_comes_back(
                     wait_for_drafter(engine)
         (process,) = psutil.Process().children()
     assert not process.is_running()
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_its_process_is_none_of_the_programs_that_disturb_a_measurement(
+    tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    shorten_contention(monkeypatch)
+    monkeypatch.setattr(Neighbours, "share", 0.5)
+    runtime = processor_runtimes()[0]  # and no other one is compared with
+    with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
+        invent_measurements(engine)
+        store, facts = engine.measurements.store, engine.measurements.drafter
+        assert facts is not None
+        store.forget_times(facts)
+        assert engine.calibrate() == (0.0 if isolation == "process" else 0.5)
+        assert engine.measurements.disturbed == (isolation == "thread")
 
 
 def test_on_the_processor_it_is_a_thread_unless_the_profile_says_otherwise(tiny: TinyModels) -> None:
