@@ -45,7 +45,10 @@ def bench(
     depth: DepthOption = None,
     exactness: ExactnessOption = None,
     suite: Annotated[
-        str, typer.Option("--suite", metavar="NAME|FILE.jsonl", help=f"One of {', '.join(BUILTIN_SUITES)}, or yours.")
+        str,
+        typer.Option(
+            "--suite", metavar="NAME|FILE.jsonl", help=f"{', '.join(BUILTIN_SUITES)}, or a file of your own."
+        ),
     ] = "quick",
     arms: Annotated[
         str | None,

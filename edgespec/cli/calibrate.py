@@ -100,7 +100,8 @@ def calibrate(
 def _print(report: CalibrationReport) -> None:
     for curve in report.curves:
         ratios = curve["forward_s"]
-        print(f"{curve['model']} on {curve['device']}, {curve['threads']} threads, after {curve['context']} tokens")
+        threads = f"{curve['threads']} thread{'s' if curve['threads'] != 1 else ''}"
+        print(f"{curve['model']} on {curve['device']}, {threads}, after {curve['context']} tokens")
         for width, seconds in zip(curve["width"], ratios, strict=True):
             print(f"  width {width:>2}  {1000 * seconds:8.1f} ms  {seconds / ratios[0]:6.2f}x")
     for line in report.lines:

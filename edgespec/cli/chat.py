@@ -66,7 +66,8 @@ def chat(
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         sampling = Sampling(rule=chosen.rule)
         with _line_history(home()) if interactive else contextlib.nullcontext():
-            _Chat(engine, session, state.ending, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
+            status = StatusLine(measuring=interactive and engine.can_calibrate)
+            _Chat(engine, session, state.ending, status, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
                 _read_prompts(interactive), interactive
             )
 
@@ -77,6 +78,7 @@ class _Chat:
         engine: Engine,
         session: Session,
         ending: Ending,
+        status: StatusLine,
         *,
         as_json: bool,
         max_tokens: int | None,
@@ -89,7 +91,7 @@ class _Chat:
         self._max_tokens = max_tokens
         self._sampling = sampling
         self._last: Done | None = None
-        self._status = StatusLine()
+        self._status = status
         self._failed = False
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
         self._idle = IdleCalibration(engine)

@@ -28,7 +28,7 @@ from edgespec.cli.status import EXACTNESS_WORDS
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Ranking
-from edgespec.planning.choice.plan import Plan
+from edgespec.planning.choice.plan import Plan, PlannedDrafter
 from edgespec.planning.choice.ranking import explain as explained
 
 _LABEL_COLUMNS = 12
@@ -121,12 +121,7 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
     target, drafter = decided.target, decided.drafter
     threads = f", {target.threads} threads" if target.threads > 1 else ""
     _print_labelled("target", f"{target.model} on {target.device} ({target.runtime}{threads})")
-    if drafter is None:
-        _print_labelled("drafter", "none")
-    elif drafter.model is None:
-        _print_labelled("drafter", drafter.kind)
-    else:
-        _print_labelled("drafter", f"{drafter.model} on {drafter.device} ({drafter.kind}, {drafter.runtime})")
+    _print_labelled("drafter", "none" if drafter is None else _drafter_words(drafter))
     if decided.mode != "plain":
         _print_labelled("depth", f"up to {decided.depth_cap}")
         _print_labelled("exactness", f"{EXACTNESS_WORDS[decided.exactness]} ({decided.exactness})")
@@ -140,6 +135,13 @@ def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
     if ranking is not None:
         taken = ranking.best.memory_bytes
         _print_labelled("memory", ", ".join(f"{gib(count)} of {place}" for place, count in taken.items()))
+
+
+def _drafter_words(drafter: PlannedDrafter) -> str:
+    parts = [] if drafter.model is None else [f"{drafter.model} on {drafter.device} ({drafter.runtime})"]
+    if "lookup" in drafter.kind.split("+"):
+        parts.append("copies of the text")
+    return " and ".join(parts)
 
 
 def _print_list(label: str, sentences: Iterable[str]) -> None:

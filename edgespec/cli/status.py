@@ -38,9 +38,12 @@ def follow_answer(generation: Generation, *, as_json: bool) -> Done:
 class StatusLine:
     """The line after each answer of one session, which says once why there are no guesses."""
 
-    def __init__(self, *, reasons: bool = True) -> None:
-        """Without ``reasons`` it never says why: decoding without guesses was asked for."""
-        self._reasons = reasons
+    def __init__(self, *, reasons: bool = True, measuring: bool = False) -> None:
+        """Without ``reasons`` it never says why: decoding without guesses was asked for.
+
+        ``measuring``: the machine is measured between the answers, so nobody has to calibrate it.
+        """
+        self._reasons, self._measuring = reasons, measuring
         self._said: set[str] = set()
 
     def print(self, done: Done) -> None:
@@ -69,6 +72,8 @@ class StatusLine:
         """Why there are no guesses, or not those of every drafter; nothing if that was said before."""
         stats = done.stats
         reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
+        if self._measuring and done.speculation_off_code == "not_calibrated":
+            reason = "this machine is measured between answers; guessing starts when that is done"
         key = re.sub(r"[0-9.]+", "#", reason)  # the same reason with other figures is no news
         if not self._reasons or not reason or key in self._said:
             return []

@@ -90,7 +90,8 @@ class PairMeasurements:
         """What is said of the target before anything else: where it runs, and measurements that were ignored."""
         layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
-        where = f"{self.target.name}{some} on {self.target.device}, {self.target.threads} threads"
+        threads = f"{self.target.threads} thread{'s' if self.target.threads != 1 else ''}"
+        where = f"{self.target.name}{some} on {self.target.device}, {threads}"
         notes = [Reason("target_place", where)]
         settled = self.store.load_place(self.target)
         if settled.chosen is not None:

@@ -320,8 +320,7 @@ class Session:
     @property
     def _speculation_off(self) -> Reason | None:
         if failures := self._drafts.failures:
-            said = "; ".join(f"{kind} drafter: {reason}" for kind, reason in failures.items())
-            return Reason("drafter_failed", said)
+            return Reason("drafter_failed", f"{'; '.join(failures.values())}; this session goes on without it")
         plan, drafters = self._plan, self._pair.drafters
         plain_because, off = plan.plain_because, plan.drafter_off
         if off is not None and not (plain_because and drafters):

@@ -26,7 +26,7 @@ from edgespec.planning.cost.curve import Curve, DraftCost
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 
-NOT_MEASURED = Reason("not_measured", "not measured (`edgespec calibrate` measures every place that has room)")
+NOT_MEASURED = Reason("not_measured", "not measured yet; `edgespec calibrate` does that")
 
 Known = Callable[[ModelFacts], bool]
 

@@ -202,7 +202,7 @@ def test_text_at_a_pipe(tiny: TinyModels, pair: tuple[str, ...], suite: Path) ->
     assert "best fixed" in result.out
     assert "plain against itself: " in result.out
     assert "memory: plain " in result.out
-    assert "- target on cpu, 1 threads" in result.out
+    assert "- target on cpu, 1 thread" in result.out
     assert "3 prompts; plain, planned, again, oracle, depth-1; 1 ABBA passes; 8 tokens; depth to" in result.err
     assert "30 of 30 answers" in result.err
 

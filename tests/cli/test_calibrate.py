@@ -161,7 +161,7 @@ def test_what_was_not_measured_is_null(here: InProcess, tiny: TinyModels) -> Non
 
 def test_the_text_for_people(here: InProcess, options: tuple[str, ...]) -> None:
     result = succeeded(here("calibrate", "--quick", *options))
-    assert re.search(r"^target on cpu, 1 threads?, after 96 tokens$", result.out, re.MULTILINE)
+    assert re.search(r"^target on cpu, 1 thread, after 96 tokens$", result.out, re.MULTILINE)
     assert re.search(r"^ +width +1 +\d+\.\d ms +1\.00x$", result.out, re.MULTILINE)
     assert re.search(r"^ +width +12 +\d+\.\d ms +\d+\.\d\dx$", result.out, re.MULTILINE)
     for start in ("reading", "drafting", "both at once", "exactness", "plan"):
@@ -342,7 +342,7 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
         terminal.wait_for(r"> ")
         assert stored(home) == {}
         terminal.type("hello\r")
-        terminal.wait_for(r"no\s+guesses:\s+this\s+machine\s+is\s+not\s+calibrated\s+yet")
+        terminal.wait_for(r"no\s+guesses:\s+this\s+machine\s+is\s+measured\s+between\s+answers")
         terminal.wait_for(r"> ")
         until = time.monotonic() + WAIT_S
         while measured(home) != {"contention": 1, "times": 2, "widths": 1} and time.monotonic() < until:
@@ -355,9 +355,9 @@ def test_a_chat_learns_between_answers(tiny: TinyModels, home: Home, options: tu
             terminal.type("hello again\r")
             status = terminal.wait_for(r"tok/s(.|\n)*?> ")
         assert re.search(r"^measured: .+ here \(/plan says why\)|pay \(/plan says why\)", terminal.screen, re.M)
-        assert "not calibrated" not in status
+        assert "between answers" not in status
         terminal.type("once more\r")
-        assert "not calibrated" not in terminal.wait_for(r"tok/s(.|\n)*?> ")
+        assert "between answers" not in terminal.wait_for(r"tok/s(.|\n)*?> ")
         assert terminal.screen.count("measured: ") == 1
         terminal.type("/exit\r")
         assert terminal.exit_code() == 0
@@ -379,7 +379,7 @@ def test_leaving_while_it_learns(tiny: TinyModels, home: Home) -> None:
     for terminal in opened(Terminal(arguments, environment(home.root, NOTHING_KNOWN))):
         terminal.wait_for(r"> ")
         terminal.type("hello\r")
-        terminal.wait_for(r"not\s+calibrated\s+yet")
+        terminal.wait_for(r"measured\s+between\s+answers")
         terminal.wait_for(r"> ")
         terminal.type("/exit\r")
         assert terminal.exit_code() == 0

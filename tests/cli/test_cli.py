@@ -123,7 +123,7 @@ def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
         "/clear ",
     ):
         assert words in result.err
-    assert re.search(r"^- target on cpu, 1 threads$", result.err, re.MULTILINE)
+    assert re.search(r"^- target on cpu, 1 thread$", result.err, re.MULTILINE)
 
 
 @pytest.mark.slow

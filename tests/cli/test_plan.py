@@ -59,7 +59,7 @@ def test_a_usual_machine_gets_placement_mode_depth_rate_and_reasons(here: InProc
 def test_a_plan_in_a_few_lines(here: InProcess) -> None:
     shown = labels(here("plan", "--simulate", "laptop-small-gpu").out)
     assert shown["target"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads)"
-    assert shown["drafter"] == "llama-3.2-1b on CUDA0 (model, llama)"
+    assert shown["drafter"] == "llama-3.2-1b on CUDA0 (llama)"
     assert shown["depth"].startswith("up to ")
     assert shown["exactness"].startswith("not checked on this machine (D)")
     assert shown["predicted"].endswith("x the fastest plain")
@@ -81,7 +81,7 @@ def test_a_lookup_drafter_has_no_place(here: InProcess, tmp_path: Path) -> None:
         text.replace("acceptance = [0.1, ", "acceptance = [0.9, "), encoding="utf-8"
     )
     shown = labels(here("plan", "--simulate", tmp_path / "copying.toml").out)
-    assert shown["drafter"] == "lookup"
+    assert shown["drafter"] == "copies of the text"
     assert shown["machine"].startswith("copying (described, not measured). Ultrabook")
 
 

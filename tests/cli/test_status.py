@@ -18,6 +18,7 @@ from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
+from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment
 from tests.support.tiny_models import TinyModels
@@ -198,6 +199,16 @@ def test_another_reason_is_news_and_other_figures_are_none() -> None:
     assert line(first, second, third) == "31.4 tok/s"
     lost = done(plainly(), speculation_off="the drafter was lost")
     assert line(first, lost) == "31.4 tok/s · no guesses: the drafter was lost"
+
+
+def test_who_measures_between_answers_sends_nobody_to_calibrate() -> None:
+    unknown = done(plainly(), speculation_off=NOT_CALIBRATED.text, speculation_off_code="not_calibrated")
+    assert "`edgespec calibrate --quick`" in line(unknown)
+    measuring = StatusLine(measuring=True)
+    said = "31.4 tok/s · no guesses: this machine is measured between answers; guessing starts when that is done"
+    assert [measuring.text(unknown), measuring.text(unknown)] == [said, "31.4 tok/s"]
+    lost = done(plainly(), speculation_off="the drafter was lost", speculation_off_code="drafter_failed")
+    assert StatusLine(measuring=True).text(lost) == line(lost)
 
 
 def test_a_drafter_that_is_off_beside_another_that_guesses() -> None:

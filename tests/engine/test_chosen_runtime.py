@@ -156,4 +156,4 @@ def test_a_place_is_named_with_its_runtime_where_it_was_not_measured(load: Load)
         assert ranking is not None
         assert {each.target.runtime for each in ranking.candidates} == {"native"}
         (stays,) = [each.what for each in ranking.rejected if each.verdict.code == "target_stays"]
-        assert stays.startswith("target on cpu, llama")
+        assert stays.startswith("target on cpu (llama")

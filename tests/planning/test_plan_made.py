@@ -73,7 +73,7 @@ def test_speculation_within_the_class() -> None:
         None,
     ) * 3
     assert "up to 3 guesses at a time keep the text identical" in made.reasons
-    assert "each round drafts as far as that is expected to pay, down to nothing" in made.reasons
+    assert "each round guesses as far as that is expected to pay" in made.reasons
 
 
 def test_beyond_the_contexts_that_were_compared_decoding_is_plain_and_the_plan_says_so() -> None:
@@ -92,7 +92,7 @@ def test_beyond_the_contexts_that_were_compared_decoding_is_plain_and_the_plan_s
 
 BRANCHING = replace(FACTS, can_branch=True)
 MODEL: dict[str, Any] = {"sources": ("model",), "drafter_model": "small"}
-SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "might have said instead is verified beside its chain"
+SHORT, BESIDE = "the drafter reads 49152 of the 151936 rows", "second choices are verified as well"
 
 
 def notes(made: Plan) -> tuple[bool, bool]:
@@ -202,6 +202,18 @@ def test_near_exactness_goes_beyond_the_class_and_says_so(
         assert f"depths to {stable - 1} are bit-equal" in says[0]
 
 
+@pytest.mark.parametrize(
+    ("depth", "said"), [(1, "1 guess at a time, as asked for"), (2, "2 guesses at a time, as asked for")]
+)
+def test_a_depth_that_was_asked_for_is_a_reason(depth: int, said: str) -> None:
+    made = plan(stable_to(4), depth=depth)
+    assert Reason("depth_asked", said) in made.why
+    assert "depth_asked" not in {reason.code for reason in plan(stable_to(4), depth=9).why}, (
+        "more than keeps the text"
+    )
+    assert "depth_asked" not in {reason.code for reason in plan(stable_to(4)).why}
+
+
 def test_near_is_never_chosen_unasked() -> None:
     for stable in range(1, WIDEST + 1):
         for depth in ("auto", *range(WIDEST + 2)):
@@ -288,15 +300,13 @@ def test_uncalibrated_nobody_drafts_by_itself() -> None:
 
 def test_each_drafter_is_told_how_far_it_could_reach() -> None:
     made = both()
-    assert (
-        "a plain step takes 100.0 ms; with drafted tokens to verify times 1.00 with 1, 1.00 with 2, 1.00 with 3"
-        in (made.reasons)
-    )
+    step = "a plain step takes 100.0 ms; one that verifies guesses takes longer"
+    assert f"{step}: 1.00x with 1, 1.00x with 2, 1.00x with 3" in made.reasons
     assert made.drafter is not None
     assert made.drafter.kind == "lookup+model"
     (said,) = [reason.text for reason in made.why if reason.code == "gain_not_known"]
     most = "up to 3.08x with 3 right guesses at a time"  # 4 / 1.3
-    assert said.endswith(f"depends on the text: {most}, plain elsewhere")
+    assert said.endswith(f"depends on the text: {most}")
     copies = plan(stable_to(4), sources=("lookup",)).reasons
     assert any("up to 4.00x with 3 right guesses at a time" in reason for reason in copies)
 
@@ -336,7 +346,7 @@ def test_an_unmeasured_drafter_is_left_out_and_said_to_be() -> None:
     made = both(costs=replace(KNOWN, drafts={"lookup": FREE}))
     assert made.drafter is not None
     assert made.drafter.kind == "lookup"
-    assert "no model drafter: what it costs has not been measured" in made.reasons
+    assert "no model drafter: it has not been timed" in made.reasons
 
 
 def test_the_prediction_counts_what_acceptance_promises() -> None:

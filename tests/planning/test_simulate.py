@@ -133,7 +133,7 @@ def test_what_one_memory_gives_two_devices_is_not_guessed() -> None:
     assert contention(phone) == {}
     ranking = simulate(phone)
     assert "pipelined" not in {candidate.mode for candidate in ranking.candidates}
-    assert any("cost each other" in refusal.verdict.text for refusal in ranking.rejected)
+    assert any("slow each other down" in refusal.verdict.text for refusal in ranking.rejected)
 
 
 def test_a_dearer_link_slows_a_drafter_on_another_device() -> None:
@@ -197,7 +197,7 @@ def test_a_split_target_is_run_beside_nobody_but_drafted_for_in_turns() -> None:
     ranking = simulate(machine_called("laptop-small-gpu"))
     split = [one for one in ranking.candidates if one.target.layers is not None]
     assert {one.mode for one in split} == {"plain", "serial"}
-    assert "what CUDA0+cpu and cpu cost each other when both run is not known" in {
+    assert "how much CUDA0+cpu and cpu slow each other down is not known" in {
         refusal.verdict.text for refusal in ranking.rejected
     }
 

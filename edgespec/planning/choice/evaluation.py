@@ -103,7 +103,7 @@ class Evaluation:
     def _pipelined(self, contention: Contention | None, hand_over_s: float) -> Candidate | Rejected:
         if contention is None:
             both = f"{self.target.device} and {self.drafter.device}"
-            reason = f"what {both} cost each other when both run is not known"
+            reason = f"how much {both} slow each other down is not known"
             return self._reject(Reason("contention_not_measured", reason), mode="pipelined")
         pair = SimulatedPair(
             curve=self.target.curve,
@@ -173,14 +173,14 @@ class Evaluation:
             return Reason("depth_asked", f"depth {drafted.depth} was asked for: {expects}{most}")
         if expected.depth:
             about = "" if self.target.measured else "about "
-            tokens = f"{expected.tokens:.2f} tokens of a round of {_ms(expected.seconds)}"
+            tokens = f"{expected.tokens:.2f} tokens in a round of {_ms(expected.seconds)}"
             return Reason(
                 "expected_gain",
                 f"{about}{rate(expected.tokens_per_s)} tokens/s expected, {speedup:.2f}x the fastest plain decoding "
                 f"({tokens}, {guesses(expected.depth)} at a time); {most}",
             )
         if not self.drafter.acceptance:
-            return Reason("gain_not_known", f"how often it is right depends on the text: {most}, plain elsewhere")
+            return Reason("gain_not_known", f"the gain depends on the text: {most}")
         return Reason(
             "possible_gain",
             f"no gain expected ({drafted.tokens_per_s * self.fastest.curve.plain_s:.2f}x if it guessed all the "
@@ -209,7 +209,7 @@ class Evaluation:
         """A drafter that is loaded in one place cannot be moved to another before the next start."""
         if self.drafter.eligible or isinstance(verdict, Rejected):
             return verdict
-        said = f"{verdict.speedup:.2f}x expected; the drafter stays where it is loaded until the next start"
+        said = f"{verdict.speedup:.2f}x expected, but the drafter stays where it is loaded until the next start"
         return self._reject(
             Reason("drafter_stays", said),
             mode=verdict.mode,
@@ -263,8 +263,8 @@ def contention_words(contention: Contention) -> str:
     """What the two cost each other."""
     target, drafter = max(1.0, contention.target_factor), max(1.0, contention.drafter_factor)
     if target == drafter == 1.0:
-        return "at once neither side slows the other down"
-    return f"both at once, the target {target:.2f}x and the drafter {drafter:.2f}x as slow as alone"
+        return "at the same time neither side slows the other down"
+    return f"at the same time the target takes {target:.2f}x and the drafter {drafter:.2f}x as long as alone"
 
 
 def _level(target: TargetOption, depth: int) -> Exactness:

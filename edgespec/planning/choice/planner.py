@@ -20,9 +20,9 @@ from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 
 ModeRequest = Literal["auto", "serial", "pipelined"]
 
-ESTIMATED = Reason("times_estimated", "times are estimated from similar machines until measured")
+ESTIMATED = Reason("times_estimated", "times are those of similar machines until they are measured here")
 NOT_CALIBRATED = Reason(
-    "not_calibrated", "plain: this machine is not calibrated yet (`edgespec calibrate` takes a minute)"
+    "not_calibrated", "plain: this machine is not calibrated yet (`edgespec calibrate --quick` takes a minute)"
 )
 NOT_PROBED = Reason("widths_not_measured", "plain: which widths are bit-equal here has not been measured")
 NO_EQUAL_WIDTH = Reason(
@@ -201,12 +201,12 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
     """Why the best of the ranking is the best."""
     best = ranking.best
     curve = best.target.curve
-    ratios = ", ".join(f"{curve.ratio(depth + 1):.2f} with {depth}" for depth in _telling_depths(cap))
-    step = f"a plain step takes {1000 * curve.plain_s:.1f} ms; with drafted tokens to verify times {ratios}"
+    ratios = ", ".join(f"{curve.ratio(depth + 1):.2f}x with {depth}" for depth in _telling_depths(cap))
+    step = f"a plain step takes {1000 * curve.plain_s:.1f} ms; one that verifies guesses takes longer: {ratios}"
     why = [*([] if costs.measured else [ESTIMATED]), Reason("plain_step", step)]
     for source in request.sources:
         if source not in costs.drafts:
-            lost = f"no {source} drafter: what it costs has not been measured"
+            lost = f"no {source} drafter: it has not been timed"
             why.append(Reason("no_model_drafter" if source == "model" else "not_measured", lost))
     why += reasons(ranking)
     if best.mode == "plain":
@@ -215,11 +215,11 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
         why.append(Reason("mode_asked", f"{request.mode}: asked for"))
     elif best.mode == "serial" and "model" in best.sources:
         why.append(
-            Reason("contention_not_measured", "serial: what target and drafter cost each other has not been measured")
+            Reason("contention_not_measured", "serial: how much both slow each other down has not been measured")
             if costs.contention is None
             else Reason("contention", contention_words(costs.contention))
         )
-    return [*why, Reason("follows_the_text", "each round drafts as far as that is expected to pay, down to nothing")]
+    return [*why, Reason("follows_the_text", "each round guesses as far as that is expected to pay")]
 
 
 def _telling_depths(cap: int) -> list[int]:
@@ -236,12 +236,12 @@ def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
         notes.append(Reason("drafter_requantized", said))
     if request.drafter_head is not None:
         rows, whole = request.drafter_head
-        said = f"the drafter reads {rows} of the {whole} rows of its output head, all where a text needs the others"
+        said = f"the drafter reads {rows} of the {whole} rows of its output head, and all where a text needs them"
         notes.append(Reason("drafter_short_head", said))
     if branches and request.weighs_siblings and request.depth == "auto":
         said = (
-            "what the drafter might have said instead is verified beside its chain where that is worth a row; the "
-            "prediction does not count it"
+            "the drafter's second choices are verified as well where that is expected to pay; the prediction does "
+            "not count them"
         )
         notes.append(Reason("drafter_alternatives", said))
     return notes
@@ -275,6 +275,8 @@ def _cap_and_level(
     elif request.sources:
         keep = "keep" if class_cap > 1 else "keeps"
         why.append(Reason("depth_limit", f"up to {guesses(class_cap)} at a time {keep} the text identical"))
+        if request.depth != "auto":
+            why.append(Reason("depth_asked", f"{guesses(wanted)} at a time, as asked for"))
     if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
         said = (
             f"beyond {longest} tokens of context decoding is plain: widths were compared up to there "

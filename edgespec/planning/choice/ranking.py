@@ -257,9 +257,10 @@ def _digits(tokens_per_s: float) -> float:
 
 def _labels(options: Sequence[TargetOption | DrafterOption]) -> list[str]:
     """A name for each, as short as keeps them apart: model and device, and what else differs."""
+    differing = [_differing(one, [o for o in options if o.short_name == one.short_name]) for one in options]
     return [
-        ", ".join([one.short_name, *_differing(one, [o for o in options if o.short_name == one.short_name])])
-        for one in options
+        f"{one.short_name} ({', '.join(parts)})" if parts else one.short_name
+        for one, parts in zip(options, differing, strict=True)
     ]
 
 
@@ -267,6 +268,7 @@ def _differing(option: TargetOption | DrafterOption, alike: Sequence[TargetOptio
     parts = []
     if len({other.runtime for other in alike}) > 1:
         parts.append(str(option.runtime))
+        alike = [other for other in alike if other.runtime == option.runtime]
     if len({other.threads for other in alike}) > 1:
         parts.append(f"{option.threads} thread{'s' if option.threads > 1 else ''}")
     if isinstance(option, TargetOption):
