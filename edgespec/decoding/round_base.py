@@ -21,6 +21,7 @@ from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
 from edgespec.interfaces.drafting import Proposal
+from edgespec.interfaces.drawing import CountedText
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
@@ -78,6 +79,7 @@ class Rounds(ABC):
         self._depth = depth
         self._chooser = chooser
         self._history = history
+        self._text = CountedText(history)  # and what is assumed to follow it
         self._limits = limits
         self._clock = clock
         self._emitted = 0
@@ -108,7 +110,7 @@ class Rounds(ABC):
             target.forward(history[target.length : -1], 0)
         read = clock()
         rows = target.forward(history[-1:], 1)
-        token = self._chooser.target_token(rows, 0, history)
+        token = self._chooser.target_token(rows, 0, self._assuming(()))
         self._depth.began(read - started, clock() - read)
         return self._commit([token], None, [])
 
@@ -128,20 +130,26 @@ class Rounds(ABC):
         self, draft: Sequence[int], probs: Sequence[Distribution | None], rows: Rows, *, bonus: bool = True
     ) -> Verdict:
         """Compare ``draft`` with the rows after the history; ``bonus``: there is a row for what follows all of it."""
-        chooser, history, base = self._chooser, self._history, len(self._history)
+        chooser, base = self._chooser, len(self._history)
         if not chooser.uses_rejection:
             return verify_matching(
-                draft, lambda i: chooser.target_token(rows, i, [*history, *draft[:i]]), bonus=bonus
+                draft, lambda i: chooser.target_token(rows, i, self._assuming(draft[:i])), bonus=bonus
             )
         vocabulary_size = self._limits.vocabulary_size
         return verify_rejection(
             draft,
             [None if own is None else own.normalised().dense(vocabulary_size) for own in probs],
-            lambda i: chooser.distribution(rows, i, [*history, *draft[:i]]).dense(vocabulary_size),
+            lambda i: chooser.distribution(rows, i, self._assuming(draft[:i])).dense(vocabulary_size),
             [chooser.accept_uniform(base + i) for i in range(len(draft))],
             lambda own, i: chooser.draw_dense(own, base + i),
             bonus=bonus,
         )
+
+    def _assuming(self, tokens: Sequence[int]) -> CountedText:
+        """The history with ``tokens`` behind it; as long as nothing else is assumed."""
+        self._text.cut(len(self._history))
+        self._text.extend(tokens)
+        return self._text
 
     def _until_stop(self, tokens: list[int]) -> list[int]:
         for index, token in enumerate(tokens):
@@ -157,6 +165,7 @@ class Rounds(ABC):
 
     def _commit(self, tokens: list[int], record: RoundRecord | None, guessed_by: Sequence[str]) -> Step:
         """``guessed_by`` names who proposed each of the leading tokens; the others are the target's own."""
+        self._assuming(tokens)
         self._history.extend(tokens)
         self._emitted += len(tokens)
         finish: FinishReason | None = None

@@ -21,6 +21,7 @@ from edgespec.interfaces.drafting import ChainGate, Draft
 from edgespec.interfaces.drawing import (
     INCREMENT,
     MOST_DRAWN,
+    CountedText,
     DrawRequest,
     FloatArray,
     IdArray,
@@ -130,11 +131,14 @@ def request_of(
     wanted: int = 1,
     measure: Measure = Measure.NOTHING,
 ) -> DrawRequest:
-    """How the token after ``context`` is drawn: greedy decoding takes the best score, and truncates nothing."""
+    """How the token after ``context`` is drawn: greedy decoding takes the best score, and truncates nothing.
+
+    The request of a CountedText holds until that changes; any other context is counted for it.
+    """
     penalties: dict[str, Any] = {}
     if sampling.penalises and len(context):
         penalties = {
-            "seen": Counter(context),
+            "seen": context.seen if isinstance(context, CountedText) else Counter(context),
             "repeat_penalty": sampling.repeat_penalty,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,

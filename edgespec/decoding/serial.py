@@ -126,15 +126,15 @@ class DecodeLoop(Rounds):
 
     def _compare_tree(self, proposal: Proposal, parents: tuple[int, ...], target: TreeSequence) -> _Compared:
         """The last committed token is the root of the tree that is fed; every row is that of a path."""
-        history, chooser = self._history, self._chooser
+        history = self._history
         draft = [int(token) for token in proposal.tokens]
         rows = target.forward_tree([history[-1], *draft], [-1, *(parent + 1 for parent in parents)])
-        so_far = list(history)
+        path: list[int] = []
 
         def target_token(at: int) -> int:
             if at >= 0:
-                so_far.append(draft[at])
-            return chooser.target_token(rows, at + 1, so_far)
+                path.append(draft[at])
+            return self._chooser.target_token(rows, at + 1, self._assuming(path))
 
         verdict = verify_tree(draft, parents, target_token)
         committed = self._until_stop([*(draft[index] for index in verdict.path), verdict.next_token])

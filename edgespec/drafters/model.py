@@ -21,6 +21,7 @@ from edgespec.interfaces.drafting import (
     SiblingGate,
     common_prefix,
 )
+from edgespec.interfaces.drawing import CountedText
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -92,6 +93,7 @@ class ModelDraftState:
         self._request = request
         self._cache: _Cache | None = None
         self._branches: list[_Cache] = []
+        self._text = CountedText()  # of the latest context, and what was drafted to follow it
         self._padded = False  # whether the model has more ids than the target
         self._watch: HeadCoverage | None = None  # where the model has a short head
         self._cancelled = False
@@ -265,13 +267,15 @@ class ModelDraftState:
         others: list[int | None] = []
         alternatives: list[tuple[tuple[int, float], ...]] = []
         weighs = gate if context.wants_siblings and depth > 1 and isinstance(gate, SiblingGate) else None
-        so_far = list(context.tokens)
+        text = self._text
+        text.cut(context.common_prefix(text.tokens))
+        text.extend(context.tokens[len(text) :])
         forwards = 1
         while True:
             draft = self._request.chooser.draft(
                 rows,
                 0,
-                so_far,
+                text,
                 gate,
                 runner_up=context.wants_runners_up,
                 alternatives=MOST_ALTERNATIVES if weighs is not None else 0,
@@ -286,7 +290,7 @@ class ModelDraftState:
                 confidences.append(draft.confidence)
             others.append(draft.runner_up)
             alternatives.append(draft.alternatives)
-            so_far.append(draft.token)
+            text.extend((draft.token,))
             ended = len(tokens) == depth or draft.token in self._request.stop_ids
             if ended or (gate is not None and not gate.goes_on()):
                 break

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import WorkerLostError
-from edgespec.interfaces.drawing import Drawn, DrawRequest, Measure
+from edgespec.interfaces.drawing import Drawn, DrawRequest, Measure, Seen
 from edgespec.runtimes.process.frames import Frame, ids_bytes
 
 _NUMBERS: Mapping[str, Callable[[Any], float]] = {
@@ -28,14 +28,14 @@ _NUMBERS: Mapping[str, Callable[[Any], float]] = {
 def describe_request(request: DrawRequest) -> tuple[dict[str, Any], bytes]:
     """Header and body: the request's numbers; the tokens seen, and then how often each was."""
     numbers = {name: kind(getattr(request, name)) for name, kind in _NUMBERS.items()}
-    seen = np.array([*request.seen.keys(), *request.seen.values()], dtype=np.int64)
+    seen = np.concatenate(Seen.of(request.seen).arrays)
     return {"request": numbers, "key": None if request.key is None else list(request.key)}, ids_bytes(seen)
 
 
 def read_request(frame: Frame) -> DrawRequest:
     """The request that ``describe_request`` described. Raises WorkerLostError."""
     numbers, key = frame.header.get("request"), frame.header.get("key")
-    seen = frame.ids().tolist()
+    seen = frame.ids()
     if not isinstance(numbers, dict) or {name: type(own) for name, own in numbers.items()} != _NUMBERS:
         raise WorkerLostError("a request to draw has other numbers than were agreed")
     if key is not None and not (
@@ -48,7 +48,7 @@ def read_request(frame: Frame) -> DrawRequest:
     return DrawRequest(
         **{**numbers, "measure": Measure(numbers["measure"])},
         key=None if key is None else (key[0], key[1], key[2], key[3]),
-        seen=dict(zip(seen[:half], seen[half:], strict=True)),
+        seen=Seen(seen[:half], seen[half:]),
     )
 
 

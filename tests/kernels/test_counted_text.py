@@ -1,0 +1,89 @@
+"""How often each token of a text was seen, counted as it grows and is cut: as if it were counted anew each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from edgespec.decoding.sampling import Sampling, request_of
+from edgespec.interfaces.drawing import CountedText, Seen, draw_from
+from edgespec.runtimes.native.draws import NativeDraws
+from edgespec.runtimes.native.library import NativeLibrary
+from tests.interfaces.draw_specification import specified
+from tests.support.score_rows import ScoreRow, by_kernels
+
+VOCABULARY_SIZE = 9
+
+# What happens to a text: tokens that follow (some past the vocabulary), or the length that it is cut to, as a share.
+CHANGES = st.lists(st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=5) | st.floats(0, 1), max_size=30)
+SAMPLED = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.8]),
+    repeat_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.3, -0.2]),
+    seed=st.integers(0, 99),
+)
+
+
+def changed(text: CountedText, tokens: list[int], change: list[int] | float) -> None:
+    if isinstance(change, list):
+        text.extend(change)
+        tokens.extend(change)
+    else:
+        length = round(change * len(tokens))
+        text.cut(length)
+        del tokens[length:]
+
+
+@given(first=st.lists(st.integers(0, 5)), changes=CHANGES, asked_from=st.integers(0, 5))
+def test_it_is_a_list_that_knows_how_often_each_token_stands_in_it(
+    first: list[int], changes: list[list[int] | float], asked_from: int
+) -> None:
+    text, tokens = CountedText(first), list(first)
+    for number, change in enumerate(changes):
+        changed(text, tokens, change)
+        assert (list(text), len(text)) == (tokens, len(tokens))
+        assert text[-2:] == tokens[-2:]
+        if number >= asked_from:  # also of a text that nobody has asked about before
+            assert text.seen == Counter(tokens)
+            assert len(text.seen) == len(set(tokens))
+
+
+@given(changes=CHANGES, sampling=SAMPLED, seed=st.integers(0, 99), trimmed=st.booleans())
+def test_the_tokens_drawn_are_those_of_the_specification(
+    library: NativeLibrary, changes: list[list[int] | float], sampling: Sampling, seed: int, trimmed: bool
+) -> None:
+    scores = np.random.default_rng(seed).normal(0, 2, VOCABULARY_SIZE).astype(np.float32)
+    ids = np.flatnonzero(np.arange(2 * VOCABULARY_SIZE) % 2) if trimmed else None
+    text, tokens = CountedText(), list[int]()
+    for change in changes:
+        changed(text, tokens, change)
+        request = request_of(sampling, text)
+        anew: Mapping[int, int] = Counter(tokens) if tokens else {}
+        expected = specified(scores.tolist(), replace(request, seen=anew), None if ids is None else ids.tolist())
+        assert draw_from(scores, request, ids) == expected
+        for level in library.levels:
+            assert (
+                by_kernels(NativeDraws(library.api, level), ScoreRow(scores=scores, request=request, ids=ids))
+                == expected
+            ), level
+
+
+def test_it_begins_empty() -> None:
+    assert list(CountedText()) == []
+    assert not CountedText().seen
+
+
+def test_what_was_seen_is_a_mapping_whoever_counted_it() -> None:
+    seen = Seen.of({7: 2, 3: 1})
+    assert seen == {3: 1, 7: 2}
+    assert Seen.of(seen) is seen
+    assert (seen[7], seen.get(4, 0), list(seen), len(seen)) == (2, 0, [7, 3], 2)
+    with pytest.raises(KeyError):
+        seen[4]
