@@ -118,14 +118,13 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         if depth and not drafters:
             raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
         if who == "pipelined":
-            curves = engine.measurements.costs().curves
-            curve = None if curves is None else curves.curves[0]
+            costs = Costs(curves=engine.measurements.costs().curves)
             return Speculation(
                 drafters=drafters,
                 # One more than a serial round: a window's forward scores the first token of the next one as well.
                 policy=FixedDepth(depth + 1 if depth else 0),
                 depth_cap=depth,
-                budget=lambda: MeasuredBudget(depth, curve),
+                budget=lambda: MeasuredBudget(depth, costs),
             )
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
     known, like = engine.measurements, "cost" if name == "chains" else name

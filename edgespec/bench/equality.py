@@ -19,7 +19,7 @@ from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
 from edgespec.planning.cost.widths import WidthProbe, width_classes
 from edgespec.planning.depth.base import OFF, FixedDepth
-from edgespec.planning.depth.pipeline_budget import make_budget
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
 # What the check samples with beside greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
@@ -216,7 +216,7 @@ def check_equality(
         drafters=engine.drafters,
         policy=FullTrees(cap, _MODEL) if trees else FixedDepth(cap),
         depth_cap=cap,
-        budget=(lambda: make_budget(cap, costs, waits=True)) if _is_pipelined(engine) else None,
+        budget=(lambda: MeasuredBudget(cap, costs, waits=True)) if _is_pipelined(engine) else None,
     )
     ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
     if cap:

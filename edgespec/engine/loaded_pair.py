@@ -33,7 +33,7 @@ from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.widths import WIDEST, WidthProbe, exact_length
 from edgespec.planning.depth.control import DepthControl, make_policy
-from edgespec.planning.depth.pipeline_budget import make_budget
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
@@ -148,7 +148,7 @@ class LoadedPair:
         """How much each round of one answer verifies where the plan drafts beside the target; None where not."""
         if self.plan.mode != "pipelined":
             return None
-        return make_budget(self.plan.depth_cap, self.costs())
+        return MeasuredBudget(self.plan.depth_cap, self.costs())
 
     def costs(self) -> Costs:
         """What is known of times and prices now."""

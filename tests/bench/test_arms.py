@@ -178,7 +178,7 @@ def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
     assert found.budget is not None
     one, other = found.budget(), found.budget()
     assert one is not other
-    assert (one.window((None,) * 9), one.draft_tokens(0, 0)) == (2, 3)
+    assert (one.window(9), one.draft_tokens(0)) == (2, 3)
     plain = speculation(engine, "pipelined-depth-0")
     assert (plain.depth_cap, begun(plain).allow("model").depth) == (0, 0)
     assert speculation(engine, "model-depth-2").budget is None, "the others take turns"

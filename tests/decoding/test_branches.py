@@ -237,11 +237,8 @@ def test_the_budget_is_asked_each_round_and_told_of_each_correction() -> None:
             self.asked.append(forks)
             return super().branches(forks)
 
-        def branched(self, met: bool) -> None:
-            self.met.append(met)
-
-        def branch_stood(self, stood: bool) -> None:
-            self.stood.append(stood)
+        def learn(self, what: str, well: bool) -> None:
+            {"correction": self.met, "branch": self.stood}[what].append(well)
 
     for right in (True, False):
         budget = Told(most=3, ahead=4, patience=0.0, branching=9)

@@ -126,4 +126,4 @@ def test_only_a_pipelined_plan_has_a_budget_and_each_answer_its_own(apart: Engin
     first, second = apart.pair.pipeline_budget(), apart.pair.pipeline_budget()
     assert isinstance(first, MeasuredBudget)
     assert first is not second
-    assert first.drafts_during_prefill()
+    assert first.overlaps_prefill

@@ -17,6 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Text
 from edgespec.engine.loaded_pair import Speculation
 from edgespec.engine.session import Session
+from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.engine.answers import SAMPLED, plain_text
@@ -145,7 +146,7 @@ def test_thousands_of_rounds_with_random_delays_on_both_sides(
         lambda: FixedBudget(most=cap, ahead=cap + 1, patience=0.0),
         lambda: FixedBudget(most=cap, ahead=cap + 1, patience=0.0005, reuse=True),
         lambda: FixedBudget(most=1, ahead=cap + 1, overlaps_prefill=True),
-        lambda: MeasuredBudget(cap, None),
+        lambda: MeasuredBudget(cap, Costs()),
     ]
     for budget in budgets:
         with open_session(engine, Fitful(script, slowly), budget) as session:

@@ -9,11 +9,16 @@ from threading import TIMEOUT_MAX
 import pytest
 
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.curve import Curve
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget, branch_pays
 
 STEEP = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.020, 0.030, 0.040))
 FLAT = Curve(widths=(1, 4), forward_s=(0.010, 0.010))
+
+
+def known(curve: Curve) -> Costs:
+    return Costs(curves=ContextCurves(contexts=(0,), curves=(curve,)))
 
 
 def record(
@@ -37,40 +42,40 @@ def record(
 
 
 def test_without_times_everything_is_verified_up_to_the_cap() -> None:
-    budget = MeasuredBudget(2, None)
-    assert [budget.window((None,) * count) for count in range(5)] == [0, 1, 2, 2, 2]
-    assert budget.draft_tokens(0, 0) == 3
+    budget = MeasuredBudget(2, Costs())
+    assert [budget.window(count) for count in range(5)] == [0, 1, 2, 2, 2]
+    assert budget.draft_tokens(0) == 3
 
 
 def test_as_much_is_drafted_as_there_is_time_for() -> None:
-    budget = MeasuredBudget(5, Curve(widths=(1, 6), forward_s=(0.010, 0.020)))
-    assert budget.draft_tokens(0, 0) == 6, "how long the drafter takes is not known yet"
+    budget = MeasuredBudget(5, known(Curve(widths=(1, 6), forward_s=(0.010, 0.020))))
+    assert budget.draft_tokens(0) == 6, "how long the drafter takes is not known yet"
     for _ in range(50):
         budget.record(record(3, 3, draft_s=0.012, forwards=4))
-    assert [budget.draft_tokens(0, 0), budget.draft_tokens(2, 2), budget.draft_tokens(5, 5)] == [4, 5, 6]
-    slow = MeasuredBudget(5, FLAT)
+    assert [budget.draft_tokens(0), budget.draft_tokens(2), budget.draft_tokens(5)] == [4, 5, 6]
+    slow = MeasuredBudget(5, known(FLAT))
     for _ in range(50):
         slow.record(record(1, 0, draft_s=0.03, forwards=1))
-    assert slow.draft_tokens(0, 0) == 1
+    assert slow.draft_tokens(0) == 1
 
 
 def test_a_free_row_is_always_worth_it_and_a_dear_one_never() -> None:
-    assert MeasuredBudget(3, FLAT).window((0.9,) * 3) == 3
-    assert MeasuredBudget(3, STEEP).window((0.9,) * 3) == 0
+    assert MeasuredBudget(3, known(FLAT)).window(3) == 3
+    assert MeasuredBudget(3, known(STEEP)).window(3) == 0
 
 
 def test_the_window_follows_what_stood_lately() -> None:
     curve = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.014, 0.018, 0.022))
-    budget = MeasuredBudget(3, curve)
+    budget = MeasuredBudget(3, known(curve))
     assert budget.acceptance == pytest.approx(0.5)
     for _ in range(200):
         budget.record(record(3, 3))
     assert budget.acceptance > 0.99
-    assert budget.window((None,) * 3) == 3
+    assert budget.window(3) == 3
     for _ in range(200):
         budget.record(record(1, 0))
     assert budget.acceptance < 0.01
-    assert budget.window((None,) * 3) == 0
+    assert budget.window(3) == 0
     before = budget.acceptance
     budget.record(record(0, 0))
     assert budget.acceptance == before, "nothing was compared"
@@ -78,33 +83,33 @@ def test_the_window_follows_what_stood_lately() -> None:
 
 def test_rounds_correct_the_times() -> None:
     curve = Curve(widths=(1, 2, 3), forward_s=(0.010, 0.020, 0.030))
-    budget = MeasuredBudget(2, curve)
+    budget = MeasuredBudget(2, known(curve))
     for _ in range(60):
         budget.record(record(1, 1))
-    assert budget.window((None,) * 2) == 0
+    assert budget.window(2) == 0
     flat = [replace(record(3, 3), width=width, verify_s=0.010, overlapped=True) for width in (1, 2, 3)]
     for each in flat * 40:
         budget.record(each)
-    assert budget.window((None,) * 2) == 2
-    alone = MeasuredBudget(2, curve)
+    assert budget.window(2) == 2
+    alone = MeasuredBudget(2, known(curve))
     for each in flat * 40:
         alone.record(replace(each, overlapped=False))
-    assert alone.window((None,) * 2) == 0, "without the drafter the target takes another time"
+    assert alone.window(2) == 0, "without the drafter the target takes another time"
 
 
 def test_reuse_is_tried_and_given_up_where_it_fails() -> None:
-    budget = MeasuredBudget(3, None)
+    budget = MeasuredBudget(3, Costs())
     assert budget.reuses()
     for _ in range(3):
-        budget.reused(False)
+        budget.learn("again", False)
     assert not budget.reuses()
     for _ in range(20):
-        budget.reused(True)
+        budget.learn("again", True)
     assert budget.reuses()
 
 
 def test_the_patience_is_two_forwards_of_the_drafter() -> None:
-    budget = MeasuredBudget(3, None)
+    budget = MeasuredBudget(3, Costs())
     assert budget.patience_s() == pytest.approx(0.05)
     budget.record(record(1, 1, draft_s=0.5))
     assert budget.patience_s() == pytest.approx(0.05), "no forward was counted"
@@ -116,7 +121,7 @@ def test_the_patience_is_two_forwards_of_the_drafter() -> None:
 
 
 def test_a_budget_that_waits_does_so_until_a_forward_of_the_drafter_was_timed() -> None:
-    budget = MeasuredBudget(3, None, waits=True)
+    budget = MeasuredBudget(3, Costs(), waits=True)
     assert budget.patience_s() == TIMEOUT_MAX
     budget.record(record(1, 1, draft_s=0.04, forwards=4))
     assert budget.patience_s() == pytest.approx(0.02)
@@ -125,38 +130,38 @@ def test_a_budget_that_waits_does_so_until_a_forward_of_the_drafter_was_timed() 
 def test_branches_are_tried_and_given_up_where_they_meet_no_correction() -> None:
     """On a fork they cost idle time only; without, the chain is read again."""
     for forks, most, tries in ((True, 4, range(5, 15)), (False, 1, range(1, 2))):
-        budget = MeasuredBudget(3, None)
+        budget = MeasuredBudget(3, Costs())
         misses = 0
         while budget.branches(forks) == most:
-            budget.branched(False)
+            budget.learn("correction", False)
             misses += 1
         assert misses in tries
         assert budget.branches(forks) == 0
         for _ in range(40):
-            budget.branched(True)
+            budget.learn("correction", True)
         assert budget.branches(forks) == most
 
 
 def test_one_correction_in_four_is_worth_a_fork_and_not_a_second_reading() -> None:
-    budget = MeasuredBudget(3, None)
+    budget = MeasuredBudget(3, Costs())
     for place in range(200):
-        budget.branched(place % 4 == 0)
+        budget.learn("correction", place % 4 == 0)
     assert (budget.branches(True), budget.branches(False)) == (4, 0)
 
 
 def test_branches_are_given_up_where_their_tokens_do_not_stand() -> None:
-    budget = MeasuredBudget(3, None)
+    budget = MeasuredBudget(3, Costs())
     for _ in range(100):
         budget.record(record(5, 4))
     for _ in range(30):
-        budget.branched(True)
+        budget.learn("correction", True)
     failures = 0
     while budget.branches(True):
-        budget.branch_stood(False)
+        budget.learn("branch", False)
         failures += 1
     assert 1 < failures < 8
     for _ in range(20):
-        budget.branch_stood(True)
+        budget.learn("branch", True)
     assert budget.branches(True) == 4
 
 

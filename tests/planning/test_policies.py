@@ -13,7 +13,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.depth.base import POLICY_NAMES, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.control import DepthControl, make_policy
 from edgespec.planning.depth.experience import History
-from edgespec.planning.depth.pipeline_budget import make_budget
+from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.planning.test_depth import plain_round
 from tests.support.simulated_decoding import FLAT, Source, always, costs_of, decode
 
@@ -77,9 +77,9 @@ def test_beside_the_target_a_chain_has_one_token_more(name: PolicyName) -> None:
 
 def test_a_budget_counts_with_the_drafter_at_work() -> None:
     apart, crowded = costs_of(SOURCES), replace(costs_of(SOURCES), contention=Contention(target_factor=1.5))
-    assert make_budget(4, Costs()).window((None,) * 9) == 4
-    assert not make_budget(4, apart).drafts_during_prefill(), "what it would cost is not known"
-    assert make_budget(4, replace(apart, contention=Contention())).drafts_during_prefill()
-    assert not make_budget(4, crowded).drafts_during_prefill()
-    assert make_budget(4, Costs()).patience_s() < 1.0
-    assert make_budget(4, Costs(), waits=True).patience_s() > 3600.0, "as long as a drafter reads"
+    assert MeasuredBudget(4, Costs()).window(9) == 4
+    assert not MeasuredBudget(4, apart).overlaps_prefill, "what it would cost is not known"
+    assert MeasuredBudget(4, replace(apart, contention=Contention())).overlaps_prefill
+    assert not MeasuredBudget(4, crowded).overlaps_prefill
+    assert MeasuredBudget(4, Costs()).patience_s() < 1.0
+    assert MeasuredBudget(4, Costs(), waits=True).patience_s() > 3600.0, "as long as a drafter reads"

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import FREE, Curve, DraftCost, choose_depth
+from edgespec.planning.cost.costs import Costs
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined, windows_by_rate
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from tests.support.drawn_rounds import (
@@ -161,7 +162,7 @@ def test_a_drafter_that_costs_nothing_fills_every_window() -> None:
 @pytest.mark.parametrize("curve", [GENTLE, STEEP, flat(0.05)])
 @pytest.mark.parametrize("percent", [5, 20, 50, 80, 95, 100])
 def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, percent: int) -> None:
-    budget = MeasuredBudget(7, curve)
+    budget = MeasuredBudget(7, Costs(curves=ContextCurves(contexts=(0,), curves=(curve,))))
     for _ in range(600):
         budget.record(
             RoundRecord(
@@ -180,7 +181,7 @@ def test_the_windows_are_those_that_the_measured_budget_comes_to(curve: Curve, p
             )
         )
     windows = windows_by_rate(curve, percent / 100, 7)
-    assert windows == tuple(budget.window((None,) * count) for count in range(8))
+    assert windows == tuple(budget.window(count) for count in range(8))
 
 
 def test_a_window_is_chosen_by_rate_unless_all_is_to_be_verified() -> None:

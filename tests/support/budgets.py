@@ -22,13 +22,10 @@ class FixedBudget:
     overlaps_prefill: bool = False
     branching: int = 0
 
-    def window(self, confidences: tuple[float | None, ...]) -> int:
+    def window(self, pending: int) -> int:
         return self.most
 
-    def drafts_during_prefill(self) -> bool:
-        return self.overlaps_prefill
-
-    def draft_tokens(self, pending: int, window: int) -> int:
+    def draft_tokens(self, window: int) -> int:
         return self.ahead
 
     def patience_s(self) -> float:
@@ -37,16 +34,10 @@ class FixedBudget:
     def reuses(self) -> bool:
         return self.reuse
 
-    def reused(self, stood: bool) -> None:
-        """Nothing to learn."""
-
     def branches(self, forks: bool) -> int:
         return self.branching
 
-    def branched(self, met: bool) -> None:
-        """Nothing to learn."""
-
-    def branch_stood(self, stood: bool) -> None:
+    def learn(self, what: str, well: bool) -> None:
         """Nothing to learn."""
 
     def record(self, record: RoundRecord) -> None:

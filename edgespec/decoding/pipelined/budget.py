@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edgespec.interfaces.policy import RoundRecord
 
@@ -10,14 +10,15 @@ from edgespec.interfaces.policy import RoundRecord
 class Budget(Protocol):
     """How much a round verifies and drafts, and how long it waits for a drafter that is late."""
 
-    def window(self, confidences: tuple[float | None, ...]) -> int:
-        """How many of the tokens put forward to verify now, given how sure the drafter was of each."""
-
-    def drafts_during_prefill(self) -> bool:
+    @property
+    def overlaps_prefill(self) -> bool:
         """Whether the drafter reads the prompt while the target does: not where it would delay the first token."""
 
-    def draft_tokens(self, pending: int, window: int) -> int:
-        """How many tokens the drafter may add to those ``pending`` while the target verifies ``window`` of them."""
+    def window(self, pending: int) -> int:
+        """How many of the ``pending`` tokens put forward to verify now."""
+
+    def draft_tokens(self, window: int) -> int:
+        """How many tokens the drafter may add while the target verifies ``window``."""
 
     def patience_s(self) -> float:
         """Seconds to wait for the drafter once the target is done."""
@@ -25,20 +26,16 @@ class Budget(Protocol):
     def reuses(self) -> bool:
         """Whether what was drafted behind a rejected token is put forward again where it continues the right one."""
 
-    def reused(self, stood: bool) -> None:
-        """Whether the first token that was put forward again stood."""
-
     def branches(self, forks: bool) -> int:
         """How many likely corrections to go on from while the target is still at work.
 
         ``forks``: the drafter's own chain stays in its cache meanwhile. Without, it is read again afterwards.
         """
 
-    def branched(self, met: bool) -> None:
-        """Whether a correction that came while there were branches was one of theirs."""
-
-    def branch_stood(self, stood: bool) -> None:
-        """Whether the first token of a branch that was taken stood."""
+    def learn(self, what: Literal["again", "branch", "correction"], well: bool) -> None:
+        """Whether the first token that was put forward again, or of a branch that was taken, stood; or whether a
+        correction that came while there were branches was one of theirs.
+        """
 
     def record(self, record: RoundRecord) -> None:
-        """Learn from a round."""
+        """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""

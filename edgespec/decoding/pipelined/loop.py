@@ -76,7 +76,7 @@ class PipelinedLoop(Rounds):
         """As of every loop. What the drafter makes of the prompt meanwhile is taken in by whichever round it is ready
         for: the first token waits for nobody.
         """
-        if self._budget.drafts_during_prefill():
+        if self._budget.overlaps_prefill:
             self._take_off(0)
         return super()._prefill()
 
@@ -143,7 +143,7 @@ class PipelinedLoop(Rounds):
         most = min(len(pending), self._depth_limit())
         if not most:
             return 0
-        return max(0, min(most, self._budget.window(tuple(each.confidence for each in pending))))
+        return max(0, min(most, self._budget.window(len(pending))))
 
     def _compare(self, chain: list[PutForward], rows: Rows, *, bonus: bool) -> Verdict:
         return self._verify([each.token for each in chain], [each.probs for each in chain], rows, bonus=bonus)
@@ -164,12 +164,12 @@ class PipelinedLoop(Rounds):
         room = self._depth_room() + 1
         # What this round compares, and beyond that what the next one can verify.
         useful = window + 1 + limits.depth_cap - len(pending)
-        wanted = min(room - len(pending), useful, self._budget.draft_tokens(len(pending), window))
+        wanted = min(room - len(pending), useful, self._budget.draft_tokens(window))
         if pending and pending[-1] in limits.stop_ids:
             wanted = 0  # nothing can follow a stop
         growth = Growth(
             most=self._budget.branches(branches.forks) if branches.possible else 0,
-            depth=min(limits.depth_cap + 1, self._budget.draft_tokens(0, limits.depth_cap)),
+            depth=min(limits.depth_cap + 1, self._budget.draft_tokens(limits.depth_cap)),
             end=len(self._history) + room,
             vocabulary_size=limits.vocabulary_size,
             stop_ids=limits.stop_ids,
@@ -231,7 +231,7 @@ class PipelinedLoop(Rounds):
                 branches.wait(self._budget.patience_s())
                 taken = branches.follow(history, committed)
             if hoped_for:
-                self._budget.branched(taken is not None)
+                self._budget.learn("correction", taken is not None)
             if taken is None and self._budget.reuses():
                 return self._continuing(correction, pending[verdict.accepted + 1 :])
         rest = pending[window + 1 :] if verdict.kind == "open" else []
@@ -242,12 +242,11 @@ class PipelinedLoop(Rounds):
     ) -> None:
         """Keep ``rest``, and note the outcome of each proposal that will not be compared any further."""
         for index, each in enumerate(compared):
-            if each.piece.origin == "again" and not each.piece.evaluated:
-                self._budget.reused(index < accepted)
-            if each.piece.origin == "branch" and not each.piece.evaluated:
-                self._budget.branch_stood(index < accepted)
-            each.piece.evaluated += 1
-            each.piece.accepted += index < accepted
+            piece = each.piece
+            if piece.origin != "draft" and not piece.evaluated:
+                self._budget.learn(piece.origin, index < accepted)
+            piece.evaluated += 1
+            piece.accepted += index < accepted
         going_on = {id(each.piece) for each in rest}
         self._pending = rest
         told: set[int] = set()

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from threading import TIMEOUT_MAX
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.curve import ContextCurves, DraftCost, expected_tokens, overlapped_tokens
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 
 # Rounds after which an old one counts half, as planning.acceptance forgets: text changes within a few sentences.
 _DECAY = 0.97
 
-# A drafter told to end finishes the forward it is at. Twice its usual time covers one that is slower than usual; a
-# drafter that takes longer is reading a prompt, and is not waited for.
-_PATIENCE = 2.0
+# A drafter told to end finishes the forward it is at: twice its usual time, or before one was timed a slow token of a
+# small model on a slow device. A drafter that takes longer is reading a prompt, and is not waited for.
+_PATIENCE, _FIRST_PATIENCE_S = 2.0, 0.05
 
 # Reuse goes on while at least half of the first tokens put forward again stand: a wrong one costs the drafting of one
-# round, a right one saves it.
-_REUSE_PAYS = 0.5
-
-# Branches go on while they meet so many of the corrections that come. On forks of its cache the drafter spends time
-# on them in which it had nothing else to do: any gain would do but for the power they take, so one in ten. Without
-# forks it reads its chain again whenever that stands after all, which branches have to earn like any reuse.
+# round, a right one saves it. Branches go on while they meet so many of the corrections that come. On forks of its
+# cache the drafter spends time on them in which it had nothing else to do: any gain would do but for the power they
+# take, so one in ten. Without forks it reads its chain again whenever that stands after all.
+_REUSE_PAYS = _BRANCHING_PAYS_UNFORKED = 0.5
 _BRANCHING_PAYS = 0.1
-_BRANCHING_PAYS_UNFORKED = _REUSE_PAYS
-
-# Until a forward of the drafter was timed: as long as a slow token of a small model on a slow device.
-_FIRST_PATIENCE_S = 0.05
 
 
 class _Share:
@@ -47,52 +40,45 @@ class _Share:
 
 
 class MeasuredBudget:
-    """Learns how often tokens stand and how long both sides take.
+    """Learns how often tokens stand and how long both sides take. Implements Budget of decoding/pipelined.
 
-    ``curve`` is T(w) of the target with the drafter at work, if calibrated; rounds correct it as they come.
-    ``overlaps_prefill``: they do not slow each other down, so the drafter may read the prompt while the target does.
-    ``waits`` for the drafter's first tokens, whatever it has to read before: so that a short answer is drafted too.
+    T(w) is as calibrated with the drafter at work; rounds correct it as they come. Where neither slows the other down
+    the drafter may read the prompt while the target does. With ``waits`` the first draft is waited for, whatever has
+    to be read before: for checks of short answers.
     """
 
-    def __init__(
-        self, depth_cap: int, curve: Curve | None, *, overlaps_prefill: bool = False, waits: bool = False
-    ) -> None:
+    def __init__(self, depth_cap: int, costs: Costs, *, waits: bool = False) -> None:
+        factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
+        self.overlaps_prefill = factor is not None and factor <= SLOWER_ALLOWED
         self._depth_cap = depth_cap
-        curves = None if curve is None else ContextCurves(contexts=(0,), curves=(curve,))
-        self._times = None if curves is None else LiveTimes(curves, depth_cap + 1)
-        self._overlaps_prefill = overlaps_prefill
+        self._times: LiveTimes | None = None
+        if costs.curves is not None:
+            curve = costs.curves.curves[0].scaled(factor or 1.0)
+            self._times = LiveTimes(ContextCurves(contexts=(0,), curves=(curve,)), depth_cap + 1)
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._forward_s: float | None = None
         self._accepted = _Share(1.0, 2.0)
-        self._reused, self._branched = _Share(1.0, 1.5), _Share(1.0, 1.5)  # tried, and given up after a few failures
-        self._branch_stood = _Share(3.0, 4.0)  # more than a few have to fall before branches are given up
+        # Tried, and given up after a few failures; of branches that were taken more than a few have to fall.
+        self._tried = {"again": _Share(1.0, 1.5), "correction": _Share(1.0, 1.5), "branch": _Share(3.0, 4.0)}
 
     @property
     def acceptance(self) -> float:
         """Share of the recently compared tokens that stood, from 0 to 1."""
         return self._accepted.now
 
-    def window(self, confidences: tuple[float | None, ...]) -> int:
+    def window(self, pending: int) -> int:
         """The window with the most expected tokens a second; all tokens where no times are known.
 
         A window of w tokens scores w + 1 places, each of which gives a token if all before it stood.
         """
-        most = min(len(confidences), self._depth_cap)
+        most = min(pending, self._depth_cap)
         if self._times is None:
             return most
         forward_s = self._times.all_now(0)
-        best, best_rate = 0, -math.inf
-        for window in range(most + 1):
-            rate = expected_tokens([self.acceptance] * window) / forward_s[window]
-            if rate > best_rate:
-                best, best_rate = window, rate
-        return best
+        rates = [expected_tokens([self.acceptance] * window) / forward_s[window] for window in range(most + 1)]
+        return rates.index(max(rates))
 
-    def drafts_during_prefill(self) -> bool:
-        """Whether reading the prompt on both sides at once delays nothing."""
-        return self._overlaps_prefill
-
-    def draft_tokens(self, pending: int, window: int) -> int:
+    def draft_tokens(self, window: int) -> int:
         """As many as there is time for; the next window and the token compared before it where that is not known."""
         most = self._depth_cap + 1
         if self._times is None or self._forward_s is None:
@@ -101,38 +87,23 @@ class MeasuredBudget:
         return overlapped_tokens(self._times.now_s(window + 1, 0), drafting, self.acceptance, most)
 
     def patience_s(self) -> float:
-        """Seconds to wait for the forward that the drafter is at."""
         return self._first_patience_s if self._forward_s is None else _PATIENCE * self._forward_s
 
     def reuses(self) -> bool:
-        """Whether enough of what was put forward again stood."""
-        return self._reused.now >= _REUSE_PAYS
-
-    def reused(self, stood: bool) -> None:
-        """Learn whether a token put forward again stood."""
-        self._reused.learn(stood)
+        return self._tried["again"].now >= _REUSE_PAYS
 
     def branches(self, forks: bool) -> int:
-        """One for each place of a round if branches pay, if there is time; one where the drafter does not fork.
-
-        There a second branch would push the first one out of the cache.
-        """
-        if self._branched.now < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
+        """One for each place of a round; one in all without forks, where a second would push it out of the cache."""
+        met, stood = self._tried["correction"].now, self._tried["branch"].now
+        if met < (_BRANCHING_PAYS if forks else _BRANCHING_PAYS_UNFORKED):
             return 0
-        if not branch_pays(self.acceptance, self._branch_stood.now, self._depth_cap):
-            return 0
-        return self._depth_cap + 1 if forks else 1
+        most = self._depth_cap + 1 if forks else 1
+        return most if branch_pays(self.acceptance, stood, self._depth_cap) else 0
 
-    def branched(self, met: bool) -> None:
-        """Learn whether a branch met a correction."""
-        self._branched.learn(met)
-
-    def branch_stood(self, stood: bool) -> None:
-        """Learn whether a branch's first token stood."""
-        self._branch_stood.learn(stood)
+    def learn(self, what: str, well: bool) -> None:
+        self._tried[what].learn(well)
 
     def record(self, record: RoundRecord) -> None:
-        """Learn from a round: what stood of what was compared, and how long a forward of either side takes."""
         if record.overlapped and self._times is not None and record.width <= self._depth_cap + 1:
             self._times.record(record.width, 0, record.verify_s)
         if record.evaluated:
@@ -141,17 +112,6 @@ class MeasuredBudget:
         if record.draft_forwards and working_s > 0:
             own = working_s / record.draft_forwards
             self._forward_s = own if self._forward_s is None else _DECAY * self._forward_s + (1 - _DECAY) * own
-
-
-def make_budget(depth_cap: int, costs: Costs, *, waits: bool = False) -> MeasuredBudget:
-    """How much a pipelined round verifies, by the target's times with the drafter at work beside it.
-
-    ``waits``: each answer for its first draft, for checks that need one.
-    """
-    factor = None if costs.contention is None else max(1.0, costs.contention.target_factor)
-    curve = None if costs.curves is None else costs.curves.curves[0].scaled(factor or 1.0)
-    overlaps_prefill = factor is not None and factor <= SLOWER_ALLOWED
-    return MeasuredBudget(depth_cap, curve, overlaps_prefill=overlaps_prefill, waits=waits)
 
 
 def branch_pays(acceptance: float, standing: float, window: int) -> bool:
