@@ -98,7 +98,8 @@ class ModelDraftState:
         self._watch: HeadCoverage | None = None  # where the model has a short head
         self._cancelled = False
         self._closed = False
-        self.silent_because: str | None = None
+        self._lost: str | None = None  # what the loss of its model said
+        self._waiting = False  # for its model, when it was last asked
         self.forks = False
 
     def lag(self, context: Context) -> int:
@@ -112,7 +113,11 @@ class ModelDraftState:
     def load(self) -> None:
         if isinstance(self._model, LoadsInBackground):
             self._model.load()
-        self.silent_because = self._waits_because
+        self._waiting = True
+
+    @property
+    def silent_because(self) -> str | None:
+        return self._lost or (self._waits_because if self._waiting else None)
 
     @property
     def _waits_because(self) -> str | None:
@@ -179,21 +184,21 @@ class ModelDraftState:
         except WorkerLostError as error:
             self._cache = None
             cache.sequence.close()
-            self.silent_because = error.message
+            self._lost = error.message
             return NOTHING
 
     def _open(self) -> _Cache | None:
         """An empty cache; None while there is a reason to wait for the model. Raises what opening raises."""
         model = self._model
-        self.silent_because = self._waits_because
-        if self.silent_because is not None:
+        self._lost, self._waiting = None, self._waits_because is not None
+        if self._waiting:
             return None
         try:
             # A drafter with a shorter context is of use for as long as the text fits it.
             sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
         except WorkerLostError:
-            self.silent_because = self._waits_because
-            if self.silent_because is None:
+            self._waiting = self._waits_because is not None
+            if not self._waiting:
                 raise
             return None
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size

@@ -31,6 +31,9 @@ from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
 
+# Codes of what may be otherwise once the drafter is loaded.
+_FOR_NOW = ("answer_too_short", "not_paying_now")
+
 # Seeds that are drawn are typed in again to get the same answer: nine digits are enough to tell answers apart.
 _SEEDS = 10**9
 
@@ -335,10 +338,15 @@ class Session:
                 "(`edgespec calibrate` checks all of it)"
             )
             return Reason("context_too_long", said)
-        known = [self._depth.why_off(drafter.kind) for drafter in drafters]
-        silences = self._drafts.silences.values()
-        reasons = [*(why for why in known if why is not None), *(Reason("drafter_waits", own) for own in silences)]
+        reasons = [why for drafter in drafters if (why := self._why_off(drafter.kind)) is not None]
         return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
+
+    def _why_off(self, kind: str) -> Reason | None:
+        """Why a drafter that could draft did not; one that is being loaded was found worth that."""
+        why, silence = self._depth.why_off(kind), self._drafts.silences.get(kind)
+        if silence is not None and (why is None or why.code in _FOR_NOW):
+            return Reason("drafter_waits", silence)
+        return why
 
     def _settle_forgotten(self) -> None:
         """Finish an answer whose reader went away without closing it."""

@@ -138,6 +138,12 @@ def test_times_plain_is_said_where_plain_was_measured(plain: float | None, words
     assert [part for part in parts if "without" in part and "guess" not in part] == ([] if words is None else [words])
 
 
+def test_an_answer_is_no_faster_than_its_tokens_a_round() -> None:
+    useless = drafted(accepted=0, guessed_tokens=0, rounds=157)
+    assert "as fast as without" in line(done(useless, plain_tokens_per_s=15.7))
+    assert "0.80x the speed without" in line(done(useless, plain_tokens_per_s=39.25))
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

@@ -86,6 +86,16 @@ def test_while_it_loads_nothing_is_proposed_and_nobody_waits() -> None:
     assert state.silent_because is None
 
 
+def test_what_is_loaded_by_now_is_not_said_to_be_loading() -> None:
+    process = ToBeLoaded(FakeModel(seed=1))
+    state = started(process)
+    assert state.silent_because is None, "nobody asked for it"
+    state.load()
+    assert state.silent_because == "fake is still loading"
+    process.waits_because = None
+    assert state.silent_because is None, "also where nobody lets it draft"
+
+
 @pytest.mark.parametrize("forward", [1, 2, 3])
 def test_a_process_that_is_lost_in_any_forward_ends_the_round_and_not_the_answer(forward: int) -> None:
     process = Process(lost_at(forward))

@@ -15,8 +15,10 @@ import pytest
 from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.interfaces.reasons import Reason
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
+from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
 from tests.support.processor import processor_runtimes
@@ -97,6 +99,28 @@ def test_an_answer_goes_on_plainly_while_the_drafter_is_loaded(engine: Engine, l
         assert done.token_ids == plain.token_ids
         assert done.stats.rounds_by_source["model"] > 0
         assert loads.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("answer_too_short", "drafter_waits"),
+        ("not_paying_now", "drafter_waits"),
+        ("no_drafter_pays", "no_drafter_pays"),
+        ("depth_zero", "depth_zero"),
+    ],
+)
+def test_a_drafter_under_way_is_not_called_too_dear(
+    engine: Engine, loads: SlowLoads, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr(FixedDepth, "why_off", lambda *_: Reason(code, "why"))
+    with engine.session() as session:
+        done = answer(session.generate(PROMPT, max_tokens=30, depth=2))
+        assert done.speculation_off_code == said
+        assert done.speculation_off == (LOADING if said == "drafter_waits" else "why")
+        loads.released.set()
+        assert engine.pair.pool.drafter_model().wait(WAIT_S)
+        assert session.speculation_off == "why"
 
 
 def seconds(leave: Callable[[], object]) -> float:
