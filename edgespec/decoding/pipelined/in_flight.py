@@ -85,11 +85,6 @@ class PutForward:
         return own[self.place] if own is not None and self.place < len(own) else None
 
     @property
-    def confidence(self) -> float | None:
-        own = self.piece.proposal.confidences
-        return own[self.place] if self.place < len(own) else None
-
-    @property
     def runner_up(self) -> int | None:
         own = self.piece.proposal.runners_up
         return own[self.place] if self.place < len(own) else None

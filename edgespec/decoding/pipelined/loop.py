@@ -32,7 +32,6 @@ from edgespec.errors import CancelledError, EdgespecError
 from edgespec.interfaces.drafting import Context, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
-from edgespec.interfaces.rows import Rows
 
 # How far behind a rejected token the right one is looked for. Past two or three the match is chance: with function
 # words every tenth place or so has any given one.
@@ -96,9 +95,9 @@ class PipelinedLoop(Rounds):
             drafted_s, drafted, invalid = self._land()
             waited_s = clock() - scored
             chain = self._pending[: window + 1]
-            verdict = self._compare(chain, rows, bonus=len(chain) == window)
-            stands = [each.token for each in chain[: verdict.accepted]]
-            committed = self._until_stop([*stands, *verdict.following])
+            tokens, probs = [each.token for each in chain], [each.probs for each in chain]
+            verdict = self._verify(tokens, probs, rows, bonus=len(chain) == window)
+            committed = self._until_stop([*tokens[: verdict.accepted], *verdict.following])
             target.rewind(base + len(committed) - 1)
             rest = self._going_on(verdict, window, committed)
         except BaseException:
@@ -144,9 +143,6 @@ class PipelinedLoop(Rounds):
         if not most:
             return 0
         return max(0, min(most, self._budget.window(len(pending))))
-
-    def _compare(self, chain: list[PutForward], rows: Rows, *, bonus: bool) -> Verdict:
-        return self._verify([each.token for each in chain], [each.probs for each in chain], rows, bonus=bonus)
 
     # ----------------------------------------------------------------------------------------- drafting
 

@@ -8,7 +8,7 @@ default, ``cost``, is planning/depth/control.py; a profile may call it ``bandit`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from edgespec.interfaces.drafting import ChainGate
@@ -53,28 +53,21 @@ class FixedDepth:
     def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
         return self
 
-    def began(self, prompt_s: float, first_s: float) -> None:
-        """Learns nothing of it."""
-
     def allow(self, source: str, lag: int = 0) -> Allowance:
         return Allowance(self.depth, self._gate and self._gate())
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         return self.allow(source, lag).depth > 0
 
-    def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
-        """Learns nothing about acceptance."""
-
-    def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
-        """Nor about alternatives."""
-
     def record(self, record: RoundRecord) -> None:
         # Beside a drafter at work the target is slower, which says nothing about its own pace.
         if record.width == 1 and not record.overlapped:
             self._plain.record(record.verify_s)
 
-    def end(self) -> None:
-        """Nothing outlives an answer."""
+    def _learns_nothing(self, *_told: object, **_by_name: object) -> None:
+        """Neither of prompts nor of tokens, and nothing outlives an answer."""
+
+    began = learn = learn_siblings = end = _learns_nothing
 
     def why_off(self, source: str) -> Reason | None:
         return None if self.depth else self._why
