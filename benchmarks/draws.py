@@ -29,8 +29,8 @@ from edgespec.hardware.machine import describe_machine
 from edgespec.interfaces.drawing import Drawn, DrawRequest, draw_from
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.rows import IdArray, Rows
-from edgespec.runtimes.native.frequent_head import frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+from edgespec.runtimes.native.runtime import frequent_head_ids, frequent_head_rows
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizer import LlamaVocabulary

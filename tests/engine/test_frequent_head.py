@@ -21,9 +21,8 @@ from edgespec.placement.prepared import prepare_drafter
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.native import runtime as native_runtime
-from edgespec.runtimes.native.frequent_head import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.native.model import NativeSettings
-from edgespec.runtimes.native.runtime import NativeRuntime
+from edgespec.runtimes.native.runtime import FREQUENT_HEAD_ROWS, NativeRuntime, frequent_head_ids, frequent_head_rows
 from edgespec.runtimes.runtime import DraftForm, Settings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
