@@ -283,7 +283,7 @@ class Measurements:
             write_json(path, document)
         except (OSError, EdgespecError) as error:
             self._unwritten[path.name] = json.dumps(document)
-            self._refusals[path.name] = error.message if isinstance(error, EdgespecError) else _said(error)
+            self._refusals[path.name] = error.message if isinstance(error, EdgespecError) else _said(error, path)
         else:
             self._unwritten.pop(path.name, None)
 
@@ -337,8 +337,8 @@ def _acquire(lock: filelock.BaseFileLock, waiting: Callable[[], object] | None) 
         lock.acquire(timeout=-1)
 
 
-def _said(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+def _said(error: OSError, path: Path) -> str:
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 def _of_any_build(key: Mapping[str, Any], runtimes: Collection[str]) -> dict[str, Any]:

@@ -42,15 +42,13 @@ _SEEDS = 10**9
 class _Answer:
     """One answer as it begins: what is asked, how it is decoded, and the task that decodes it.
 
-    ``history`` are the turn's tokens, to which the loop adds the answer's. ``plain``: nobody may draft, whatever the
-    plan is.
+    ``history`` are the turn's tokens, to which the loop adds the answer's.
     """
 
     turn: Turn
     sampling: Sampling
     depth: AnswerPolicy
     plan: Plan
-    plain: bool
     drafts: CombinationState
     history: list[int]
     task: AnswerTask
@@ -186,8 +184,7 @@ class Session:
             turn=turn,
             sampling=sampling,
             depth=own,
-            plan=pair.plan,
-            plain=plain,
+            plan=plain_version(pair.plan) if plain else pair.plan,
             drafts=drafts,
             history=history,
             task=task,
@@ -291,7 +288,7 @@ class Session:
             text=task.delivered_text,
             token_ids=tuple(task.delivered_ids),
             stats=task.stats,
-            plan=plain_version(self._plan) if answer.plain else self._plan,
+            plan=self._plan,
             sampling=self._chooser.sampling,
             speculation_off=None if off is None else off.text,
             speculation_off_code=None if off is None else off.code,

@@ -365,6 +365,15 @@ def test_why_something_is_not_stored_is_told_until_it_is(kept: Measurements, mon
         kept.save_widths(FACTS, PROBE)
         assert "is full" in (kept.unstored or "")
         assert "is full" in (kept.on_power("battery").unstored or "")
+
+    def too_large(*_arguments: object) -> None:
+        raise OSError(27, "File too large")  # a limit on file sizes names no file
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.files.atomic.os.fsync", too_large)
+        kept.save_widths(FACTS, PROBE)
+        assert (kept.unstored or "").startswith(str(kept.folder))
+        assert (kept.unstored or "").endswith(": File too large")
     kept.save_widths(FACTS, PROBE)
     assert kept.unstored is None
 

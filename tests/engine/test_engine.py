@@ -292,6 +292,15 @@ def test_a_drafter_with_another_vocabulary_is_left_out(tiny: TinyModels, expecte
             assert lookup or done.speculation_off == plan.drafter_off
 
 
+def test_who_asks_for_no_guesses_is_not_told_why_a_drafter_is_missing(tiny: TinyModels) -> None:
+    with tiny.load_speculating(draft=str(tiny.stranger)) as engine, engine.session() as session:
+        done = answer(session.generate("hello", max_tokens=3, depth=0))
+        assert (done.speculation_off_code, done.speculation_off) == ("depth_zero", "depth 0 was asked for")
+        assert done.plan.mode == "plain"
+        done = answer(session.generate("hello", max_tokens=3))
+        assert done.speculation_off_code == "no_model_drafter"
+
+
 def truncated(data: bytes) -> bytes:
     return data[: len(data) // 2]
 

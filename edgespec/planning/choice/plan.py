@@ -95,4 +95,4 @@ def plain_version(plan: Plan) -> Plan:
     if plan.mode == "plain":
         return plan
     why = (*plan.why, DEPTH_ZERO)
-    return replace(plan, mode="plain", exactness="W", drafter=None, depth_cap=0, why=why)
+    return replace(plan, mode="plain", exactness="W", drafter=None, depth_cap=0, why=why, drafter_off=None)
