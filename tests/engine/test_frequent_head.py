@@ -144,7 +144,7 @@ def test_an_engine_drafts_with_it_and_writes_the_same(
             assert "head_rows" not in engine.target_model.facts.settings
             said = " ".join(engine.plan.reasons)
             assert ("the drafter reads 100 of the" in said) is (rows is not None)
-            assert "verified beside its chain" in said
+            assert "the drafter's second choices are verified as well" in said
             drafted, plain = (
                 answer(engine.session().generate("one two three", max_tokens=60, depth=depth, sampling=sampling))
                 for depth in (4, 0)
