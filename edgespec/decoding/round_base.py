@@ -20,8 +20,7 @@ import numpy as np
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
-from edgespec.interfaces.drafting import Proposal
-from edgespec.interfaces.drawing import CountedText
+from edgespec.interfaces.drafting import CountedText, Proposal
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows

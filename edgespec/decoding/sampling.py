@@ -17,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.errors import InvalidRequestError
-from edgespec.interfaces.drafting import ChainGate, Draft
+from edgespec.interfaces.drafting import ChainGate, CountedText, Draft
 from edgespec.interfaces.drawing import (
     INCREMENT,
     MOST_DRAWN,
-    CountedText,
     DrawRequest,
     FloatArray,
     IdArray,

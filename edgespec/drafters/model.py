@@ -14,6 +14,7 @@ from edgespec.interfaces.drafting import (
     NOTHING,
     ChainGate,
     Context,
+    CountedText,
     Draft,
     DraftRequest,
     Outcome,
@@ -21,7 +22,6 @@ from edgespec.interfaces.drafting import (
     SiblingGate,
     common_prefix,
 )
-from edgespec.interfaces.drawing import CountedText
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -273,8 +273,7 @@ class ModelDraftState:
         alternatives: list[tuple[tuple[int, float], ...]] = []
         weighs = gate if context.wants_siblings and depth > 1 and isinstance(gate, SiblingGate) else None
         text = self._text
-        text.cut(context.common_prefix(text.tokens))
-        text.extend(context.tokens[len(text) :])
+        text.follow(context.tokens)
         forwards = 1
         while True:
             draft = self._request.chooser.draft(

@@ -14,11 +14,9 @@ as often as it says, to one part in 4096; with 32 bits it would be never, or 256
 from __future__ import annotations
 
 import math
-from collections import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,66 +76,6 @@ class Seen(Mapping[int, int]):
         for place in np.flatnonzero(tokens == token):
             return int(occurrences[place])
         raise KeyError(token)
-
-
-class CountedText(abc.Sequence[int]):
-    """A text that grows and shrinks at its end, and how often each of its tokens stands in it.
-
-    Nothing is counted before somebody asks. From then on a token takes as long in a long text as in a short one.
-    """
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens = list(tokens)
-        self._places: dict[int, int] | None = None  # where in the arrays each token stands; None: nobody has asked
-        self._arrays = np.zeros((2, 0), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.tokens[index]
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        before = len(self.tokens)
-        self.tokens.extend(tokens)
-        if self._places is not None:
-            for token in self.tokens[before:]:
-                self._count(self._places, token)
-
-    def cut(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
-        if self._places is not None:
-            for token in self.tokens[length:]:
-                self._forget(self._places, token)
-        del self.tokens[length:]
-
-    @property
-    def seen(self) -> Seen:
-        """A view: it holds until the text changes."""
-        if self._places is None:
-            self._places = {}
-            for token in self.tokens:
-                self._count(self._places, token)
-        tokens, occurrences = self._arrays[:, : len(self._places)]
-        return Seen(tokens, occurrences)
-
-    def _count(self, places: dict[int, int], token: int) -> None:
-        place = places.setdefault(token, len(places))
-        if place == self._arrays.shape[1]:
-            self._arrays = np.pad(self._arrays, ((0, 0), (0, place + 1)))  # twice as many
-        self._arrays[0, place] = token
-        self._arrays[1, place] += 1
-
-    def _forget(self, places: dict[int, int], token: int) -> None:
-        place = places[token]
-        self._arrays[1, place] -= 1
-        if not self._arrays[1, place]:  # the last one takes its place
-            del places[token]
-            last = len(places)
-            self._arrays[:, place] = self._arrays[:, last]
-            self._arrays[1, last] = 0
-            if place < last:
-                places[int(self._arrays[0, place])] = place
 
 
 class Measure(IntEnum):

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import Sampling, request_of
-from edgespec.interfaces.drawing import CountedText, Seen, draw_from
+from edgespec.interfaces.drafting import CountedText
+from edgespec.interfaces.drawing import Seen, draw_from
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import NativeLibrary
 from tests.interfaces.draw_specification import specified
@@ -20,7 +21,8 @@ from tests.support.score_rows import ScoreRow, by_kernels
 VOCABULARY_SIZE = 9
 
 # What happens to a text: tokens that follow (some past the vocabulary), or the length that it is cut to, as a share.
-CHANGES = st.lists(st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=5) | st.floats(0, 1), max_size=30)
+TOKENS = st.lists(st.integers(0, VOCABULARY_SIZE + 1), max_size=5)
+CHANGES = st.lists(TOKENS | st.floats(0, 1), max_size=30)
 SAMPLED = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.8]),
@@ -73,6 +75,14 @@ def test_the_tokens_drawn_are_those_of_the_specification(
                 by_kernels(NativeDraws(library.api, level), ScoreRow(scores=scores, request=request, ids=ids))
                 == expected
             ), level
+
+
+@given(texts=st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=10))
+def test_it_follows_another_text(texts: list[list[int]]) -> None:
+    text = CountedText([1, 2])
+    for other in texts:
+        text.follow(other)
+        assert (list(text), text.seen) == (other, Counter(other))
 
 
 def test_it_begins_empty() -> None:
