@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +184,21 @@ def test_one_is_one() -> None:
 def test_how_it_ended() -> None:
     assert line(done(finish_reason="cancelled")).endswith(" · stopped")
     assert line(done(finish_reason="length")).endswith(" · cut at the token limit")
+
+
+def test_the_readme_shows_the_lines_of_today() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (transcript,) = re.findall(r"````text\n(.*?)````", readme, re.DOTALL)
+    shown = [each for each in transcript.splitlines() if "tok/s" in each]
+    assert len(shown) == len(re.findall("^> ", transcript, re.MULTILINE))
+    for each in shown:
+        speed, times, accepted, proposed = map(float, re.findall(r"\d+(?:\.\d+)?", each)[:4])
+        stats = drafted(proposed=int(proposed), accepted=int(accepted), decode_s=157 / speed)
+        assert line(done(stats, plain_tokens_per_s=speed / times)) == each
+    parts = re.findall(
+        r"^\| `([^`]+)` \|", readme[readme.index("| part | meaning |") :].split("\n\n")[0], re.MULTILINE
+    )
+    assert shown[0].split(" · ") == parts
 
 
 # -------------------------------------------------------------------------------------- why there are no guesses
