@@ -21,6 +21,7 @@ from edgespec.errors import ClosedError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.thread import WorkerThread
 
 # llama.h's LLAMA_TOKEN_ATTR_*: what is parsed only where control tokens are, and what strips blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -94,6 +95,26 @@ class Tokenizer(Protocol):
     def close(self) -> None: ...
 
 
+def _load_vocabulary(api: Any, path: Path) -> Any:
+    """llama.cpp's pointer to a model without its weights, which may be null.
+
+    On a thread of its own: it logs as it loads, and a Ctrl-C that came in a callback of native code would be dropped.
+    """
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    loaded: list[Any] = []
+    loader = WorkerThread("edgespec-load", lambda: None)  # nothing ends it early; it takes a moment
+    try:
+        loader.run(lambda: loaded.append(api.llama_model_load_from_file(os.fsencode(path), params)))
+    except BaseException:
+        for pointer in filter(None, loaded):
+            api.llama_model_free(pointer)
+        raise
+    finally:
+        loader.close()
+    return loaded[0]
+
+
 class LlamaVocabulary:
     """A GGUF's vocabulary, loaded by llama.cpp without the weights. Implements Tokenizer; thread-safe.
 
@@ -104,9 +125,7 @@ class LlamaVocabulary:
         if header is None:
             read_header(path)
         self._api: Any = load().api
-        params = self._api.llama_model_default_params()
-        params.vocab_only = True
-        pointer = self._api.llama_model_load_from_file(os.fsencode(path), params)
+        pointer = _load_vocabulary(self._api, path)
         if not pointer:
             raise ModelFileError(
                 path, "llama.cpp could not load its vocabulary", hint="run with --debug to see llama.cpp's log"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -16,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from edgespec.errors import ClosedError, EdgespecError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizer import LlamaVocabulary
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 
@@ -194,6 +197,38 @@ def test_a_model_that_wants_no_begin_token_gets_none(vocabulary: LlamaVocabulary
     with closing(LlamaVocabulary(other)) as without:
         assert not without.adds_bos
         assert without.encode("hi", add_bos=True) == vocabulary.encode("hi")
+
+
+def test_native_code_does_not_call_back_into_the_thread_that_ctrl_c_interrupts(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception in a callback is dropped: one Ctrl-C in five was, while a vocabulary was loaded."""
+    caplog.set_level(logging.DEBUG, logger="edgespec.native")
+    with closing(LlamaVocabulary(path)):
+        told = {record.thread for record in caplog.records if record.name == "edgespec.native"}
+    assert told
+    assert threading.get_ident() not in told
+
+
+def test_an_interrupted_load_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[object] = []
+    run = WorkerThread.run
+
+    def interrupted(worker: WorkerThread, job: Callable[[], object]) -> object:
+        run(worker, job)
+        raise KeyboardInterrupt
+
+    class Api:
+        llama_model_default_params = SimpleNamespace
+        llama_model_load_from_file = staticmethod(lambda *_arguments: "a model")
+        llama_model_free = freed.append
+
+    monkeypatch.setattr(WorkerThread, "run", interrupted)
+    monkeypatch.setattr("edgespec.text.tokenizer.load", lambda: SimpleNamespace(api=Api))
+    with pytest.raises(KeyboardInterrupt):
+        LlamaVocabulary(path)
+    assert freed == ["a model"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load"]
 
 
 def test_weights_are_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Which way to run is predicted to be fastest: enumerate, turn away what does not fit or does not pay, rank, explain.
 
-The predictions are those of ``cost.py``. Placements follow Dovetail (Zhang et al., 2024: drafter on the GPU, target
-on the CPU) and DuoDecoding (Lv et al., 2025: the reverse); both are enumerated like any other pair of devices.
+The predictions are those of ``planning/cost``. Placements follow Dovetail (Zhang et al., 2024: drafter on the GPU,
+target on the CPU) and DuoDecoding (Lv et al., 2025: the reverse); both are enumerated like any other pair of devices.
 Everything here is pure.
 """
 
