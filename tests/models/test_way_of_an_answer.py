@@ -1,0 +1,36 @@
+"""An answer is written by few files: whoever has read these has read all of its way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from edgespec import Engine
+from scripts.trace_answer import PROMPT, Trace
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+# Up to the first token of the text that stood, by who proposed it. A drafting model has its cache to open, draws and
+# a short head.
+MOST_FILES = {"lookup": 30, "model": 35}
+
+
+def test_an_answer_enters_few_files_up_to_its_first_accepted_token(pair: Engine) -> None:
+    pair.pair.pool.drafter_model().wait()
+    trace = Trace()
+    threading.setprofile(trace)  # of the session's threads
+    try:
+        with pair.session() as session:
+            sys.setprofile(trace)
+            trace.on = True
+            for _ in session.generate(PROMPT, max_tokens=256):
+                if not trace.on:
+                    break
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert {"engine/session.py", "decoding/serial.py", "runtimes/native/sequence.py"} <= trace.entered.keys()
+    assert trace.accepted_from is not None, "nothing was accepted"
+    assert len(trace.entered) <= MOST_FILES[trace.accepted_from], list(trace.entered)
