@@ -342,8 +342,8 @@ class FullTrees(FixedDepth):
         super().__init__(depth_cap, gate=lambda: _FullTree((depth_cap + 1) // 2))
         self._source = source
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return super().allow(source, lag) if source == self._source else OFF
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
+        return super().allow(source, lag, unread) if source == self._source else OFF
 
 
 class _FullTree:

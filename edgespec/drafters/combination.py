@@ -22,6 +22,7 @@ from edgespec.interfaces.drafting import (
     LoadsAtLeisure,
     Outcome,
     Proposal,
+    SkipsText,
     admitted,
 )
 from edgespec.interfaces.policy import AnswerPolicy
@@ -111,10 +112,17 @@ class CombinationState:
                 if self.depth.buys_load(kind, lag):
                     state.load()
                 return NOTHING
-            allowance = self.depth.allow(kind, lag)
+            unread = state.unread(context) if isinstance(state, SkipsText) else 0
+            allowance = self.depth.allow(kind, lag, unread)
             allowed = min(depth, allowance.depth)
+            if allowed < 1:
+                return NOTHING
             context.window, context.patience_s = allowance.window, allowance.patience_s
-            return state.propose(context, allowed, both(outer, allowance.gate)) if allowed > 0 else NOTHING
+            context.hindsight = allowance.hindsight
+            proposal = state.propose(context, allowed, both(outer, allowance.gate))
+            if proposal.hindsight:
+                self.depth.learn_hindsight(kind, proposal.hindsight)
+            return proposal
         idea = state.propose(context, depth)
         if not idea.tokens:
             return NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
@@ -105,6 +105,10 @@ class ModelDraftState:
     def lag(self, context: Context) -> int:
         caches = [*self._branches] if self._cache is None else [self._cache, *self._branches]
         return max(0, len(context) - 1 - max((cache.reaches(context) for cache in caches), default=0))
+
+    def unread(self, context: Context) -> int:
+        cache = self._cache
+        return cache.start if cache is not None and cache.reaches(context) else 0
 
     @property
     def ready(self) -> bool:
@@ -218,11 +222,14 @@ class ModelDraftState:
                 return NOTHING
             started = time.perf_counter()
             self._choose_head(cache.sequence, context)
-            rows = self._read(cache, lag, started, context.patience_s)
+            hindsight = min(context.hindsight, len(lag) - 1)
+            rows = self._read(cache, lag, started, context.patience_s, hindsight)
+            hits = () if rows is None or hindsight < 1 else tuple(self._would_guess(context, rows, hindsight))
             sync_s = time.perf_counter() - started if len(lag) > _ORDINARY_LAG_TOKENS else 0.0
             if rows is None:
                 return Proposal(drafted_by=KIND, sync_s=sync_s)
-            return replace(self._draft(cache, context, rows, depth, gate, drawing), sync_s=sync_s)
+            chain = self._draft(cache, context, rows, hindsight, depth, gate, drawing)
+            return replace(chain, sync_s=sync_s, hindsight=hits)
         finally:
             del cache.known[cache.sequence.length :]
 
@@ -241,18 +248,28 @@ class ModelDraftState:
         del cache.known[shared:]
         return context.tokens[cache.start + shared :]
 
-    def _read(self, cache: _Cache, lag: list[int], started: float, patience_s: float) -> Rows | None:
-        """Feed ``lag``; the scores of its last token, or None where the patience was gone before all was read."""
+    def _read(self, cache: _Cache, lag: list[int], started: float, patience_s: float, before: int) -> Rows | None:
+        """Feed ``lag``; the scores of its last token and of those ``before`` it, None if patience was gone sooner."""
         size = len(lag) if patience_s == math.inf else min(_MOST_SLICE, max(_LEAST_SLICE, len(lag) // 16))
+        size = max(size, before + 1)
         while len(lag) > size:
-            cache.sequence.forward(lag[:size], 0)
-            cache.known.extend(lag[:size])
-            lag = lag[size:]
+            part = lag[: min(size, len(lag) - before - 1)]
+            cache.sequence.forward(part, 0)
+            cache.known.extend(part)
+            lag = lag[len(part) :]
             if time.perf_counter() - started > patience_s:
                 return None
-        rows = self._known_ids(cache.sequence.forward(lag, 1))
+        rows = self._known_ids(cache.sequence.forward(lag, before + 1))
         cache.known.extend(lag)
         return rows
+
+    def _would_guess(self, context: Context, rows: Rows, count: int) -> Iterator[bool]:
+        """Whether it would have guessed the last ``count`` tokens of the text, each from those before it."""
+        self._text.follow(context.tokens[: len(context) - count])
+        for index, token in enumerate(context.tokens[len(context) - count :]):
+            draft = self._request.chooser.draft(rows, index, self._text, None)
+            yield draft is not None and draft.token == token
+            self._text.extend([token])
 
     def _choose_head(self, sequence: Sequence, context: Context) -> None:
         if self._watch is None or not isinstance(sequence, FrequentHeadSequence):
@@ -264,8 +281,9 @@ class ModelDraftState:
                 sequence.score_frequent(self._watch.more)
 
     def _draft(
-        self, cache: _Cache, context: Context, rows: Rows, depth: int, gate: ChainGate | None, drawing: bool
+        self, cache: _Cache, context: Context, rows: Rows, row: int, depth: int, gate: ChainGate | None, drawing: bool
     ) -> Proposal:
+        """A chain whose first token is drawn from that ``row``."""
         tokens: list[int] = []
         probs: list[Distribution | None] = []
         confidences: list[float] = []
@@ -278,7 +296,7 @@ class ModelDraftState:
         while True:
             draft = self._request.chooser.draft(
                 rows,
-                0,
+                row,
                 text,
                 gate,
                 runner_up=context.wants_runners_up,
@@ -298,7 +316,7 @@ class ModelDraftState:
             ended = len(tokens) == depth or draft.token in self._request.stop_ids
             if ended or (gate is not None and not gate.goes_on()):
                 break
-            rows = self._known_ids(cache.sequence.forward([draft.token], 1))
+            rows, row = self._known_ids(cache.sequence.forward([draft.token], 1)), 0
             cache.known.append(draft.token)
             forwards += 1
         drawn = any(own is not None for own in probs)

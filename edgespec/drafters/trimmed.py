@@ -19,6 +19,7 @@ from edgespec.interfaces.drafting import (
     LoadsAtLeisure,
     Outcome,
     Proposal,
+    SkipsText,
 )
 
 _NOT_ITS_TEXT = "the drafter's trimmed head lacks too many words of this text"
@@ -108,6 +109,10 @@ class TrimmedHeadState:
     def lag(self, context: Context) -> int:
         speaking = self._speaking(context)
         return 0 if speaking is None else speaking.lag(context)
+
+    def unread(self, context: Context) -> int:
+        speaking = self._speaking(context)
+        return speaking.unread(context) if isinstance(speaking, SkipsText) else 0
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:

@@ -26,7 +26,15 @@ class Context:
     drafter needs to have read, and how long that may take.
     """
 
-    __slots__ = ("committed_length", "patience_s", "tokens", "wants_runners_up", "wants_siblings", "window")
+    __slots__ = (
+        "committed_length",
+        "hindsight",
+        "patience_s",
+        "tokens",
+        "wants_runners_up",
+        "wants_siblings",
+        "window",
+    )
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class Context:
         self.wants_siblings = wants_siblings
         self.window: int | None = None
         self.patience_s = math.inf
+        self.hindsight = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -154,6 +163,9 @@ class Proposal:
     ``alternatives[i]`` are the other tokens likeliest to be the target's in place of token i of a chain, each with
     the drafter's odds of that, best first (empty: nobody asked). Those worth verifying are put forward as siblings:
     behind the chain in ``tokens``, each with the parent that token i has.
+
+    ``hindsight`` says which of the text's last tokens the drafter would have guessed, had it been asked: it found out
+    while it read them (empty: nobody asked, or it had read them before).
     """
 
     tokens: tuple[int, ...] = ()
@@ -166,6 +178,7 @@ class Proposal:
     confidences: tuple[float, ...] = ()
     runners_up: tuple[int | None, ...] = ()
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
+    hindsight: tuple[bool, ...] = ()
 
     def cut(self, length: int) -> Proposal:
         """The first ``length`` tokens."""
@@ -285,6 +298,14 @@ class LoadsAtLeisure(Protocol):
 
     def load(self) -> None:
         """Begin to load it, and return at once. Idempotent."""
+
+
+@runtime_checkable
+class SkipsText(Protocol):
+    """A DraftState that can begin in the middle of the text."""
+
+    def unread(self, context: Context) -> int:
+        """Tokens at the beginning of ``context`` that it skipped. To read them it reads everything again."""
 
 
 @runtime_checkable

@@ -53,14 +53,16 @@ class RoundRecord:
 class Allowance:
     """How far a source may draft for the next round: ``depth`` tokens (0 turns it off), fewer if ``gate`` ends it.
 
-    It needs to have read the last ``window`` tokens of the text (None: go on where it left off), which may take
-    ``patience_s``: reading that takes longer is left off, and gone on with in the next round.
+    It reads the last ``window`` tokens of the text (None: goes on where it left off), which may take ``patience_s``:
+    reading that takes longer is left off, and gone on with in the next round. Of the last ``hindsight`` tokens of the
+    text it says which it would have guessed.
     """
 
     depth: int
     gate: ChainGate | None = None
     window: int | None = None
     patience_s: float = math.inf
+    hindsight: int = 0
 
 
 class AnswerPolicy(Protocol):
@@ -69,8 +71,8 @@ class AnswerPolicy(Protocol):
     def began(self, prompt_s: float, first_s: float) -> None:
         """The prompt was read in ``prompt_s`` seconds, and a plain forward of ``first_s`` gave the first token."""
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        """What ``source`` may do for the next round, if it is ``lag`` tokens behind the text."""
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
+        """What ``source`` may do for the next round: it is ``lag`` tokens behind the text, and skipped ``unread``."""
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         """Whether loading ``source``, which is then ``lag`` tokens behind, is worth beginning now."""
@@ -80,6 +82,9 @@ class AnswerPolicy(Protocol):
 
         ``confidences`` is empty, or as long as ``hits``. Also told of proposals that were only watched.
         """
+
+    def learn_hindsight(self, source: str, hits: abc.Sequence[bool]) -> None:
+        """Which of the text's last tokens ``source`` would have guessed, had it been asked."""
 
     def learn_siblings(self, source: str, odds: abc.Sequence[float], hits: abc.Sequence[bool]) -> None:
         """Which of the alternatives at one place of a chain was the target's token; put forward or not."""

@@ -318,7 +318,7 @@ def test_how_far_a_branch_goes_is_not_the_policys_affair() -> None:
     state = combined(("b", Brancher(5)))
 
     class Off(FixedDepth):
-        def allow(self, source: str, lag: int = 0) -> Allowance:
+        def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
             raise AssertionError("nobody asks")
 
     state.depth = Off(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -42,10 +43,17 @@ class Depths:
         self.asked: list[tuple[str, int]] = []
         self.learned: list[tuple[str, tuple[float, ...], list[bool]]] = []
         self.siblings: list[tuple[str, list[float], list[bool]]] = []
+        self.unread: list[int] = []
+        self.hindsight = 0
+        self.looked_back: list[tuple[str, tuple[bool, ...]]] = []
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         self.asked.append((source, lag))
-        return Allowance(self.depths[source], self.gate)
+        self.unread.append(unread)
+        return Allowance(self.depths[source], self.gate, hindsight=self.hindsight)
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
+        self.looked_back.append((source, tuple(hits)))
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         self.learned.append((source, tuple(confidences), list(hits)))
@@ -190,3 +198,24 @@ def test_the_drafter_starts_and_closes_its_parts_in_order() -> None:
     assert drafter.start(REQUEST).propose(CONTEXT, 4).tokens == (5, 5)
     drafter.close()
     assert events == ["start a", "start b", "close a", "close b"]
+
+
+class Skipping(Part):
+    """Skipped two tokens, and says what it was asked to say in hindsight."""
+
+    def unread(self, context: Context) -> int:
+        return 2
+
+    def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+        proposal = super().propose(context, depth, gate)
+        return replace(proposal, hindsight=(True,) * context.hindsight)
+
+
+def test_the_policy_hears_what_was_skipped_and_what_would_have_been_guessed() -> None:
+    policy = Depths(None, a=3, b=3)
+    state = CombinationState([("a", Part("a", None, tried=False)), ("b", Skipping("b", 5))], policy)
+    state.propose(CONTEXT, 3)
+    assert (policy.unread, policy.looked_back) == ([0, 2], [])
+    policy.hindsight = 4
+    state.propose(CONTEXT, 3)
+    assert policy.looked_back == [("b", (True,) * 4)]

@@ -168,3 +168,48 @@ def test_whatever_is_asked_the_cache_holds_what_it_is_taken_to_hold(data: st.Dat
         assert all(other.sequence.tokens == other.known for other in state._branches)
         cut = data.draw(st.integers(1, len(tokens)))
         tokens = [*tokens[:cut], *(data.draw(st.integers(0, 3)) for _ in range(data.draw(st.integers(1, 40))))]
+
+
+# ---------------------------------------------------------------------------------------------------- in hindsight
+
+
+def looking_back(tokens: list[int], hindsight: int, window: int | None = None) -> Context:
+    context = told(tokens, window)
+    context.hindsight = hindsight
+    return context
+
+
+@pytest.mark.parametrize("patience_s", [math.inf, 1e9])
+@pytest.mark.parametrize(("hindsight", "window"), [(5, None), (14, 20), (19, 20), (3, 90)])
+def test_it_says_which_of_the_last_tokens_it_would_have_guessed(
+    hindsight: int, window: int | None, patience_s: float
+) -> None:
+    model = FakeModel(seed=1)
+    written = likeliest(model, LONG[:60], 20)
+    text = [*LONG[:60], *(token if place % 3 else (token + 1) % 9 for place, token in enumerate(written))]
+    context = looking_back(text, hindsight, window)
+    context.patience_s = patience_s
+    proposal = started(model).propose(context, 2)
+    begins = 0 if window is None else max(0, len(text) - 1 - window)
+    places = range(len(text) - hindsight, len(text))
+    assert list(proposal.hindsight) == [likeliest(model, text[begins:place], 1) == [text[place]] for place in places]
+    assert list(proposal.tokens) == likeliest(model, text[begins:], 2)
+    assert {True, False} <= set(proposal.hindsight) or hindsight < 4
+
+
+def test_what_it_had_read_before_it_says_nothing_about() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG), 1)
+    assert len(state.propose(looking_back([*LONG, 3, 1, 4], 14), 1).hindsight) == 2, "the last one stands for itself"
+    assert state.propose(told([*LONG, 3, 1, 4, 5]), 1).hindsight == ()
+
+
+def test_it_says_how_much_of_the_beginning_it_skipped() -> None:
+    state = started(FakeModel(seed=1))
+    assert state.unread(told(LONG)) == 0, "nothing is read yet, so nothing was skipped"
+    state.propose(told(LONG, 32), 1)
+    assert state.unread(told([*LONG, 5])) == len(LONG) - 33
+    assert state.unread(told([7, 7, 2])) == 0, "another text"
+    state.propose(told(LONG, len(LONG)), 1)
+    assert state.unread(told(LONG)) == 0

@@ -17,7 +17,6 @@ from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.base import NOT_CALIBRATED
 from edgespec.planning.depth.control import (
     AT_ONCE,
-    LEAST_READ,
     MOVED,
     PLAIN_AGAIN,
     PLAIN_EVERY,
@@ -26,6 +25,7 @@ from edgespec.planning.depth.control import (
 )
 from edgespec.planning.depth.experience import SAMPLED, TRIAL, Experience, History, Lengths
 from edgespec.planning.depth.price import RISK, Ledger, PricedGate, worth_buying
+from edgespec.planning.depth.reading import HINDSIGHT, LEAST_READ, LOOK
 from tests.support.drawn_requests import (
     CALIBRATED_AT,
     LLAMA,
@@ -71,7 +71,7 @@ def drafting(own: DepthControl, tokens: int = 60, *, sampled: bool = False) -> A
     """An answer long enough for the drafter to be bought."""
     answer = begun(own, sampled=sampled)
     for _ in range(tokens):
-        if answer.allow("model", 100).depth:
+        if answer.allow("model", 100).depth and answer.why_off("model") is None:
             return answer
         answer.record(round_of())
     raise AssertionError("never bought")
@@ -234,11 +234,11 @@ def test_nothing_is_drafted_that_the_answer_could_not_afford_to_lose() -> None:
     assert depths[-1] == 7
 
 
-def test_a_short_answer_to_a_long_prompt_reads_little_or_nothing() -> None:
+def test_a_short_answer_to_a_long_prompt_reads_a_part_of_it_or_nothing() -> None:
     long_s = NATIVE.prompt_s(4000)
     learned = control()
     for _ in range(20):
-        learned.lengths.known.append(300)
+        learned.lengths.known.append(1000)
     answer = begun(learned, 4000, most=None, prompt_s=long_s, first_s=NATIVE.forward_s(1, 4000))
     allowance = answer.allow("model", 4000)
     assert allowance.depth > 0
@@ -263,6 +263,58 @@ def test_a_short_prompt_is_read_in_part_before_all_of_it_is_affordable() -> None
     assert allowance.window is not None
     assert LEAST_READ <= allowance.window < 300
     assert allowance.window * NATIVE.lag_token_s <= AT_ONCE * RISK * (prompt_s + first_s)
+
+
+def disappointed() -> DepthControl:
+    """Twenty answers of 200 tokens that the drafter did not know."""
+    own = control()
+    own.lengths = Lengths([200] * 20)
+    for _ in range(20):
+        own.modes[False].learn(-2.0, 200, 10)
+    return own
+
+
+def looked(own: DepthControl, hits: list[bool]) -> AnswerDepth:
+    """An answer to 300 tokens whose drafter was asked what it would have guessed."""
+    answer = begun(own, 300, prompt_s=NATIVE.prompt_s(300))
+    for _ in range(HINDSIGHT - 1):
+        assert answer.allow("model", 300).depth == 0
+        answer.record(round_of(context=300))
+    allowance = answer.allow("model", 300)
+    assert (allowance.depth, allowance.window, allowance.hindsight) == (1, LOOK, HINDSIGHT)
+    answer.learn_hindsight("model", hits)
+    answer.record(round_of(2, context=300))
+    return answer
+
+
+def test_where_drafting_seldom_pays_a_few_tokens_are_read_to_see_whether_it_does_now() -> None:
+    known = looked(disappointed(), [True] * 10 + [False] * 4)
+    allowance = known.allow("model", 1, 295)
+    assert allowance.depth > 0
+    assert allowance.window is not None, "now more of the text is read"
+    assert allowance.window > LOOK
+    assert known.why_off("model") is None
+    unknown = looked(disappointed(), [False] * 14)
+    for _ in range(40):
+        assert unknown.allow("model", 1, 295).depth == 0
+        unknown.record(round_of(context=300))
+
+
+def test_all_of_the_text_is_read_once_that_repays() -> None:
+    own = control()
+    own.lengths = Lengths([400] * 20)
+    answer = drafting(own)
+    assert answer.allow("model", 1, 60).window is not None
+    answer.learn_hindsight("model", [True] * 14)
+    read = answer.allow("model", 1, 60)
+    assert read.window == answer._context
+    assert answer.allow("model", 1).window is None
+    short = control()
+    short.lengths = Lengths([70] * 20)
+    answer = drafting(short)
+    for _ in range(60 - answer._done):
+        answer.record(round_of())
+    assert answer.allow("model", 1, 60).window is None, "the answer is nearly over"
 
 
 def test_plain_decoding_is_timed_now_and_then() -> None:
@@ -298,7 +350,8 @@ def test_a_load_waits_for_an_answer_that_can_afford_it() -> None:
     requests = [draw_request(generator(place), "code", 200, 600) for place in range(3)]
     served = serve_each(one, decider, requests)
     assert [answer.spent["load"] > 0 for answer in served] == [True, False, False]
-    assert all(answer.ratio > 1.0 for answer in served)
+    assert served[0].ratio > 1.0 - RISK / 2
+    assert all(answer.ratio > 1.2 for answer in served[1:])
     short = [draw_request(generator(place), "code", 200, 20) for place in range(3)]
     assert all(answer.spent["load"] == 0.0 for answer in serve_each(one, Controlled(one), short))
 
@@ -315,7 +368,7 @@ def test_code_is_drafted_from_the_first_answers_on() -> None:
     decider = Controlled(one)
     requests = [draw_request(generator(place), "code", 150, 300) for place in range(6)]
     served = serve_each(one, decider, requests)
-    assert served[-1].ratio > 1.5
+    assert statistics.fmean(answer.ratio for answer in served[-3:]) > 1.35
     assert decider.control.modes[False].gain(0.5) > 0.3
 
 
@@ -426,7 +479,7 @@ def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_loa
         assert not answer.buys_load("model", 100)
         answer.record(round_of())
     assert own.missed_s > begun_at
-    for _ in range(10):
+    for _ in range(20):
         answer.end()
         answer = begun(own, prompt_s=100.0)
         for _ in range(40):
@@ -436,14 +489,12 @@ def test_what_a_loaded_drafter_would_have_saved_is_counted_until_it_pays_the_loa
     raise AssertionError("never loaded")
 
 
-def test_times_that_nobody_measured_count_as_proven_for_one_purchase() -> None:
+def test_times_that_nobody_measured_are_believed_until_the_drafter_was_timed() -> None:
+    """Three times as dear as believed: the first purchase finds out, and no other is made in this process."""
     own = DepthControl(replace(believed(NATIVE), measured=False), 7)
     answer = drafting(own)
     while answer.allow("model", 1).depth:
-        answer.record(replace(round_of(4, 1), draft_s=0.03, draft_forwards=3, round_s=0.07))
-    for _ in range(300):
-        assert answer.allow("model", 1).depth == 0
-        answer.record(round_of())
+        answer.record(replace(round_of(4, 1), draft_s=0.12, draft_forwards=3, round_s=0.16))
     answer.end()
     with pytest.raises(AssertionError, match="never bought"):
         drafting(own, 300)
@@ -523,7 +574,7 @@ def test_a_history_survives_a_process_and_nothing_else_reads_as_one() -> None:
     answer.record(replace(round_of(4, 4), draft_s=0.03, draft_forwards=3, round_s=0.07))
     answer.end()
     stored = own.history()
-    assert stored.lengths == (13,)
+    assert stored.lengths == (answer._done,)
     assert stored.greedy[0] > 0
     assert stored.sampled == (0.0,) * 4
     again = DepthControl(believed(NATIVE), 7, None, History.from_json(stored.as_json()))

@@ -317,8 +317,10 @@ def answers(policy: DepthControl, rates: Sequence[float], *, tokens: int = 100, 
 
 def test_one_answer_of_another_kind_does_not_park_it_for_those_that_follow() -> None:
     follow = [answers(taught(0.7), (0.9, 0.9, 0.2, 0.9, 0.9, 0.9), seed=seed)[3:] for seed in range(6)]
-    assert statistics.fmean(run.speedup for runs in follow for run in runs) > 1.2
-    assert all(runs[-1].speedup > 1.2 for runs in follow)
+    alone = [answers(taught(0.7), (0.9,) * 6, seed=seed)[3:] for seed in range(6)]
+    speedups = {name: [run.speedup for runs in own for run in runs] for name, own in (("f", follow), ("a", alone))}
+    assert statistics.fmean(speedups["f"]) > 0.95 * statistics.fmean(speedups["a"])
+    assert min(speedups["f"]) > 1.05
 
 
 def test_looking_again_takes_no_more_than_was_saved() -> None:

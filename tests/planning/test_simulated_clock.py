@@ -114,7 +114,7 @@ def test_an_answer_ends_with_the_text_also_in_the_middle_of_a_chain() -> None:
 
 def test_a_window_reads_less_and_is_right_less_often() -> None:
     class Windowed(Always):
-        def allow(self, source: str, lag: int = 0) -> Allowance:
+        def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
             return Allowance(self.depth, None, 32)
 
     request = draw_request(generator(3), "code", 4000, 400)
@@ -125,7 +125,7 @@ def test_a_window_reads_less_and_is_right_less_often() -> None:
 
 def test_reading_that_takes_too_long_is_left_off_and_gone_on_with() -> None:
     class Impatient(Always):
-        def allow(self, source: str, lag: int = 0) -> Allowance:
+        def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
             return Allowance(self.depth, None, None, 20 * NATIVE.lag_token_s)
 
     world = replace(NATIVE, attention_s=0.0)

@@ -98,13 +98,22 @@ class Course:
     def lag(self, place: int) -> int:
         return max(0, self.request.prompt_tokens + place - 1 - self._known)
 
+    def unread(self, place: int) -> int:
+        return min(self._from, self.request.prompt_tokens + place - 1)
+
     def load(self, place: int) -> None:
         """Load the drafter; everything stands still meanwhile."""
         self.process.loaded = True
         self.clock.spend("load", self.world.load_s * self._slower(place, 1))
 
     def draft(
-        self, place: int, depth: int, gate: ChainGate | None, window: int | None, patience_s: float = math.inf
+        self,
+        place: int,
+        depth: int,
+        gate: ChainGate | None,
+        window: int | None,
+        patience_s: float = math.inf,
+        hindsight: int = 0,
     ) -> Drafted:
         """A chain to follow the answer's first ``place`` tokens, with a cache that holds at least the last ``window``
         tokens (None: whatever it holds). Reading that takes longer than ``patience_s`` is left off, and nothing
@@ -128,6 +137,8 @@ class Course:
         clock.spend("reading", (lag - read) * token_s)
         clock.spend("drafting", slower * world.draft_token_s * noise)
         sync_s = clock.now_s - before_s if lag + 1 > _ORDINARY_LAG else 0.0
+        seen = [at for at in range(place - min(hindsight, lag), place) if at >= 0]
+        hits = [self._guesses(at, request.prompt_tokens + at - self._from) for at in seen]
         missed = world.missed(context - self._from, context)
         sure: list[float] = []
         right: list[bool] = []
@@ -146,7 +157,14 @@ class Course:
             forwards += 1
             at += 1
         self._known = context + min(leading(right), forwards - 1)
-        return Drafted(sure, right, forwards, sync_s)
+        return Drafted(sure, right, forwards, sync_s, hits)
+
+    def _guesses(self, place: int, read: int) -> bool:
+        """Whether a drafter that has ``read`` so many tokens before it guesses the answer's token at ``place``."""
+        request = self.request
+        return request.right[place] and request.unread[place] >= self.world.missed(
+            read, request.prompt_tokens + place
+        )
 
     def copy(self, place: int, depth: int) -> Drafted | None:
         """What stands above after the tokens that match, up to ``depth`` of it; None where nothing matches."""
@@ -170,6 +188,7 @@ class Drafted:
     right: list[bool]
     forwards: int
     sync_s: float
+    hindsight: list[bool] = field(default_factory=list)
 
     def cut(self, length: int) -> Drafted:
         return Drafted(self.sure[:length], self.right[:length], self.forwards, self.sync_s)
@@ -192,11 +211,13 @@ class Decider(Protocol):
     def begin(self, request: Request, prompt_s: float, first_s: float) -> None:
         """An answer begins: what was asked, and what reading its prompt and its first token took."""
 
-    def allow(self, source: str, lag: int = 0) -> Allowance: ...
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance: ...
 
     def buys_load(self, source: str, lag: int = 0) -> bool: ...
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
 
     def record(self, record: RoundRecord) -> None: ...
 
@@ -211,13 +232,15 @@ class Plain:
 
     def begin(self, request: Request, prompt_s: float, first_s: float) -> None: ...
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         return Allowance(0)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         return self.allow(source, lag).depth > 0
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None: ...
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None: ...
 
     def record(self, record: RoundRecord) -> None: ...
 
@@ -232,7 +255,7 @@ class Always(Plain):
     def __init__(self, depth: int) -> None:
         self.depth = depth
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         return Allowance(self.depth)
 
 
@@ -250,14 +273,17 @@ class Controlled(Plain):
         self.answer = self.control.answer(prompt_tokens=request.prompt_tokens, most=request.max_tokens)
         self.answer.began(prompt_s, first_s)
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
-        return self.answer.allow(source, lag)
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
+        return self.answer.allow(source, lag, unread)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         return self.answer.buys_load(source, lag)
 
     def learn(self, source: str, confidences: Sequence[float], hits: Sequence[bool]) -> None:
         self.answer.learn(source, confidences, hits)
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
+        self.answer.learn_hindsight(source, hits)
 
     def record(self, record: RoundRecord) -> None:
         self.answer.record(record)
@@ -419,11 +445,16 @@ def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[
         if decider.buys_load("model", lag):
             course.load(place)
         return None, None
-    allowance = decider.allow("model", lag)
+    allowance = decider.allow("model", lag, course.unread(place))
     allowed = min(limit, allowance.depth)
     if allowed < 1:
         return None, None
-    return "model", course.draft(place, allowed, allowance.gate, allowance.window, allowance.patience_s)
+    drafted = course.draft(
+        place, allowed, allowance.gate, allowance.window, allowance.patience_s, allowance.hindsight
+    )
+    if drafted.hindsight:
+        decider.learn_hindsight("model", drafted.hindsight)
+    return "model", drafted
 
 
 def _judge(watched: deque[tuple[int, Drafted]], emitted: int, decider: Decider) -> None:

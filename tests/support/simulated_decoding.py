@@ -206,6 +206,7 @@ class SimulatedDrafter:
                 break
             self._spend(self._cost.token_s, place)
             forwards += 1
+        seen = range(place - min(context.hindsight, lag), place)
         right_ones = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
         self._known = len(context) + min(right_ones, forwards - 1)
         return Proposal(
@@ -213,6 +214,7 @@ class SimulatedDrafter:
             sources=(self.kind,) * len(tokens),
             drafted_by=self.kind,
             sync_s=sync_s,
+            hindsight=tuple(self._text(at).token(self._chance)[0] for at in seen if at >= 0),
             forwards=0 if self.free else forwards,
             confidences=() if text.confidence == "none" and self.free else tuple(confidences),
         )

@@ -71,7 +71,7 @@ class _Drafter:
             if drafted is None:
                 return NOTHING
         else:
-            drafted = course.draft(place, depth, gate, context.window, context.patience_s)
+            drafted = course.draft(place, depth, gate, context.window, context.patience_s, context.hindsight)
         tokens = [len(context) + index if hit else WRONG for index, hit in enumerate(drafted.right)]
         return Proposal(
             tokens=tuple(tokens),
@@ -80,6 +80,7 @@ class _Drafter:
             sync_s=drafted.sync_s,
             forwards=drafted.forwards,
             confidences=tuple(drafted.sure),
+            hindsight=tuple(drafted.hindsight),
         )
 
     def observe(self, outcome: Outcome) -> None: ...

@@ -53,7 +53,7 @@ class FixedDepth:
     def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
         return self
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         return Allowance(self.depth, self._gate and self._gate())
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
@@ -67,7 +67,7 @@ class FixedDepth:
     def _learns_nothing(self, *_told: object, **_by_name: object) -> None:
         """Neither of prompts nor of tokens, and nothing outlives an answer."""
 
-    began = learn = learn_siblings = end = _learns_nothing
+    began = learn = learn_hindsight = learn_siblings = end = _learns_nothing
 
     def why_off(self, source: str) -> Reason | None:
         return None if self.depth else self._why

@@ -17,6 +17,7 @@ chain to end early, and a chain has one token more: a window's forward scores th
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import deque
@@ -33,6 +34,15 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History, Lengths
 from edgespec.planning.depth.price import Ledger, PricedGate, worth_buying
+from edgespec.planning.depth.reading import (
+    HINDSIGHT,
+    LEAST_READ,
+    LOOK,
+    may_look,
+    rate_in_hindsight,
+    readings,
+    worth_of,
+)
 
 # Plain steps that a trial may lose where drafting has hardly paid of late, and the most that a change of text may
 # cost. Simulated: with the long trial alone 2 of 16 texts of code after twenty translations were drafted late or
@@ -40,6 +50,9 @@ from edgespec.planning.depth.price import Ledger, PricedGate, worth_buying
 # nothing changes.
 SHORT_TRIAL = 0.6
 MOST_TRUST = 6.0
+
+# One chain may lose this share of what trust there is, so that one that fails does not end a trial.
+TRUSTED = 0.5
 
 # Plain tokens before another trial in the same answer, doubled by each one that failed (twice where a drafted token
 # takes longer than a plain one), and the chance that it finds another text than the last: one passage in five or so.
@@ -50,15 +63,8 @@ CHANGED = 0.2
 # its confidences are worth is its own, and stays.
 FADED = 2.0
 
-# The fewest tokens read before drafting begins. A drafter that has read only a share of the text is right less often:
-# the 0.5B for the 1.5B, at 168 places of Spec-Bench answers, was right in 0.81 of them with all of the text,
-# 0.80 with four fifths of it, 0.68 with two fifths, 0.62 with a half of long prompts and 0.33 to 0.54 with a tenth or
-# less. That share to this power is close to all of these.
-LEAST_READ = 16
-READ_POWER = 0.25
-
 # One round may risk this share of what there is to lose: somebody else may begin to compute in it.
-AT_ONCE = 0.8
+AT_ONCE = 0.85
 
 # Loading takes longer than last time where its file has to come from the disk again.
 LOAD_MARGIN = 1.25
@@ -93,7 +99,6 @@ class DepthControl:
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
-        self.purchases = 0
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
         self.replan(costs, depth_cap, priors, pipelined=pipelined)
@@ -120,6 +125,7 @@ class DepthControl:
         if model is None or self.costs.curves is None or cap < 1:
             return 0.0
         curve, both = self.costs.curves.curves[0], self.pipelined
+        model = model.scaled(statistics.median(self._slow) if self._slow else 1.0)
         if both is None:
             return drafting_speedup(curve, model, (rate,) * cap)
         slower, drafting = curve.scaled(max(1.0, both.target_factor)), model.scaled(max(1.0, both.drafter_factor))
@@ -192,9 +198,12 @@ class AnswerDepth:
         self._most = most
         self._done, self._context = 0, prompt_tokens
         self._on = False
-        self._trust = 0.0
+        self._trust = self._begins_with = 0.0
+        self._rate: float | None = None  # how often the drafter would have been right of late, in hindsight
+        self._skipped = 0  # tokens of the text that it had not read then
         self._tries = 0
-        self._next_look = 0
+        self._next_look = self._rests_until = 0
+        self._looked_s = 0.0
         self._rest = FIRST_REST
         self._timed = False  # whether a draft was, since the latest purchase
         self._gain = 0.0
@@ -204,7 +213,6 @@ class AnswerDepth:
         self._rate_tokens = self._rate_s = 0.0
         self._loading = False
         self._read = 0
-        self._window: int | None = None  # as long as no more than that was read
         self.ledger = Ledger(0.0, 0.0)
         self._now = times.all_now(prompt_tokens)
 
@@ -222,7 +230,7 @@ class AnswerDepth:
 
     # ---------------------------------------------------------------------------------------- deciding
 
-    def allow(self, source: str, lag: int = 0) -> Allowance:
+    def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:
         control, times = self._control, self._times
         with control.lock:
             cost = control.price(source, times)
@@ -237,11 +245,21 @@ class AnswerDepth:
                 self._loading, control.load_s = False, 0.0  # who may be asked is loaded
                 if self._pipelined is not None and not self._done:
                     return Allowance(self._cap + 1)  # the prompt is read on both sides, where that delays nothing
-                if not self._on and not self._buys(cost, lag, 0.0):
-                    return OFF
+                read, window = lag, None
+                if not self._on:
+                    bought = self._buys(cost, lag, unread, 0.0)
+                    if bought is not None:
+                        self._begin()
+                    elif self._looks(cost, lag):
+                        bought, self._timed, self._skipped = LOOK, False, self._context - LOOK
+                    else:
+                        return OFF
+                    read, window = bought, bought if bought != lag else None
+                elif unread and self._repays_all(cost, unread):
+                    read = window = self._context
+                    self._skipped = 0
                 if self._pipelined is not None:
                     return Allowance(self._cap + 1)
-                read, window = self._to_read(cost, lag)
             depth = self._affordable(cost, read)
             if cost != FREE and not self._timed:
                 depth = min(depth, 1)  # nobody knows how slow the drafter is now
@@ -252,8 +270,11 @@ class AnswerDepth:
             gate = PricedGate(
                 self._now, cost.token_s, known, depth, self._going_rate(), self._experience.siblings.worth
             )
+            if cost == FREE:
+                return Allowance(depth, gate)
             self._read = read
-            return Allowance(depth, gate, window, PATIENCE * read * cost.lag_token_s if cost != FREE else 0.0)
+            hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
+            return Allowance(depth, gate, window, PATIENCE * read * cost.lag_token_s, hindsight)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         control = self._control
@@ -262,80 +283,96 @@ class AnswerDepth:
             if cost is None or control.hopeless or self._loading or not self._done:
                 return False
             load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
-            if not self._buys(cost, lag, load_s, begins=False):
+            if self._buys(cost, lag, 0, load_s) is None:
                 return False
             self._loading, control.load_s, control.missed_s = True, 0.0, 0.0
             return True
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
-        """The deepest draft whose every token may be wrong without the answer losing more than it may."""
+        """The deepest draft whose every token may be wrong without the answer, or trust, losing more than it may."""
         room_s, now = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s, self._now
-        depth = self._cap
-        while depth and depth * cost.token_s + now[depth] - now[0] > room_s:
-            depth -= 1
-        return depth
+        trusted_s = math.inf if cost == FREE else max(1.0, TRUSTED * self._trust) * now[0]
+        for depth in range(self._cap, 0, -1):
+            lost_s = depth * cost.token_s + now[depth] - now[0]
+            if lost_s <= room_s and (depth == 1 or lost_s <= trusted_s):
+                return depth
+        return 0
 
-    def _buys(self, cost: DraftCost, lag: int, load_s: float, *, begins: bool = True) -> bool:
-        """Whether drafting begins now, or again. Sets the window to read."""
+    def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
+        """How many tokens to read so that drafting begins now, or again; None if it does not."""
         control, known, step_s = self._control, self._experience, self._now[0]
         if self._done < self._next_look:
-            return False
-        if not control.costs.measured and control.purchases and known.saved + self._saved <= known.lost:
-            return False  # times that nobody measured count as proven for one purchase
-        usual = self._usual(1.0)
-        gain = self._gain = known.gain(usual) if not self._tries else min(known.gain(usual), CHANGED * PAYS * usual)
-        trust = TRIAL if gain > 0.5 * PAYS * usual else SHORT_TRIAL
-        trial = min(trust, known.trial) if not self._tries else trust
+            return None
+        usual = self._usual(0)
+        if self._rate is not None:
+            self._gain = usual
+        else:
+            self._gain = known.gain(usual) if not self._tries else min(known.gain(usual), CHANGED * PAYS * usual)
+        self._begins_with = TRIAL if self._gain > 0.5 * PAYS * usual else SHORT_TRIAL
+        trial = min(self._begins_with, known.trial) if not self._tries else self._begins_with
         longer = control.lengths.longer_than(self._done, self._most)
         before = self.ledger.plain_s / step_s - self._done
         both = self._pipelined
         # While the drafter reads what it missed the target goes on, only slower.
         share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
-        for read in _readings(lag) if both is None else [lag]:
-            if read < lag and usual > 0.0:
-                gain = self._gain * self._usual(read / self._context) / usual
+        affordable = True
+        for read in [lag] if both is not None else readings(lag, unread):
+            skipped = unread if read == lag else self._context - read
+            gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
             first_s = cost.token_s + self._now[1] - step_s if both is None else 0.0
             if load_s + reading_s + first_s > AT_ONCE * self.ledger.room_s:
+                affordable = False
                 continue
             price_s = max(0.0, load_s - control.missed_s) + reading_s + trial * step_s
             if worth_buying(price_s, gain * step_s, self._done, self._most, longer, before):
-                if begins:
-                    self._begin(read, lag, trust)
-                return True
-        self._next_look = self._done + max(2, self._done // 16)
-        return False
+                self._skipped = skipped
+                return read
+        if self._rate is not None and affordable:
+            self._stop()  # it would hardly be right
+        else:
+            self._next_look = self._done + max(2, self._done // 16)
+        return None
 
-    def _begin(self, read: int, lag: int, trust: float) -> None:
-        self._on, self._tries, self._trust = True, self._tries + 1, trust
+    def _looks(self, cost: DraftCost, lag: int) -> bool:
+        """Whether to read a few tokens only to see what the drafter would have guessed of them."""
+        if self._done < max(HINDSIGHT, self._rests_until) or self._rate is not None or self._pipelined or lag <= LOOK:
+            return False
+        step_s, lengths = self._now[0], self._control.lengths
+        price_s = LOOK * cost.lag_token_s + cost.token_s + self._now[1] - step_s
+        longer, looked_s = lengths.longer_than(self._done, self._most), self._looked_s + price_s
+        prompt_s = self.ledger.plain_s - self._done * step_s
+        if price_s > AT_ONCE * self.ledger.room_s:
+            return False
+        if not may_look(looked_s, prompt_s, step_s, self._done, longer, len(lengths.known)):
+            return False
+        self._looked_s = looked_s
+        return True
+
+    def _begin(self) -> None:
+        self._on, self._tries, self._trust = True, self._tries + 1, self._begins_with
         self._timed = False
-        self._control.purchases += 1
         if self._tries == 1:
             self._bought_at = self._done
-        if read < lag:
-            self._window = read
 
-    def _usual(self, share: float) -> float:
-        """What drafting saves of each token where it pays, if that ``share`` of the text was read."""
-        rate = max(GOOD_RATE, self._experience.sources["model"].overall)
-        speedup = self._control.speedup(rate * min(1.0, share) ** READ_POWER)
+    def _usual(self, skipped: int) -> float:
+        """What drafting saves of each token where it pays, by a drafter that has not read so many of the text."""
+        rate = self._rate
+        if rate is None:
+            rate = max(GOOD_RATE, self._experience.sources["model"].overall)
+        speedup = self._control.speedup(rate * worth_of(skipped, self._context))
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
 
-    def _to_read(self, cost: DraftCost, lag: int) -> tuple[int, int | None]:
-        """How much is read for the next round, and the window: all of the text, once that is expected to repay it."""
-        if self._window is None:
-            return lag, None
-        price_s = self._context * cost.lag_token_s
-        if price_s + cost.token_s + self._now[1] - self._now[0] <= AT_ONCE * self.ledger.room_s:
-            longer = self._control.lengths.longer_than(self._done, self._most)
-            rest = statistics.fmean(longer) - self._done if longer else self._done
-            if self._most is not None:
-                rest = min(rest, self._most - self._done)
-            more = self._usual(1.0) - self._usual(self._window / self._context)
-            if rest * more * self._now[0] > price_s:
-                self._window = None
-                return self._context, self._context
-        return min(lag, self._window), self._window
+    def _repays_all(self, cost: DraftCost, unread: int) -> bool:
+        """Whether to read all of the text, of which so many tokens were skipped."""
+        price_s, step_s = self._context * cost.lag_token_s, self._now[0]
+        if price_s + cost.token_s + self._now[1] - step_s > AT_ONCE * self.ledger.room_s:
+            return False
+        longer = self._control.lengths.longer_than(self._done, self._most)
+        rest = statistics.fmean(longer) - self._done if longer else self._done
+        if self._most is not None:
+            rest = min(rest, self._most - self._done)
+        return rest * (self._usual(0) - self._usual(unread)) * step_s > price_s
 
     def _going_rate(self) -> float:
         plain = 1.0 / self._now[0]
@@ -347,6 +384,13 @@ class AnswerDepth:
         with self._control.lock:
             if source in self._experience.sources:
                 self._experience.sources[source].learn(confidences, hits)
+
+    def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
+        with self._control.lock:
+            known = max(GOOD_RATE, self._experience.sources["model"].overall)
+            self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
+            self._drafted_rounds += len(hits) // 2
+            self._next_look = 0
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         with self._control.lock:
@@ -411,8 +455,8 @@ class AnswerDepth:
             self._stop()
 
     def _stop(self) -> None:
-        self._on = False
-        self._next_look = self._done + self._rest
+        self._on, self._rate = False, None
+        self._next_look = self._rests_until = self._done + self._rest
         cost = self._control.price("model", self._times)
         self._rest *= 4 if cost is not None and cost.token_s > self._now[0] else 2
 
@@ -442,14 +486,6 @@ class AnswerDepth:
                 )
             short = "the answer was too short to repay what drafting takes before it saves anything"
             return Reason("answer_too_short", short)
-
-
-def _readings(lag: int) -> list[int]:
-    """How many tokens may be read before drafting begins, most first."""
-    sizes = [lag]
-    while sizes[-1] > LEAST_READ:
-        sizes.append(sizes[-1] // 2)
-    return sizes
 
 
 def _plausible(slowness: float) -> float:

@@ -1,0 +1,49 @@
+"""How much a drafter reads before it drafts, and what it is found to be worth meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.planning.depth.reading import (
+    HINDSIGHT,
+    LEAST_READ,
+    LOOKING,
+    may_look,
+    rate_in_hindsight,
+    readings,
+    worth_of,
+)
+
+
+def test_a_drafter_that_skipped_text_is_right_less_often() -> None:
+    assert worth_of(0, 100) == 1.0
+    assert worth_of(100, 100) == worth_of(200, 100) == 0.0
+    # As measured: beside all of the text 0.84 with two fifths of it, 0.4 to 0.66 with a tenth or less.
+    assert worth_of(60, 100) == pytest.approx(0.84, abs=0.05)
+    assert 0.4 < worth_of(92, 100) < 0.66
+
+
+def test_all_a_half_or_a_quarter_is_read() -> None:
+    assert readings(400, 0) == [400, 200, 100]
+    assert readings(2 * LEAST_READ, 0) == [2 * LEAST_READ, LEAST_READ]
+    assert readings(3, 0) == [3]
+    assert readings(8, 392) == [400, 200, 100, 8], "anew, or on with what there is"
+
+
+def test_hindsight_outweighs_what_was_believed() -> None:
+    every, none = [True] * HINDSIGHT, [False] * HINDSIGHT
+    assert rate_in_hindsight(every, 1.0, 0.5) > 0.85
+    assert rate_in_hindsight(none, 1.0, 0.75) < 0.2
+    assert rate_in_hindsight([], 1.0, 0.75) == 0.75
+    assert rate_in_hindsight([True, False] * 7, 0.6, 0.75) > 0.75, "it had read little"
+    assert rate_in_hindsight(every, 0.5, 1.0) == 1.0
+
+
+def test_looking_takes_its_share_of_all_answers() -> None:
+    price_s, step_s = 0.05, 0.03
+    first = next(done for done in range(1, 10_000) if may_look(price_s, 0.0, step_s, done, None, 0))
+    assert 2 * first * step_s == pytest.approx(price_s / LOOKING, rel=0.02)
+    assert may_look(price_s, 10.0, step_s, 1, None, 0), "a long prompt was read"
+    assert may_look(price_s, 0.0, step_s, 14, [400] * 20, 20)
+    assert not may_look(price_s, 0.0, step_s, 14, [40] * 20, 20)
+    assert may_look(price_s, 0.0, step_s, 14, [40] * 2, 20), "few come this far"
