@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.interfaces.policy import RoundRecord
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
@@ -294,7 +295,11 @@ def test_where_drafting_seldom_pays_a_few_tokens_are_read_to_see_whether_it_does
     assert allowance.window is not None, "now more of the text is read"
     assert allowance.window > LOOK
     assert known.why_off("model") is None
-    unknown = looked(disappointed(), [False] * 14)
+    unknown = looked(disappointed(), [False] * 11 + [True] * 3)
+    assert unknown.allow("model", 1, 295).depth == 0
+    assert unknown.why_off("model") == Reason(
+        "not_paying_now", "the drafter would have guessed 3 of 14 tokens of this answer, which does not pay"
+    )
     for _ in range(40):
         assert unknown.allow("model", 1, 295).depth == 0
         unknown.record(round_of(context=300))

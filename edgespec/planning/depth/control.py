@@ -9,7 +9,7 @@ rules, each with one number:
 - The purchase. Loading the drafter and reading the text are bought when they are expected to be earned back
   (planning/depth/price.py).
 - Trust. Each drafted round adds what it saved, in plain steps, and takes away what it lost. Below zero drafting
-  rests; it never rises above MOST_TRUST, so that a text that changes costs at most that (CUSUM: Page, 1954).
+  rests; it is capped, so that a text that changes costs at most that (CUSUM: Page, 1954).
 
 Where target and drafter work at once, reading and drafting take only what both slow each other down, there is no
 chain to end early, and a chain has one token more: a window's forward scores the first token of the next one as well.
@@ -33,7 +33,7 @@ from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes, Pla
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History, Lengths
-from edgespec.planning.depth.price import Ledger, PricedGate, worth_buying
+from edgespec.planning.depth.price import CHANGED, SHORT_TRIAL, Ledger, PricedGate, Trust, worth_buying
 from edgespec.planning.depth.reading import (
     HINDSIGHT,
     LEAST_READ,
@@ -43,21 +43,6 @@ from edgespec.planning.depth.reading import (
     readings,
     worth_of,
 )
-
-# Plain steps that a trial may lose where drafting has hardly paid of late, and the most that a change of text may
-# cost. Simulated: with the long trial alone 2 of 16 texts of code after twenty translations were drafted late or
-# never, with the short one alone code brought 2.5 tokens a round in place of 2.9. Between 4 and 10 steps of trust
-# nothing changes.
-SHORT_TRIAL = 0.6
-MOST_TRUST = 6.0
-
-# One chain may lose this share of what trust there is, so that one that fails does not end a trial.
-TRUSTED = 0.5
-
-# Plain tokens before another trial in the same answer, doubled by each one that failed (twice where a drafted token
-# takes longer than a plain one), and the chance that it finds another text than the last: one passage in five or so.
-FIRST_REST = 48
-CHANGED = 0.2
 
 # Tokens of earlier answers that count at the start of one: how often the drafter is right depends on the text. What
 # its confidences are worth is its own, and stays.
@@ -197,16 +182,14 @@ class AnswerDepth:
         self._cap, self._pipelined = control.depth_cap, control.pipelined
         self._most = most
         self._done, self._context = 0, prompt_tokens
-        self._on = False
-        self._trust = self._begins_with = 0.0
+        self._trust = Trust()
         self._rate: float | None = None  # how often the drafter would have been right of late, in hindsight
+        self._guessed: tuple[int, int] | None = None
         self._skipped = 0  # tokens of the text that it had not read then
-        self._tries = 0
-        self._next_look = self._rests_until = 0
+        self._next_look = 0
         self._looked_s = 0.0
-        self._rest = FIRST_REST
         self._timed = False  # whether a draft was, since the latest purchase
-        self._gain = 0.0
+        self._gain = self._trial = 0.0
         self._drafted_rounds = 0
         self._drafted_tokens, self._saved = 0, 0.0  # of drafted rounds, and what these saved in plain steps
         self._bought_at = 0
@@ -246,7 +229,7 @@ class AnswerDepth:
                 if self._pipelined is not None and not self._done:
                     return Allowance(self._cap + 1)  # the prompt is read on both sides, where that delays nothing
                 read, window = lag, None
-                if not self._on:
+                if not self._trust.on:
                     bought = self._buys(cost, lag, unread, 0.0)
                     if bought is not None:
                         self._begin()
@@ -264,7 +247,7 @@ class AnswerDepth:
             if cost != FREE and not self._timed:
                 depth = min(depth, 1)  # nobody knows how slow the drafter is now
             if depth < 1:
-                if cost != FREE and self._on and lag >= LEAST_READ:
+                if cost != FREE and self._trust.on and lag >= LEAST_READ:
                     self._stop()  # it falls behind, and would read again and again for a round or two
                 return OFF
             gate = PricedGate(
@@ -291,7 +274,7 @@ class AnswerDepth:
     def _affordable(self, cost: DraftCost, read: int) -> int:
         """The deepest draft whose every token may be wrong without the answer, or trust, losing more than it may."""
         room_s, now = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s, self._now
-        trusted_s = math.inf if cost == FREE else max(1.0, TRUSTED * self._trust) * now[0]
+        trusted_s = math.inf if cost == FREE else self._trust.at_once * now[0]
         for depth in range(self._cap, 0, -1):
             lost_s = depth * cost.token_s + now[depth] - now[0]
             if lost_s <= room_s and (depth == 1 or lost_s <= trusted_s):
@@ -304,12 +287,13 @@ class AnswerDepth:
         if self._done < self._next_look:
             return None
         usual = self._usual(0)
+        again = self._trust.tries > 0
         if self._rate is not None:
             self._gain = usual
         else:
-            self._gain = known.gain(usual) if not self._tries else min(known.gain(usual), CHANGED * PAYS * usual)
-        self._begins_with = TRIAL if self._gain > 0.5 * PAYS * usual else SHORT_TRIAL
-        trial = min(self._begins_with, known.trial) if not self._tries else self._begins_with
+            self._gain = min(known.gain(usual), CHANGED * PAYS * usual) if again else known.gain(usual)
+        self._trial = TRIAL if self._gain > 0.5 * PAYS * usual else SHORT_TRIAL
+        trial = self._trial if again else min(self._trial, known.trial)
         longer = control.lengths.longer_than(self._done, self._most)
         before = self.ledger.plain_s / step_s - self._done
         both = self._pipelined
@@ -336,7 +320,12 @@ class AnswerDepth:
 
     def _looks(self, cost: DraftCost, lag: int) -> bool:
         """Whether to read a few tokens only to see what the drafter would have guessed of them."""
-        if self._done < max(HINDSIGHT, self._rests_until) or self._rate is not None or self._pipelined or lag <= LOOK:
+        if (
+            self._done < max(HINDSIGHT, self._trust.rests_until)
+            or self._rate is not None
+            or self._pipelined
+            or lag <= LOOK
+        ):
             return False
         step_s, lengths = self._now[0], self._control.lengths
         price_s = LOOK * cost.lag_token_s + cost.token_s + self._now[1] - step_s
@@ -350,9 +339,9 @@ class AnswerDepth:
         return True
 
     def _begin(self) -> None:
-        self._on, self._tries, self._trust = True, self._tries + 1, self._begins_with
+        self._trust.begin(self._trial)
         self._timed = False
-        if self._tries == 1:
+        if self._trust.tries == 1:
             self._bought_at = self._done
 
     def _usual(self, skipped: int) -> float:
@@ -389,6 +378,7 @@ class AnswerDepth:
         with self._control.lock:
             known = max(GOOD_RATE, self._experience.sources["model"].overall)
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
+            self._guessed = sum(hits), len(hits)
             self._drafted_rounds += len(hits) // 2
             self._next_look = 0
 
@@ -448,17 +438,13 @@ class AnswerDepth:
         self._drafted_tokens += emitted
         saved = (plain_s - working_s) * emitted / plain_s
         self._saved += saved
-        self._trust = min(MOST_TRUST, self._trust + saved)
-        if self._trust >= MOST_TRUST:
-            self._rest = FIRST_REST
-        if self._on and self._trust < 0.0:
+        if not self._trust.add(saved):
             self._stop()
 
     def _stop(self) -> None:
-        self._on, self._rate = False, None
-        self._next_look = self._rests_until = self._done + self._rest
+        self._rate = None
         cost = self._control.price("model", self._times)
-        self._rest *= 4 if cost is not None and cost.token_s > self._now[0] else 2
+        self._next_look = self._trust.end(self._done, dear=cost is not None and cost.token_s > self._now[0])
 
     def end(self) -> None:
         with self._control.lock:
@@ -472,17 +458,23 @@ class AnswerDepth:
             cost = control.costs.drafts.get(source)
             if cost is None:
                 return NOT_CALIBRATED
-            if cost == FREE or self._on or not self._done:
+            if cost == FREE or self._trust.on or not self._done:
                 return None
             if control.hopeless:
                 most = f"{control.possible:.2f}x plain even if every token were accepted"
                 return Reason("no_drafter_pays", f"{source} drafting would reach {most}")
-            if self._tries:
+            if self._trust.tries:
                 speed = self._drafted_tokens / (self._drafted_tokens - self._saved)
                 tokens = max(0, self._next_look - self._done)
                 return Reason(
                     "not_paying_now",
                     f"drafting did not pay in this answer: {speed:.2f}x plain; tried again after {tokens} tokens",
+                )
+            if self._guessed is not None and self._done < self._trust.rests_until:
+                right, of = self._guessed
+                return Reason(
+                    "not_paying_now",
+                    f"the drafter would have guessed {right} of {of} tokens of this answer, which does not pay",
                 )
             short = "the answer was too short to repay what drafting takes before it saves anything"
             return Reason("answer_too_short", short)
