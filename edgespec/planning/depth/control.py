@@ -184,7 +184,7 @@ class AnswerDepth:
         self._done, self._context = 0, prompt_tokens
         self._trust = Trust()
         self._rate: float | None = None  # how often the drafter would have been right of late, in hindsight
-        self._guessed: tuple[int, int] | None = None
+        self._guessed: tuple[bool, ...] = ()
         self._skipped = 0  # tokens of the text that it had not read then
         self._next_look = 0
         self._looked_s = 0.0
@@ -378,7 +378,7 @@ class AnswerDepth:
         with self._control.lock:
             known = max(GOOD_RATE, self._experience.sources["model"].overall)
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
-            self._guessed = sum(hits), len(hits)
+            self._guessed = tuple(hits)
             self._drafted_rounds += len(hits) // 2
             self._next_look = 0
 
@@ -470,12 +470,9 @@ class AnswerDepth:
                     "not_paying_now",
                     f"drafting did not pay in this answer: {speed:.2f}x plain; tried again after {tokens} tokens",
                 )
-            if self._guessed is not None and self._done < self._trust.rests_until:
-                right, of = self._guessed
-                return Reason(
-                    "not_paying_now",
-                    f"the drafter would have guessed {right} of {of} tokens of this answer, which does not pay",
-                )
+            if self._guessed:
+                some = f"the drafter would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
+                return Reason("not_paying_now", f"{some} of this answer, too few to pay")
             short = "the answer was too short to repay what drafting takes before it saves anything"
             return Reason("answer_too_short", short)
 
