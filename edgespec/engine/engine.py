@@ -78,8 +78,8 @@ class Engine:
         bit-equal (about 20 seconds in other runtimes), and makes it. ``worker`` says how processes for
         drafters are started: a frozen application has to. ``progress`` is told each step, on the calling thread.
 
-        Model files stay mapped, and are read while answers are decoded. To truncate or overwrite one in place ends the
-        process with SIGBUS; to rename another file over it is safe.
+        Model files stay mapped, and are read while answers are decoded. To truncate or overwrite one in place ends
+        the process with SIGBUS; to rename another file over it is safe.
 
         Raises EdgespecError and its subclasses only.
         """
