@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,11 @@ LEAVE: dict[str, Callable[[Session, Engine], None]] = {
 }
 
 
+# Seconds after the first text, or after the start: a prompt of 2000 tokens is read for longer than that.
+COMMAND_MOMENTS = {"load": 0.1, "prompt": 8.0, "round": 4.0}
+LAID_OUT = 'inherits = "laptop"\nlookup = false\n[advanced]\nnative_sidecar = false\n'
+
+
 def leaving(results: Any, name: str) -> bool:
     """Seconds from leaving an answer to its end, and to the return of the call that left it.
 
@@ -275,55 +280,97 @@ def leaving(results: Any, name: str) -> bool:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for way in LEAVE:
-            for moment, make in MOMENTS.items():
-                longest[way][moment] = max(_left_after(make(turn), way) for turn in range(TURNS))
-                results.save(name, longest_s=longest, turns=TURNS)
+            with ExitStack() as engines:
+                engine = engines.enter_context(_engine())
+                for moment, make in MOMENTS.items():
+                    took = []
+                    for turn in range(TURNS):
+                        if way == "Engine.close":
+                            engine = engines.enter_context(_engine())
+                        took.append(_left_after(engine, make(turn), way))
+                    longest[way][moment] = max(took)
+                    results.save(name, longest_s=longest, turns=TURNS)
+        longest["Ctrl-C, process"] = {}
+        for moment, after_s in COMMAND_MOMENTS.items():
+            took = [_command_left_after(moment, after_s + 0.05 * turn) for turn in range(TURNS)]
+            longest["Ctrl-C, process"][moment] = max(took)
+            results.save(name, longest_s=longest, turns=TURNS)
     finally:
         signal.signal(signal.SIGINT, before)
     return all(seconds <= LEAVING_S for own in longest.values() for seconds in own.values())
 
 
-def _left_after(moment: _Moment, way: str) -> float:
+def _engine() -> Engine:
+    """The default pair, whose drafter guesses from the first round on, once it is loaded."""
+    return Engine.load(
+        profile="laptop", download=True, runtime="native", draft_runtime="native", native_sidecar=False,
+        lookup=False, depth=4,
+    )  # fmt: skip
+
+
+def _left_after(engine: Engine, moment: _Moment, way: str) -> float:
     """Seconds from leaving an answer to its end. Raises RuntimeError where it was not the moment."""
     left: list[float] = []
     right = False
     over = threading.Event()
-    with Engine.load(
-        profile="laptop", download=True, runtime="native", draft_runtime="native", native_sidecar=False,
-        lookup=False, depth=4,
-    ) as engine:  # fmt: skip
-        moment.prepare(engine)
-        session = engine.session()
+    moment.prepare(engine)
+    session = engine.session()
 
-        def leave() -> None:
-            nonlocal right
-            while not moment.due(engine, moment) and not over.wait(0.002):
-                pass
-            time.sleep(moment.after_s)
-            right = moment.right(engine, moment)
-            left.append(time.perf_counter())
-            LEAVE[way](session, engine)
-            left.append(time.perf_counter())
+    def leave() -> None:
+        nonlocal right
+        while not moment.due(engine, moment) and not over.wait(0.002):
+            pass
+        time.sleep(moment.after_s)
+        right = moment.right(engine, moment)
+        left.append(time.perf_counter())
+        LEAVE[way](session, engine)
+        left.append(time.perf_counter())
 
-        leaver = threading.Thread(target=leave)
-        leaver.start()
-        try:
-            if way == "Ctrl-C, command":
-                interrupts = Interrupts(session, Ending())
-                with interrupts.installed(), interrupts.answering():
-                    _read(session, moment)
-            else:
+    leaver = threading.Thread(target=leave)
+    leaver.start()
+    try:
+        if way == "Ctrl-C, command":
+            interrupts = Interrupts(session, Ending())
+            with interrupts.installed(), interrupts.answering():
                 _read(session, moment)
-        except KeyboardInterrupt:
-            if way != "Ctrl-C, library":
-                raise
-        ended = time.perf_counter()
-        over.set()
-        leaver.join()
-        session.close()
+        else:
+            _read(session, moment)
+    except KeyboardInterrupt:
+        if way != "Ctrl-C, library":
+            raise
+    ended = time.perf_counter()
+    over.set()
+    leaver.join()
+    session.close()
     if not right:
         raise RuntimeError(f"{way}: the answer was at another point: {moment}")
     return max(ended, left[1]) - left[0]
+
+
+def _command_left_after(moment: str, after_s: float) -> float:
+    """Seconds from Ctrl-C to the end of the process of ``edgespec generate``. Raises RuntimeError with its errors."""
+    command = [sys.executable, "-m", "edgespec", "generate", "-", "--max-tokens", str(ANSWER_TOKENS)]
+    with tempfile.TemporaryDirectory() as place:
+        profile = Path(place) / "laid-out.toml"
+        profile.write_text(LAID_OUT, encoding="utf-8")
+        command += ["--profile", str(profile), "--depth", "4"]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write((LONG if moment == "prompt" else CODE).encode())
+            process.stdin.close()
+            if moment != "prompt":
+                process.stdout.read(1)
+            time.sleep(after_s)
+            left = time.perf_counter()
+            process.send_signal(signal.SIGINT)
+            code = process.wait()
+            took_s = time.perf_counter() - left
+            if code != 130:
+                raise RuntimeError(f"exit code {code}: {process.stderr.read() if process.stderr else b''!r}")
+    return took_s
 
 
 def _read(session: Session, moment: _Moment) -> None:

@@ -151,16 +151,28 @@ def test_a_calibration_that_fails_says_why(steps: ModuleType, monkeypatch: pytes
         steps.calibrate({})
 
 
+@pytest.mark.parametrize("slowest", ["cancel", "Engine.close", "Ctrl-C, process"])
 @pytest.mark.parametrize(("seconds", "holds"), [(0.149, True), (0.151, False)])
 def test_the_longest_leaving_counts(
-    steps: ModuleType, monkeypatch: pytest.MonkeyPatch, seconds: float, holds: bool
+    steps: ModuleType, monkeypatch: pytest.MonkeyPatch, slowest: str, seconds: float, holds: bool
 ) -> None:
-    slowest = ("Engine.close", steps.LONG)
+    opened: list[object] = []
 
-    def left_after(moment: Any, way: str) -> float:
-        return seconds if (way, moment.prompt) == slowest else 0.05
+    def left_after(engine: object, moment: Any, way: str) -> float:
+        assert engine is opened[-1]
+        return seconds if (way, moment.prompt) == (slowest, steps.LONG) else 0.05
 
+    def engine() -> Any:
+        opened.append(object())
+        return nullcontext(opened[-1])
+
+    monkeypatch.setattr(steps, "_engine", engine)
     monkeypatch.setattr(steps, "_left_after", left_after)
+    late = seconds if slowest == "Ctrl-C, process" else 0.05
+    monkeypatch.setattr(steps, "_command_left_after", lambda moment, _s: late if moment == "prompt" else 0.05)
     results = Results()
     assert steps.SOUND_STEPS["leaving"](results, "leaving") is holds
-    assert results.saved["leaving"]["longest_s"]["Engine.close"]["prompt"] == seconds
+    longest = results.saved["leaving"]["longest_s"]
+    assert len(longest) == 6
+    assert longest[slowest] == {"load": 0.05, "prompt": seconds, "round": 0.05}
+    assert len(opened) == 5 + 3 * steps.TURNS, "an engine that is closed answers no more"
