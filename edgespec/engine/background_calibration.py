@@ -229,18 +229,20 @@ class BackgroundCalibration:
             pair.adopt(threads=pair.most_threads)
         before, busy, store = pair.target, False, pair.measurements.store
         ratios: dict[int, float] = {}
-        for threads in fewer_threads(pair.target):
+        fewer, own = fewer_threads(pair.target), before.settings.threads
+        for threads in fewer:
             # A neighbour that takes a core for a while makes the other one look faster alone: it has to be so again.
             for _ in range(_THREADS_CONFIRMED):
                 ratio = yield from self._plain_ratio(threads=threads)
                 ratios[threads] = max(ratio, ratios.get(threads, 0.0))
                 busy = busy or self._busy > 0
-                if ratio * SLOWER_ALLOWED >= 1:
+                if busy or ratio * SLOWER_ALLOWED >= 1:
                     break
-        own = before.settings.threads
-        facts = {threads: before.facts_with(threads=threads) for threads in (*ratios, own)}
+            if busy:  # none of it would be believed, and the rest of the time is for what is
+                break
+        facts = {threads: before.facts_with(threads=threads) for threads in (*fewer, own)}
         if busy:  # then fewer threads are faster for as long as the others are there
-            for threads in ratios:
+            for threads in fewer:
                 store.forget_plain_s(facts[threads])
             ratios = {}
         ratios[own] = 1.0

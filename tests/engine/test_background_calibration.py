@@ -18,6 +18,7 @@ from edgespec.errors import ForwardError
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
+from edgespec.interfaces.model import Model
 from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_contention, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
@@ -475,6 +476,25 @@ def test_fewer_threads_are_not_believed_beside_others(
     others["share"] = 0.0
     engine.calibrate(afresh=True, alternatives=True)
     assert engine.target_model.settings.threads == 1
+
+
+def test_beside_others_fewer_threads_are_timed_once(
+    engine: Engine, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they take is thrown away: a quick calibration beside a busy loop had no time left for the target."""
+    timed: list[int] = []
+
+    def measure(_target: Model, other: Model, _context: int) -> Generator[float, None, float]:
+        yield 1.0
+        timed.append(other.facts.threads)
+        return 0.5
+
+    monkeypatch.setattr(module, "measure_plain_ratio", measure)
+    for share, times in ((0.4, 1), (0.0, 3)):
+        timed.clear()
+        others["share"] = share
+        BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
+        assert timed.count(1) == times
 
 
 def test_a_calibration_beside_an_answer_notices_it(engine: Engine, home: Home) -> None:
