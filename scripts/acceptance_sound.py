@@ -268,48 +268,58 @@ LEAVE: dict[str, Callable[[Session, Engine], None]] = {
 
 # Seconds after the first text, or after the start: a prompt of 2000 tokens is read for longer than that.
 COMMAND_MOMENTS = {"load": 0.1, "prompt": 8.0, "round": 4.0}
-LAID_OUT = 'inherits = "laptop"\nlookup = false\n[advanced]\nnative_sidecar = false\n'
+COMMAND_PROFILE = 'inherits = "laptop"\nlookup = false\n[advanced]\nnative_sidecar = {sidecar}\n'
 
 
 def leaving(results: Any, name: str) -> bool:
-    """Seconds from leaving an answer to its end, and to the return of the call that left it.
+    """Seconds from leaving an answer to its end, where one side leaves by a call to its return as well.
 
-    The drafter's weights are laid out anew in every load, which takes seconds.
+    Told beside it, since they free the models' memory: how long ``Engine.close`` and the end of a command take.
     """
     longest: dict[str, dict[str, float]] = {way: {} for way in LEAVE}
+    freed: dict[str, dict[str, float]] = {"Engine.close": {}, "edgespec generate": {}}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for way in LEAVE:
-            with ExitStack() as engines:
-                engine = engines.enter_context(_engine())
-                for moment, make in MOMENTS.items():
-                    took = []
+            for moment, make in MOMENTS.items():
+                took = []
+                with ExitStack() as engines:
+                    engine = engines.enter_context(_engine(moment))
                     for turn in range(TURNS):
-                        if way == "Engine.close":
-                            engine = engines.enter_context(_engine())
                         took.append(_left_after(engine, make(turn), way))
-                    longest[way][moment] = max(took)
-                    results.save(name, longest_s=longest, turns=TURNS)
-        longest["Ctrl-C, process"] = {}
+                        if way == "Engine.close":
+                            engine = engines.enter_context(_engine(moment))
+                ends, returns = (max(column) for column in zip(*took, strict=True))
+                if way == "Engine.close":
+                    longest[way][moment], freed[way][moment] = ends, returns
+                else:
+                    longest[way][moment] = max(ends, returns)
+                results.save(name, longest_s=longest, with_freeing_s=freed, turns=TURNS)
         for moment, after_s in COMMAND_MOMENTS.items():
-            took = [_command_left_after(moment, after_s + 0.05 * turn) for turn in range(TURNS)]
-            longest["Ctrl-C, process"][moment] = max(took)
-            results.save(name, longest_s=longest, turns=TURNS)
+            seconds = max(_command_left_after(moment, after_s + 0.05 * turn) for turn in range(TURNS))
+            freed["edgespec generate"][moment] = seconds
+            results.save(name, longest_s=longest, with_freeing_s=freed, turns=TURNS)
     finally:
         signal.signal(signal.SIGINT, before)
     return all(seconds <= LEAVING_S for own in longest.values() for seconds in own.values())
 
 
-def _engine() -> Engine:
-    """The default pair, whose drafter guesses from the first round on, once it is loaded."""
+def _engine(moment: str) -> Engine:
+    """The default pair, whose drafter guesses from the first round on, once it is loaded.
+
+    To be left while it loads its weights are laid out anew, which takes seconds.
+    """
     return Engine.load(
-        profile="laptop", download=True, runtime="native", draft_runtime="native", native_sidecar=False,
+        profile="laptop", download=True, runtime="native", draft_runtime="native", native_sidecar=moment != "load",
         lookup=False, depth=4,
     )  # fmt: skip
 
 
-def _left_after(engine: Engine, moment: _Moment, way: str) -> float:
-    """Seconds from leaving an answer to its end. Raises RuntimeError where it was not the moment."""
+def _left_after(engine: Engine, moment: _Moment, way: str) -> tuple[float, float]:
+    """Seconds from leaving an answer to its end, and to the return of what left it.
+
+    Raises RuntimeError where it was not the moment.
+    """
     left: list[float] = []
     right = False
     over = threading.Event()
@@ -344,15 +354,16 @@ def _left_after(engine: Engine, moment: _Moment, way: str) -> float:
     session.close()
     if not right:
         raise RuntimeError(f"{way}: the answer was at another point: {moment}")
-    return max(ended, left[1]) - left[0]
+    return ended - left[0], left[1] - left[0]
 
 
 def _command_left_after(moment: str, after_s: float) -> float:
     """Seconds from Ctrl-C to the end of the process of ``edgespec generate``. Raises RuntimeError with its errors."""
     command = [sys.executable, "-m", "edgespec", "generate", "-", "--max-tokens", str(ANSWER_TOKENS)]
     with tempfile.TemporaryDirectory() as place:
-        profile = Path(place) / "laid-out.toml"
-        profile.write_text(LAID_OUT, encoding="utf-8")
+        profile = Path(place) / "command.toml"
+        sidecar = "false" if moment == "load" else "true"
+        profile.write_text(COMMAND_PROFILE.format(sidecar=sidecar), encoding="utf-8")
         command += ["--profile", str(profile), "--depth", "4"]
         with subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -151,28 +151,40 @@ def test_a_calibration_that_fails_says_why(steps: ModuleType, monkeypatch: pytes
         steps.calibrate({})
 
 
-@pytest.mark.parametrize("slowest", ["cancel", "Engine.close", "Ctrl-C, process"])
+@pytest.mark.parametrize(("slowest", "part"), [("cancel", 0), ("cancel", 1), ("Engine.close", 0)])
 @pytest.mark.parametrize(("seconds", "holds"), [(0.149, True), (0.151, False)])
 def test_the_longest_leaving_counts(
-    steps: ModuleType, monkeypatch: pytest.MonkeyPatch, slowest: str, seconds: float, holds: bool
+    steps: ModuleType, monkeypatch: pytest.MonkeyPatch, slowest: str, part: int, seconds: float, holds: bool
 ) -> None:
-    opened: list[object] = []
+    opened: list[str] = []
 
-    def left_after(engine: object, moment: Any, way: str) -> float:
-        assert engine is opened[-1]
-        return seconds if (way, moment.prompt) == (slowest, steps.LONG) else 0.05
+    def left_after(moment: str, made: Any, way: str) -> tuple[float, ...]:
+        assert moment == opened[-1]
+        slow = (way, made.prompt) == (slowest, steps.LONG)
+        return tuple(seconds if slow and place == part else 0.05 for place in (0, 1))
 
-    def engine() -> Any:
-        opened.append(object())
-        return nullcontext(opened[-1])
+    def engine(moment: str) -> Any:
+        opened.append(moment)
+        return nullcontext(moment)
 
     monkeypatch.setattr(steps, "_engine", engine)
     monkeypatch.setattr(steps, "_left_after", left_after)
-    late = seconds if slowest == "Ctrl-C, process" else 0.05
-    monkeypatch.setattr(steps, "_command_left_after", lambda moment, _s: late if moment == "prompt" else 0.05)
+    monkeypatch.setattr(steps, "_command_left_after", lambda _moment, _s: 3.0)
     results = Results()
     assert steps.SOUND_STEPS["leaving"](results, "leaving") is holds
-    longest = results.saved["leaving"]["longest_s"]
-    assert len(longest) == 6
-    assert longest[slowest] == {"load": 0.05, "prompt": seconds, "round": 0.05}
-    assert len(opened) == 5 + 3 * steps.TURNS, "an engine that is closed answers no more"
+    saved = results.saved["leaving"]
+    assert len(saved["longest_s"]) == 5
+    assert saved["longest_s"][slowest] == {"load": 0.05, "prompt": seconds, "round": 0.05}
+    assert saved["with_freeing_s"]["edgespec generate"] == {"load": 3.0, "prompt": 3.0, "round": 3.0}
+    assert len(opened) == 5 * 3 + 3 * steps.TURNS, "an engine that is closed answers no more"
+
+
+def test_how_long_freeing_the_models_takes_is_told(steps: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_engine", nullcontext)
+    monkeypatch.setattr(
+        steps, "_left_after", lambda _engine, _made, way: (0.05, 2.0 if way == "Engine.close" else 0.05)
+    )
+    monkeypatch.setattr(steps, "_command_left_after", lambda _moment, _s: 0.3)
+    results = Results()
+    assert steps.SOUND_STEPS["leaving"](results, "leaving")
+    assert set(results.saved["leaving"]["with_freeing_s"]["Engine.close"].values()) == {2.0}
