@@ -19,6 +19,11 @@ enum { STEP_SPIN_NS = 100 * 1000, IDLE_SPIN_NS = 200 * 1000 };
  * is waited for may be waiting for it. Measured with two pools of 2 threads on 2 processors: together 0.9 to 1.2 times
  * the speed of one alone, without it 0.2 to 0.6; and alone no difference. */
 enum { YIELD_NS = 5 * 1000 };
+/* Linux 6.18 charges a thread a time slice of 3 ms for each yield that another one takes up. Beside two programs that
+ * compute on the same 2 processors, a forward of a tiny model with 2 threads took 21 ms with a yield at every barrier, and
+ * 1 ms where the threads sleep. So after a yield of CROWDED_NS (more than Python takes for a token, less than a slice) the
+ * next CROWDED_WAITS waits at barriers are slept through, which costs 64 wake-ups once the others are gone. */
+enum { CROWDED_NS = 1000 * 1000, CROWDED_WAITS = 64 };
 enum { LOOKS_PER_CLOCK = 64, CACHE_LINE = 128 };
 /* Attention keeps 110 KB on the stack. Threads have 128 KB on musl unless they ask for more, and 512 KB on macOS. */
 enum { LEAST_STACK = 512 * 1024 };
@@ -41,7 +46,8 @@ struct pool {
     struct gate started; /* counts functions */
     struct gate passed;  /* counts barriers */
     alignas(CACHE_LINE) atomic_int arrived;
-    int threads;
+    alignas(CACHE_LINE) atomic_int crowded; /* waits at barriers to sleep through: others want the processors */
+    alignas(CACHE_LINE) int threads;
     bool spins;
     bool closing; /* written before `started` grows, read after */
     bool go_on;   /* written by the last to arrive at a barrier, before it lets the others pass */
@@ -94,7 +100,8 @@ static void gate_open(struct gate *gate)
     }
 }
 
-static void gate_wait(struct gate *gate, unsigned old, int64_t spin_ns)
+/* `crowded` is null for idle threads, which sleep soon anyway. */
+static void gate_wait(struct gate *gate, unsigned old, int64_t spin_ns, atomic_int *crowded)
 {
     int64_t begun = 0;
     for (unsigned looks = 1;; looks++) {
@@ -105,8 +112,15 @@ static void gate_wait(struct gate *gate, unsigned old, int64_t spin_ns)
             begun = begun ? begun : now;
             if (now >= begun + spin_ns)
                 break;
-            if (now >= begun + YIELD_NS)
+            if (now >= begun + YIELD_NS) {
+                if (crowded && atomic_load_explicit(crowded, memory_order_relaxed) > 0) {
+                    atomic_fetch_sub_explicit(crowded, 1, memory_order_relaxed);
+                    break;
+                }
                 sched_yield();
+                if (crowded && now_ns() >= now + CROWDED_NS)
+                    atomic_store_explicit(crowded, CROWDED_WAITS, memory_order_relaxed);
+            }
         }
         relax();
     }
@@ -128,7 +142,7 @@ bool pool_barrier(struct pool *pool)
         pool->go_on = !atomic_load_explicit(pool->cancelled, memory_order_relaxed);
         gate_open(&pool->passed);
     } else {
-        gate_wait(&pool->passed, passed, pool->spins ? STEP_SPIN_NS : 0);
+        gate_wait(&pool->passed, passed, pool->spins ? STEP_SPIN_NS : 0, &pool->crowded);
     }
     return pool->go_on;
 }
@@ -139,7 +153,7 @@ static void *work(void *argument)
     struct pool *pool = own->pool;
     float_mode_set();
     for (unsigned seen = 0;; seen++) {
-        gate_wait(&pool->started, seen, pool->spins ? IDLE_SPIN_NS : 0);
+        gate_wait(&pool->started, seen, pool->spins ? IDLE_SPIN_NS : 0, NULL);
         if (pool->closing)
             return NULL;
         pool->function(pool->context, own->number);
@@ -207,6 +221,7 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     gate_init(&pool->started);
     gate_init(&pool->passed);
     atomic_init(&pool->arrived, 0);
+    atomic_init(&pool->crowded, 0);
     pool->threads = threads;
     pool->spins = enough_processors(wanted);
     pool->closing = false;

@@ -123,6 +123,56 @@ static void check_crowd(int threads)
     printf("%d\n", spinning);
 }
 
+static atomic_int leave;
+
+static void *compute(void *unused)
+{
+    while (!atomic_load_explicit(&leave, memory_order_relaxed))
+        ;
+    return unused;
+}
+
+struct company {
+    struct pool *pool;
+    bool alone; /* whether the pool believed itself alone at a step */
+};
+
+/* The first thread keeps the others waiting for longer than they spin without yielding. */
+static void uneven_steps(void *context, int thread)
+{
+    struct company *company = context;
+    for (int step = 0; step < STEPS; step++) {
+        if (!thread)
+            company->alone |= atomic_load(&company->pool->crowded) <= 0;
+        int64_t end = now_ns() + 4 * YIELD_NS;
+        while (!thread && now_ns() < end)
+            ;
+        if (!pool_barrier(company->pool))
+            return;
+    }
+}
+
+/* Runs until the pool knows of others on its processors, and after they have left until it believes itself alone. */
+static void check_neighbours(void)
+{
+    struct company company = {.pool = open_pool(2)};
+    pthread_t neighbours[2];
+    for (int i = 0; i < 2; i++)
+        if (pthread_create(&neighbours[i], NULL, compute, NULL))
+            exit(2);
+    while (atomic_load(&company.pool->crowded) <= 0)
+        pool_run(company.pool, uneven_steps, &company);
+    printf("crowded ");
+    atomic_store(&leave, 1);
+    for (int i = 0; i < 2; i++)
+        pthread_join(neighbours[i], NULL);
+    company.alone = false;
+    while (!company.alone)
+        pool_run(company.pool, uneven_steps, &company);
+    printf("alone\n");
+    pool_close(company.pool);
+}
+
 static void told(int number)
 {
     static const char text[] = "handled";
@@ -207,6 +257,8 @@ int main(int count, char **words)
         check_idle(threads);
     else if (!strcmp(question, "crowd"))
         check_crowd(threads);
+    else if (!strcmp(question, "neighbours"))
+        check_neighbours();
     else if (!strcmp(question, "fault"))
         check_fault();
     else if (!strcmp(question, "signals"))

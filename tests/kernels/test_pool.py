@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,14 +86,25 @@ def test_two_pools_on_the_same_processors_both_finish(ask: Ask, threads: int) ->
     assert ask("crowd", threads) in {"0", "2"}
 
 
-@linux
-def test_two_pools_that_spin_on_the_same_processors_both_finish(ask: Ask) -> None:
+@pytest.fixture
+def two_processors() -> Iterator[int]:
+    """How many this test has, at most two: this thread, and the processes that it starts."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:2])  # of this thread, and of the process that it starts
-    try:
-        assert ask("crowd", min(len(before), 2)) == "2"
-    finally:
-        os.sched_setaffinity(0, before)
+    os.sched_setaffinity(0, sorted(before)[:2])
+    yield min(len(before), 2)
+    os.sched_setaffinity(0, before)
+
+
+@linux
+def test_two_pools_that_spin_on_the_same_processors_both_finish(ask: Ask, two_processors: int) -> None:
+    assert ask("crowd", two_processors) == "2"
+
+
+@linux
+def test_threads_sleep_at_barriers_while_others_want_their_processors(ask: Ask, two_processors: int) -> None:
+    if two_processors < 2:
+        pytest.skip("two threads spin on two processors")
+    assert ask("neighbours") == "crowded alone"
 
 
 @linux
