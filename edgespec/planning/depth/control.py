@@ -289,7 +289,7 @@ class AnswerDepth:
         usual = self._usual(0)
         again = self._trust.tries > 0
         if self._rate is not None:
-            self._gain = usual
+            self._gain = usual / 2**self._trust.tries  # the more often it was found wrong, the less it is believed
         else:
             self._gain = min(known.gain(usual), CHANGED * PAYS * usual) if again else known.gain(usual)
         self._trial = TRIAL if self._gain > 0.5 * PAYS * usual else SHORT_TRIAL
@@ -376,7 +376,7 @@ class AnswerDepth:
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
-            known = max(GOOD_RATE, self._experience.sources["model"].overall)
+            known = self._experience.sources["model"].overall
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed = tuple(hits)
             self._drafted_rounds += len(hits) // 2

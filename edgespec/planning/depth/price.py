@@ -19,7 +19,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 
 # The worst request loses this share of plain decoding's time: 1 / (1 + RISK) is 0.91 of plain, and what times are
 # measured wrong by may take it to 0.89.
-RISK = 0.11
+RISK = 0.10
 
 # Plain steps that a trial may lose where drafting has hardly paid of late, and the most that a change of text may
 # cost. Simulated: with the long trial alone 2 of 16 texts of code after twenty translations were drafted late or
