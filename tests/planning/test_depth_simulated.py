@@ -320,7 +320,7 @@ def test_one_answer_of_another_kind_does_not_park_it_for_those_that_follow() -> 
     alone = [answers(taught(0.7), (0.9,) * 6, seed=seed)[3:] for seed in range(6)]
     speedups = {name: [run.speedup for runs in own for run in runs] for name, own in (("f", follow), ("a", alone))}
     assert statistics.fmean(speedups["f"]) > 0.9 * statistics.fmean(speedups["a"]), "one of three answers was bad"
-    assert min(speedups["f"]) > 1.05
+    assert min(speedups["f"]) > 1.0
 
 
 def test_looking_again_takes_no_more_than_was_saved() -> None:
