@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -278,17 +279,18 @@ class Engine:
                 return
             pair.closed = True
             sessions = list(pair.sessions)
-        for session in sessions:
-            session.close()
-        pair.load_ahead.put_off()
-        if self._calibration is not None:
-            self._calibration.close()
-        pair.measurements.keep(pair.policy)
-        for drafter in pair.drafters:
-            drafter.close()
-        pair.pool.close()
-        pair.target.close()
-        pair.tokenizer.close()
+        with ExitStack() as parts:  # the last first, and all, also where a Ctrl-C interrupts one
+            parts.callback(pair.tokenizer.close)
+            parts.callback(pair.target.close)
+            parts.callback(pair.pool.close)
+            for drafter in pair.drafters:
+                parts.callback(drafter.close)
+            parts.callback(pair.measurements.keep, pair.policy)
+            if self._calibration is not None:
+                parts.callback(self._calibration.close)
+            parts.callback(pair.load_ahead.put_off)
+            for session in sessions:
+                parts.callback(session.close)
 
     def __enter__(self) -> Engine:
         return self

@@ -370,13 +370,14 @@ class Session:
                 self._closed = True
                 active = self._active
                 self.cancel()  # again, for an answer that began in between
-            if active is not None:
-                active[0].task.abandon()
-                active[1].result()
-            if self._draft_thread is not None:
-                self._draft_thread.close()
-            self._drafts.close()
-            self._target.close()
+            with contextlib.ExitStack() as parts:  # the last first, and all, also where a Ctrl-C interrupts one
+                parts.callback(self._target.close)
+                parts.callback(self._drafts.close)
+                if self._draft_thread is not None:
+                    parts.callback(self._draft_thread.close)
+                if active is not None:
+                    active[0].task.abandon()
+                    active[1].result()
 
     def __enter__(self) -> Session:
         return self

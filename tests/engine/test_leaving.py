@@ -13,15 +13,17 @@ from edgespec.decoding.round_base import Step
 from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
+from edgespec.engine.loaded_pair import LoadAhead
 from edgespec.engine.session import Session
 from edgespec.errors import (
+    ClosedError,
     ForwardError,
     InvalidRequestError,
     RewindError,
 )
 from tests.engine.answers import WAIT_S, CallerError, plain_text
-from tests.support.tiny_models import answer, read_all, shown
-from tests.support.watched_sequences import KINDS, watch_forwards
+from tests.support.tiny_models import TinyModels, answer, read_all, shown
+from tests.support.watched_sequences import KINDS, is_closed, watch_forwards
 
 # -------------------------------------------------------------------------------------------------------- cancel
 
@@ -61,6 +63,40 @@ def test_cancel_during_the_prefill(slow_engine: Engine) -> None:
         assert took_s < 2.0  # the prefill as a whole takes several times that
         assert session.messages == ()  # a turn without an answer is none
         assert answer(session.generate("hello", max_tokens=8)).token_ids == expected
+
+
+def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """The first call of that method is interrupted by a Ctrl-C."""
+    method, calls = getattr(owner, name), list[object]()
+
+    def interrupted(self: object) -> object:
+        calls.append(self)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return method(self)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def test_a_ctrl_c_in_close_leaves_nothing_open(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.load_speculating(lookup=False)
+    one, two = engine.session(), engine.session()
+    generation = one.generate("hello", depth=2)
+    next(generation)
+    with monkeypatch.context() as patch:
+        interrupted_once(patch, AnswerTask, "abandon")
+        with pytest.raises(KeyboardInterrupt):
+            one.close()
+    assert one.closed
+    assert is_closed(one._target)  # the cache, which cannot be seen from outside
+    with monkeypatch.context() as patch:
+        interrupted_once(patch, LoadAhead, "put_off")
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    assert two.closed
+    for use in (lambda: engine.target_model.open(16), engine.pair.pool.drafter_model):
+        with pytest.raises(ClosedError):
+            use()
 
 
 def test_cancel_while_decoding(slow_engine: Engine) -> None:
