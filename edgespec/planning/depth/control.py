@@ -299,20 +299,18 @@ class AnswerDepth:
         both = self._pipelined
         # While the drafter reads what it missed the target goes on, only slower.
         share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
-        affordable = True
         for read in [lag] if both is not None else readings(lag, unread):
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
             first_s = cost.token_s + self._now[1] - step_s if both is None else 0.0
             if load_s + reading_s + first_s > AT_ONCE * self.ledger.room_s:
-                affordable = False
                 continue
             price_s = max(0.0, load_s - control.missed_s) + reading_s + trial * step_s
             if worth_buying(price_s, gain * step_s, self._done, self._most, longer, before):
                 self._skipped = skipped
                 return read
-        if self._rate is not None and affordable:
+        if self._rate is not None and self._gain <= DRAFT_MARGIN - 1.0:
             self._stop()  # it would hardly be right
         else:
             self._next_look = self._done + max(2, self._done // 16)
