@@ -24,10 +24,12 @@ def test_a_drafter_that_skipped_text_is_right_less_often() -> None:
 
 
 def test_all_a_half_or_a_quarter_is_read() -> None:
-    assert readings(400, 0) == [400, 200, 100]
-    assert readings(2 * LEAST_READ, 0) == [2 * LEAST_READ, LEAST_READ]
-    assert readings(3, 0) == [3]
-    assert readings(8, 392) == [400, 200, 100, 8], "anew, or on with what there is"
+    assert readings(400, 0, 400) == [400, 200, 100]
+    assert readings(40, 0, 400) == [40, 20]
+    assert readings(2 * LEAST_READ, 0, 40) == [2 * LEAST_READ, LEAST_READ]
+    assert readings(3, 0, 3) == [3]
+    assert readings(8, 380, 400) == [400, 200, 100, 8], "anew, or on with what there is"
+    assert readings(8, 250, 400) == [400, 200, 8], "a quarter is less than it has"
 
 
 def test_hindsight_outweighs_what_was_believed() -> None:

@@ -299,7 +299,7 @@ class AnswerDepth:
         both = self._pipelined
         # While the drafter reads what it missed the target goes on, only slower.
         share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
-        for read in [lag] if both is not None else readings(lag, unread):
+        for read in [lag] if both is not None else readings(lag, unread, self._context):
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s

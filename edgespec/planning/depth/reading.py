@@ -37,14 +37,14 @@ def worth_of(skipped: int, context: int) -> float:
     return math.pow(1.0 - min(skipped, context) / context, _POWER)
 
 
-def readings(lag: int, unread: int) -> list[int]:
+def readings(lag: int, unread: int, context: int) -> list[int]:
     """How many tokens may be read before drafting begins: all that the drafter lacks, a half of it or a quarter.
 
-    Where it skipped ``unread`` tokens it goes on with what it has, or begins anew.
+    A drafter that skipped ``unread`` tokens of the ``context`` begins anew, unless it goes on with what it has.
     """
-    lacks = lag + unread
-    parts = [part for part in (lacks // 2, lacks // 4) if part >= LEAST_READ]
-    return [lacks, *parts, lag] if unread else [lag, *parts]
+    if not unread:
+        return [lag, *(part for part in (lag // 2, lag // 4) if part >= LEAST_READ)]
+    return [context, *(part for part in (context // 2, context // 4) if part > context - unread), lag]
 
 
 def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float) -> float:
