@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from edgespec.errors import (
     ModelFileError,
     NonFiniteLogitsError,
     RuntimeUnavailableError,
+    StaleRowsError,
 )
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces.model import ModelFacts
@@ -341,6 +343,23 @@ def test_a_context_without_memory_is_refused(model: NativeModel) -> None:
         with pytest.raises(MemoryLimitError) as caught:
             model.open(absurd)
         assert caught.value.needed_bytes == absurd * model.facts.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("short_head", [False, True])
+def test_whoever_keeps_a_closed_sequence_keeps_no_weights(files: Files, short_head: bool) -> None:
+    """As names do that outlive a ``with`` block, in a notebook for one."""
+    model = load_native(files("llama Q4_0"), NativeSettings())
+    weights = weakref.ref(model._loaded().weights)  # nothing else tells whether its memory is free
+    used = model.with_head_rows(np.arange(0, 40, 2)) if short_head else model
+    with used.open(20) as sequence:
+        rows = sequence.forward([1, 2], 1)
+    used.close()
+    model.close()
+    gc.collect()
+    assert weights() is None
+    for use in (lambda: sequence.frequent_ids, sequence.score_frequent, lambda: rows.logits(0)):
+        with pytest.raises((ClosedError, StaleRowsError)):
+            use()
 
 
 def test_weights_go_with_their_last_user(files: Files) -> None:

@@ -72,7 +72,7 @@ class NativeCache:
     ) -> None:
         self._cancel = cancel  # its flag outlives the threads that look at it
         self._api = part.library.api
-        self._part = part
+        self._part: ModelPart | None = part
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
         self._lock = threading.Lock()  # between whoever uses the pointer for a moment, and free
@@ -105,6 +105,13 @@ class NativeCache:
         """Whether it has not been freed."""
         return self._pointer is not None
 
+    @property
+    def part(self) -> ModelPart:
+        """What it computes with. Raises ClosedError."""
+        if self._part is None:
+            raise ClosedError("this sequence is closed")
+        return self._part
+
     def _open(self) -> int:
         if self._pointer is None:
             raise ClosedError("this sequence is closed")
@@ -115,7 +122,7 @@ class NativeCache:
 
         The last decode's scores are gone. Raises ClosedError.
         """
-        matrices = (self._part.struct.head,) if head is None else head.matrices
+        matrices = (self.part.struct.head,) if head is None else head.matrices
         with self._lock:
             code = self._api.es_use_heads(self._open(), (Matrix * len(matrices))(*matrices), len(matrices))
             _check(code, "another head")
@@ -188,11 +195,12 @@ class NativeCache:
             raise ValueError(f"a row of {self._scores_per_row} scores has no best {len(ids)}")
 
     def free(self) -> None:
-        """Idempotent."""
+        """And let go of the weights. Idempotent."""
         with self._lock:
             pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._api.es_close(pointer)
+            self._part = self.head = None
 
 
 def _check(code: int, what: str) -> None:
@@ -267,7 +275,6 @@ class NativeSequence(RuntimeSequence):
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
         self._open_another = open_another
-        self._part = part
         self._also: frozenset[int] = frozenset()  # what is scored beside a short head, while that is in use
         cancel = NativeCancel()
         self._native = NativeCache(
@@ -297,12 +304,13 @@ class NativeSequence(RuntimeSequence):
         self._scored = count
         rows = NativeRows(self._native, count, self._currency())
         head = self._native.head
-        ids = self._part.head_ids if head is None else head.ids
+        ids = self._native.part.head_ids if head is None else head.ids
         return rows if ids is None else TrimmedRows(rows, ids, self._vocabulary_size)
 
     @property
     def frequent_ids(self) -> abc.Set[int] | None:
-        return None if self._part.head is None else self._part.head.known
+        head = self._native.part.head
+        return None if head is None else head.known
 
     def score_all(self) -> None:
         self._check_usable()
@@ -311,7 +319,7 @@ class NativeSequence(RuntimeSequence):
 
     def score_frequent(self, also: abc.Collection[int] = ()) -> None:
         self._check_usable()
-        short, more = self._part.head, frozenset(also)
+        short, more = self._native.part.head, frozenset(also)
         if short is None or (self._native.head is not None and more == self._also):
             return
         head = short.and_also(more)
