@@ -16,13 +16,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from acceptance_bench import edgespec, identical
 
-from edgespec.files.home import home
+from edgespec.bench.suite import load_suite
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Round
+from edgespec.engine.session import Session
+from edgespec.files.home import Home, home
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +39,7 @@ DECODE = 1.42
 SAMPLED_OF_GREEDY, SAMPLED_CATEGORY = 0.85, 0.98
 FIRST_CODE, SECOND_CODE, SECOND_ALL, SECOND_CATEGORY = 1.0, 1.3, 1.15, 0.97
 ORDER_WITHIN = 0.05
+CUT, CUT_PROMPTS = 0.88, 10
 
 LENGTHS, BUDGETS = (300, 1000, 3000), (8, 16, 32)
 
@@ -202,6 +208,43 @@ def first_answers(results: Any, name: str) -> bool:
     )
 
 
+def cut(results: Any, name: str) -> bool:
+    """Ten answers that end right after their first drafted round: what the drafter took is not earned back."""
+    suite, ratios = load_suite(Path(unseen())), {}
+    with tempfile.TemporaryDirectory() as folder:
+        fresh_home(Path(folder) / "home")
+        engine = Engine.load(profile="laptop", store_home=Home(Path(folder) / "home"))
+        with engine, engine.session() as planned, engine.session() as plain:
+            engine.load_drafter()
+            for prompt in suite[:: max(1, len(suite) // 13)]:
+                turns = []
+                for _ in range(3):
+                    tokens, bought_s = _until_drafted(planned, prompt.prompt)
+                    if tokens:
+                        plain.clear(keep_cache=False)
+                        started = time.perf_counter()
+                        with plain.generate(prompt.prompt, max_tokens=tokens, depth=0) as generation:
+                            sum(1 for _ in generation)
+                        turns.append((time.perf_counter() - started) / bought_s)
+                if turns and len(ratios) < CUT_PROMPTS:
+                    ratios[prompt.id] = statistics.median(turns)
+    results.save(name, ratios=ratios)
+    return len(ratios) == CUT_PROMPTS and min(ratios.values()) >= CUT
+
+
+def _until_drafted(session: Session, prompt: str) -> tuple[int, float]:
+    """Tokens and seconds of an answer that is given up after its first drafted round; 0 where none was drafted."""
+    session.clear(keep_cache=False)
+    tokens, started = 1, time.perf_counter()
+    with session.generate(prompt, max_tokens=256) as generation:
+        for event in generation:
+            if isinstance(event, Round):
+                tokens += event.record.emitted
+                if event.record.source == "model":
+                    return tokens, time.perf_counter() - started
+    return 0, 0.0
+
+
 def _same_ids(rows: Answers) -> bool:
     ids: dict[str, set[tuple[int, ...]]] = {}
     for row in rows:
@@ -236,6 +279,7 @@ PROMISE_STEPS: dict[str, Callable[[Any, str], bool]] = {
     "decode-unseen": decode,
     "sampled-unseen": sampled,
     "first-answers": first_answers,
+    "cut-after-a-purchase": cut,
     "order": order,
 }
 
