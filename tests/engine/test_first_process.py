@@ -14,16 +14,19 @@ from edgespec.calibration.self_check import PASSES, SelfCheck
 from edgespec.engine.engine import Engine
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
+from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
+from edgespec.planning.depth.control import AnswerDepth
 from edgespec.runtimes.native.library import PORTABLE
 from tests.support.calibrating import fix_plain_ratio, shorten_contention, stored
-from tests.support.command_line import run_cli
+from tests.support.command_line import InProcess, run_cli
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import SHAPE, TinyModels, answer, invented_times
 from tests.support.watched_sequences import watch_forwards
 
+STEP_S = 0.001  # of every width, for a policy that is told by ``steady_rounds``
 REPEATING = "the people use water and the people use words and the people"
 FORWARDS = [width for widths in PASSES for width in widths]
 
@@ -56,6 +59,20 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.fixture
+def steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is told invented times: a stall of the machine is longer than all that so fast an answer may lose."""
+    began, record = AnswerDepth.began, AnswerDepth.record
+
+    def steady_record(self: AnswerDepth, told: RoundRecord) -> None:
+        draft_s = 0.1 * STEP_S * told.draft_forwards
+        record(self, replace(told, verify_s=STEP_S, draft_s=draft_s, sync_s=0.0, round_s=STEP_S + draft_s))
+
+    monkeypatch.setattr(AnswerDepth, "began", lambda self, _prompt_s, _first_s: began(self, 10 * STEP_S, STEP_S))
+    monkeypatch.setattr(AnswerDepth, "record", steady_record)
+
+
+@pytest.mark.usefixtures("steady_rounds")
 def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> None:
     with load() as engine, engine.session() as session:
         assert engine.plan.mode == "serial"
@@ -71,9 +88,16 @@ def test_the_first_answer_drafts_and_is_exact(load: Callable[..., Engine]) -> No
         assert answer(session.generate(REPEATING, max_tokens=150, depth=0)).token_ids == first.token_ids
 
 
-def test_a_process_of_its_own_drafts_in_its_only_answer(target: Path, tiny: TinyModels, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("steady_rounds")
+def test_a_command_drafts_in_its_only_answer(
+    target: Path,
+    tiny: TinyModels,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arguments = ("generate", REPEATING, "--target", target, "--draft", tiny.target, "--max-tokens", "150", "--json")
-    found = run_cli(*arguments, home=tmp_path / "home")
+    found = InProcess(tmp_path / "home", monkeypatch, capsys)(*arguments)
     assert found.code == 0, found.err
     plain = run_cli(*arguments, "--plain", home=tmp_path / "other")
     assert found.json["plan"]["mode"] == "serial"
