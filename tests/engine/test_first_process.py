@@ -61,7 +61,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy is told invented times: a stall of the machine is longer than all that so fast an answer may lose."""
+    """The policy is told invented times: a stall of the machine is longer than so fast an answer may lose."""
     began, record = AnswerDepth.began, AnswerDepth.record
 
     def steady_record(self: AnswerDepth, told: RoundRecord) -> None:
