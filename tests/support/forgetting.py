@@ -18,7 +18,7 @@ from edgespec.errors import InvalidRequestError
 __all__ = ["Forget", "alive", "eager_collector", "in_cycles", "in_tasks", "in_threads"]
 
 SAMPLING = Sampling(temperature=0.8, seed=3, top_k=20)
-PROMPT = "hello world"
+PROMPT = "Count from one to a hundred, in words."  # a long answer, whoever gives it
 DEPTH = 3
 AT_ONCE = 4  # sessions, each with a thread or a task
 PHASES = 7  # an answer is left after one to so many events, or so many pauses
@@ -48,13 +48,13 @@ def in_tasks(engine: Engine, times: int, pause_s: float) -> None:
     """In four sessions at the same time, each read by tasks that are cancelled."""
 
     async def read(session: Session) -> None:
-        generation = session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
+        generation = ask(session)
         cycle: list[object] = [generation]
         cycle.append(cycle)  # a cancelled task's traceback does so as well
         async for _ in generation:
             pass
 
-    async def ask(times: int) -> None:
+    async def cancel_tasks(times: int) -> None:
         with engine.session() as session:
             for number in range(times):
                 reading = asyncio.create_task(read(session))
@@ -63,10 +63,16 @@ def in_tasks(engine: Engine, times: int, pause_s: float) -> None:
                 await asyncio.wait([reading])
 
     async def ask_all() -> None:
-        asking = asyncio.gather(*(ask(times // AT_ONCE) for _ in range(AT_ONCE)))
+        asking = asyncio.gather(*(cancel_tasks(times // AT_ONCE) for _ in range(AT_ONCE)))
         await asyncio.wait_for(asking, HANGING_S)
 
     asyncio.run(ask_all())
+
+
+def ask(session: Session) -> Generation:
+    """The first turn of a new conversation: an answer as long as any."""
+    session.clear()
+    return session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
 
 
 def begin(session: Session) -> Generation:
@@ -74,7 +80,7 @@ def begin(session: Session) -> Generation:
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
+            return ask(session)
         except InvalidRequestError:
             if time.monotonic() > end:
                 gc.collect()
@@ -87,18 +93,24 @@ def forget(session: Session, count: int) -> None:
     cycle: list[object] = [generation]
     cycle.append(cycle)
     for _ in range(count):
-        next(generation)
+        next(generation, None)
 
 
 @contextmanager
 def eager_collector() -> Iterator[None]:
-    """The collector runs after every 40 objects: on decoding threads, and within whatever they hold."""
+    """The collector runs after every 40 objects: on decoding threads, and within whatever they hold.
+
+    It leaves out what there is already, which is a vocabulary of 150 000 strings with a real model.
+    """
     before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
     gc.set_threshold(40, 2, 2)
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def alive(kind: type) -> int:
