@@ -59,7 +59,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         # Why an answer was not drafted, beside those of its plan.
         "drafter_failed": "a drafter failed in this answer",
         "context_too_long": "the answer's context is longer than the widths were compared to",
-        "not_paying_now": "guessing does not pay in this text",
+        "not_paying_now": "the drafting model's guesses do not pay in this text, or have not of late",
         "drafter_waits": "the drafting model is being loaded, or started again",
         "answer_too_short": "the answer was too short to repay what guessing takes before it saves anything",
     }

@@ -459,20 +459,20 @@ class AnswerDepth:
             if cost == FREE or self._trust.on or not self._done:
                 return None
             if control.hopeless:
-                most = f"{control.possible:.2f}x plain even if every token were accepted"
-                return Reason("no_drafter_pays", f"{source} drafting would reach {most}")
+                most = f"{control.possible:.2f}x at best"
+                return Reason("no_drafter_pays", f"the drafting model cannot speed this up here ({most}): off")
             if self._trust.tries:
-                speed = self._drafted_tokens / (self._drafted_tokens - self._saved)
-                tokens = max(0, self._next_look - self._done)
-                return Reason(
-                    "not_paying_now",
-                    f"drafting did not pay in this answer: {speed:.2f}x plain; tried again after {tokens} tokens",
-                )
+                said = "the drafting model's guesses did not pay in this answer; it may guess again in the next"
+                return Reason("not_paying_now", said)
             if self._guessed:
-                some = f"the drafter would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
+                some = f"the drafting model would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
                 return Reason("not_paying_now", f"{some} of this answer, too few to pay")
-            short = "the answer was too short to repay what drafting takes before it saves anything"
-            return Reason("answer_too_short", short)
+            usual = self._usual(0)
+            if self._experience.gain(usual) <= 0.5 * PAYS * usual:
+                said = "the drafting model's guesses have hardly paid of late; it is tried again in later answers"
+                return Reason("not_paying_now", said)
+            said = "this answer was too short to repay reading it with the drafting model; longer ones get guesses"
+            return Reason("answer_too_short", said)
 
 
 def _plausible(slowness: float) -> float:
