@@ -191,7 +191,7 @@ class AnswerDepth:
         self._timed = False  # whether a draft was, since the latest purchase
         self._gain = self._trial = 0.0
         self._drafted_rounds = 0
-        self._drafted_tokens, self._saved = 0, 0.0  # of drafted rounds, and what these saved in plain steps
+        self._saved = 0.0  # by drafted rounds, in plain steps
         self._bought_at = 0
         self._rate_tokens = self._rate_s = 0.0
         self._loading = False
@@ -433,7 +433,6 @@ class AnswerDepth:
     def _judge(self, plain_s: float, working_s: float, emitted: int) -> None:
         """What a drafted round came to."""
         self._drafted_rounds += 1
-        self._drafted_tokens += emitted
         saved = (plain_s - working_s) * emitted / plain_s
         self._saved += saved
         if not self._trust.add(saved):
