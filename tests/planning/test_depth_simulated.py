@@ -106,7 +106,7 @@ def test_depth_follows_a_text_that_changes() -> None:
 
 
 def check_never_slower(sources: Sequence[Source], machine: Machine, seed: int) -> None:
-    for tokens, least in ((128, 0.95), (512, 0.97)):
+    for tokens, least in ((128, 0.94), (512, 0.97)):
         answer = decode(policy_for(sources, machine.curve), sources, machine, tokens=tokens, seed=seed)
         assert answer.speedup >= least, f"{tokens} tokens"
 

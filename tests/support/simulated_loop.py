@@ -63,6 +63,9 @@ class _Drafter:
         self._asked_at = self._place(context)
         return 0 if self.free else self._course.lag(self._asked_at)
 
+    def unread(self, context: Context) -> int:
+        return 0 if self.free else self._course.unread(self._place(context))
+
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         course, place = self._course, self._place(context)
         drafted: Drafted | None
@@ -98,7 +101,7 @@ class _Answer:
     def __init__(self, decider: Decider, request: Request) -> None:
         self._decider, self._request = decider, request
         self.allow, self.buys_load, self.learn = decider.allow, decider.buys_load, decider.learn
-        self.record, self.end = decider.record, decider.end
+        self.learn_hindsight, self.record, self.end = decider.learn_hindsight, decider.record, decider.end
 
     def began(self, prompt_s: float, first_s: float) -> None:
         self._decider.begin(self._request, prompt_s, first_s)
