@@ -84,7 +84,8 @@ def run_passes(
 
     Within a pass the arms take turns A B B A on each prompt. Before its turns a prompt is answered plainly once
     without counting: that warms the machine up and tells the replay drafters what to say. Unless the run is cold,
-    every arm then reads the prompt, so that its turns find it in the cache, and the drafter is loaded before.
+    every arm then reads the prompt, so that its turns find it in the caches of target and drafter, as the next answer
+    of a conversation does, and the drafter is loaded before.
     """
     if not settings.cold and any(arm.drafts_with_model for arm in arms):
         with suppress(EdgespecError):  # then its answers are plain, and say why
@@ -102,6 +103,8 @@ def run_passes(
                 # So that no arm's first turn, and no other's, comes right after the work of reading the prompt.
                 for arm in arms:
                     _answer(arm, prompt, replace(settings, max_tokens=1), raw=raw, cold=False)
+                    for reading in arm.session.read_ahead():
+                        reading.exception()
             known = [*encoded[prompt.id], *reference.token_ids]
             seen = dict.fromkeys(names, 0)
             for name in abba(names, 1, settings.seed + number + place):

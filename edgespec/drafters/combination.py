@@ -5,8 +5,10 @@ With no drafter at all this is the absence of speculation: it proposes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from edgespec.errors import CancelledError, EdgespecError
@@ -22,10 +24,12 @@ from edgespec.interfaces.drafting import (
     LoadsAtLeisure,
     Outcome,
     Proposal,
+    ReadsAhead,
     SkipsText,
     admitted,
 )
 from edgespec.interfaces.policy import AnswerPolicy
+from edgespec.interfaces.reasons import Reason
 
 # Proposals watched at a time: one a round, and each is decided within as many rounds as it has tokens.
 _WATCHED = 16
@@ -88,6 +92,31 @@ class CombinationState:
 
     def lag(self, context: Context) -> int:
         return min((state.lag(context) for _, state in self._parts), default=0)
+
+    def _readers(self) -> list[ReadsAhead]:
+        """Those that may be of use in the next answer."""
+        return [
+            state
+            for kind, state in self._parts
+            if isinstance(state, ReadsAhead) and kind not in self.failures and _may_pay(self.depth.why_off(kind))
+        ]
+
+    @property
+    def may_read_ahead(self) -> bool:
+        return bool(self._readers())
+
+    def read_ahead(self, context: Context) -> list[Future[None]]:
+        """Let them read what they lack of the text; a failure is met again, and told, when they draft."""
+        readings = []
+        for state in self._readers():
+            with contextlib.suppress(EdgespecError):
+                readings.append(state.read_ahead(context))
+        return [reading for reading in readings if reading is not None]
+
+    def stop_reading(self) -> None:
+        for _, state in self._parts:
+            if isinstance(state, ReadsAhead):
+                state.stop_reading()
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         self._judge_watched(context)
@@ -199,6 +228,11 @@ class CombinationState:
     def close(self) -> None:
         for _, state in self._parts:
             state.close()
+
+
+def _may_pay(why: Reason | None) -> bool:
+    """Whether a drafter that was off for that reason may be of use in the next answer."""
+    return why is None or why.code in ("answer_too_short", "not_paying_now")
 
 
 def _confidences(proposal: Proposal) -> tuple[float, ...]:

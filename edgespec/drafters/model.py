@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError as CancelledFuture, Future
 from dataclasses import dataclass, field, replace
 
 from edgespec.drafters.head_coverage import HeadCoverage, short_head_watch
@@ -30,6 +32,9 @@ KIND = "model"
 # Tokens read between two looks at the clock, at least and at most: as many as keep a forward busy for no longer than
 # two steps of the target, and of a long text a sixteenth, since short forwards read the weights more often.
 _LEAST_SLICE, _MOST_SLICE = 16, 64
+
+# What reading ahead is waited for, at most: many times what a slice takes on any machine that a drafter is of use on.
+_LONGEST_SLICE_S = 5.0
 
 # Tokens of lag that an ordinary round leaves: the last draft token and the token that followed it. Feeding more
 # than this is catching up, which is timed apart so that it does not count as the price of a round.
@@ -100,13 +105,53 @@ class ModelDraftState:
         self._closed = False
         self._lost: str | None = None  # what the loss of its model said
         self._waiting = False  # for its model, when it was last asked
+        self._stop = threading.Event()  # tells ``_reading`` to end
+        self._reading: Future[None] | None = None
         self.forks = False
 
+    def read_ahead(self, context: Context) -> Future[None] | None:
+        if self._reading is not None and not self._reading.done():
+            return self._reading
+        if self._closed or not self.ready or not self._lacks(context):
+            return None
+        cache = self._take_up(context) or self._open()
+        if cache is None or len(context) > cache.sequence.context_length:
+            return None
+        context.window = len(context) if cache.start else None
+        stop = self._stop = threading.Event()
+        self._reading = cache.sequence.submit(lambda: self._read_on(cache, context, stop))
+        return self._reading
+
+    def _lacks(self, context: Context) -> bool:
+        return self.lag(context) + self.unread(context) >= _LEAST_SLICE
+
+    def _read_on(self, cache: _Cache, context: Context, stop: threading.Event) -> None:
+        """On the cache's thread, in slices so short that whoever asks for it hardly waits."""
+        lag = self._place(cache, context)
+        while lag and not stop.is_set():
+            part = lag[:_LEAST_SLICE]
+            cache.sequence.forward(part, 0)
+            cache.known.extend(part)
+            lag = lag[_LEAST_SLICE:]
+
+    def stop_reading(self) -> None:
+        self._stop.set()
+
+    def _settle_reading(self) -> None:
+        """Nothing is read any more. What reading ahead failed of fails again, and is told, when it drafts."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            self.stop_reading()
+            with contextlib.suppress(CancelledFuture, TimeoutError):  # closed meanwhile, or begun before a fork
+                reading.exception(_LONGEST_SLICE_S)
+
     def lag(self, context: Context) -> int:
+        self._settle_reading()
         caches = [*self._branches] if self._cache is None else [self._cache, *self._branches]
         return max(0, len(context) - 1 - max((cache.reaches(context) for cache in caches), default=0))
 
     def unread(self, context: Context) -> int:
+        self._settle_reading()
         cache = self._cache
         return cache.start if cache is not None and cache.reaches(context) else 0
 
@@ -130,6 +175,7 @@ class ModelDraftState:
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:
             raise ClosedError("this drafter's state is closed")
+        self._settle_reading()
         if depth < 1 or not len(context):
             return NOTHING
         cache = self._take_up(context) or self._open()
@@ -351,6 +397,7 @@ class ModelDraftState:
 
     def close(self) -> None:
         self._closed = True
+        self.stop_reading()
         for sequence in self._open_sequences():
             sequence.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from edgespec.drafters.head_coverage import HeadCoverage
 from edgespec.drafters.model import KIND
@@ -19,6 +20,7 @@ from edgespec.interfaces.drafting import (
     LoadsAtLeisure,
     Outcome,
     Proposal,
+    ReadsAhead,
     SkipsText,
 )
 
@@ -113,6 +115,15 @@ class TrimmedHeadState:
     def unread(self, context: Context) -> int:
         speaking = self._speaking(context)
         return speaking.unread(context) if isinstance(speaking, SkipsText) else 0
+
+    def read_ahead(self, context: Context) -> Future[None] | None:
+        speaking = self._speaking(context)
+        return speaking.read_ahead(context) if isinstance(speaking, ReadsAhead) else None
+
+    def stop_reading(self) -> None:
+        for state in (self._trimmed, self._whole):
+            if isinstance(state, ReadsAhead):
+                state.stop_reading()
 
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         if self._closed:

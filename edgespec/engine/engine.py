@@ -221,9 +221,9 @@ class Engine:
         """
         stop = stop or threading.Event()
         again = not self.unmeasured
-        self.pair.load_ahead.put_off()
         if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
+        self.pair.load_ahead.put_off()
         with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()

@@ -274,26 +274,42 @@ class Idle(Protocol):
         """What had better be loaded now; None if nothing is to be, or if that would take long."""
 
 
+class Reader(Protocol):
+    """Whose drafter reads ahead."""
+
+    def read_ahead(self) -> object:
+        """Begin to read, and return at once."""
+
+    def stop_reading(self) -> None:
+        """End it soon."""
+
+
 class LoadAhead:
-    """Begins a cheap load once nothing was answered for ``idle_s``. Thread-safe; keeps ``owner`` not alive."""
+    """Begins a cheap load once nothing was answered for ``idle_s``, or else lets the drafter read the conversation of
+    the latest answer. Thread-safe; keeps nobody alive."""
 
     def __init__(self, owner: Idle, idle_s: float = IDLE_S) -> None:
         self._owner = weakref.ref(owner)
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._reader: Callable[[], Reader | None] = lambda: None
 
-    def when_idle(self) -> None:
-        """An answer ended, or a session was opened."""
+    def when_idle(self, reader: Reader | None = None) -> None:
+        """An answer of ``reader`` ended, or a session was opened."""
         owner = self._owner()
-        if owner is not None and owner.cheap_load() is not None:
-            timer = threading.Timer(self._idle_s, _begin, (self._owner,))
+        if owner is not None and (reader is not None or owner.cheap_load() is not None):
+            self._reader = (lambda: None) if reader is None else weakref.ref(reader)
+            timer = threading.Timer(self._idle_s, _begin, (self._owner, self._reader))
             timer.daemon, timer.name = True, "edgespec-load-ahead"
             self._exchange(timer)
 
     def put_off(self) -> None:
-        """An answer or a measurement begins. What is being loaded already goes on."""
+        """An answer or a measurement begins. What is being loaded already goes on; reading ends."""
         self._exchange(None)
+        reader = self._reader()
+        if reader is not None:
+            reader.stop_reading()
 
     def _exchange(self, timer: threading.Timer | None) -> None:
         with self._lock:
@@ -305,9 +321,11 @@ class LoadAhead:
                     timer.start()
 
 
-def _begin(reference: Callable[[], Idle | None]) -> None:
-    owner = reference()
+def _begin(reference: Callable[[], Idle | None], reading: Callable[[], Reader | None]) -> None:
+    owner, reader = reference(), reading()
     if owner is not None and not owner.answering:
         model = owner.cheap_load()
         if model is not None:
             model.load()
+        elif reader is not None:
+            reader.read_ahead()

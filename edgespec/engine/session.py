@@ -23,7 +23,7 @@ from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
-from edgespec.interfaces.drafting import DraftRequest, common_prefix
+from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
@@ -223,6 +223,7 @@ class Session:
                 raise ClosedError("this session is closed")
             if self._active is not None:
                 raise _busy()
+            self._drafts.stop_reading()
             run = partial(answer.task.run, partial(self._take_over, answer))
             self._active = answer, self._target.submit(run)
 
@@ -309,7 +310,19 @@ class Session:
         if self._pair.can_rewind:
             with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
-        self._pair.load_ahead.when_idle()
+        self._pair.load_ahead.when_idle(self if self._drafts.may_read_ahead and not self._closed else None)
+
+    def read_ahead(self) -> list[Future[None]]:
+        """Let the drafter read what it lacks of the conversation, so that the next answer is drafted from its first
+        token on. For when nothing is answered; an answer that begins ends it."""
+        with self._lock:
+            if self._closed or self._active is not None:
+                return []
+            return self._drafts.read_ahead(Context(list(self._conversation.history)))
+
+    def stop_reading(self) -> None:
+        """End that soon."""
+        self._drafts.stop_reading()
 
     @property
     def speculation_off(self) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import abc
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -306,6 +307,20 @@ class SkipsText(Protocol):
 
     def unread(self, context: Context) -> int:
         """Tokens at the beginning of ``context`` that it skipped. To read them it reads everything again."""
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A DraftState that may read a text while nobody waits for it."""
+
+    def read_ahead(self, context: Context) -> Future[None] | None:
+        """Begin to read what it lacks of ``context``, and return at once; None if there is nothing to read.
+
+        Whatever it is asked next ends that, and waits for no more than one short forward.
+        """
+
+    def stop_reading(self) -> None:
+        """Make it end soon. Any thread may call it."""
 
 
 @runtime_checkable

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -213,3 +217,69 @@ def test_it_says_how_much_of_the_beginning_it_skipped() -> None:
     assert state.unread(told([7, 7, 2])) == 0, "another text"
     state.propose(told(LONG, len(LONG)), 1)
     assert state.unread(told(LONG)) == 0
+
+
+# --------------------------------------------------------------------------------------------------- reading ahead
+
+
+def test_what_was_read_ahead_is_not_read_again() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    reading = state.read_ahead(told(LONG))
+    assert reading is not None
+    reading.result(20.0)
+    assert only(model).tokens == LONG
+    assert max(only(model).log.widths) <= 16, "whoever asks meanwhile hardly waits"
+    widths = len(only(model).log.widths)
+    assert state.read_ahead(told(LONG)) is None, "there is nothing left"
+    assert state.lag(told([*LONG, 5])) == 0
+    assert list(state.propose(told([*LONG, 5]), 2).tokens) == likeliest(model, [*LONG, 5], 2)
+    assert only(model).log.widths[widths:] == [1, 1]
+
+
+def test_what_was_skipped_is_read_ahead_as_well() -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    state.propose(told(LONG, 32), 1)
+    reading = state.read_ahead(told(LONG))
+    assert reading is not None
+    reading.result(20.0)
+    assert (only(model).tokens, state.unread(told(LONG))) == (LONG, 0)
+
+
+def test_reading_ahead_ends_with_the_slice_in_which_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FakeModel(seed=1)
+    state = started(model)
+    forward = FakeSequence.forward
+
+    def told_meanwhile(own: FakeSequence, tokens: Sequence[int], rows: int) -> Any:
+        state.stop_reading()
+        return forward(own, tokens, rows)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeSequence, "forward", told_meanwhile)
+        reading = state.read_ahead(told(LONG))
+    assert reading is not None
+    assert reading.done()
+    assert state.lag(told(LONG)) == len(LONG) - 1 - 16
+    assert state.read_ahead(told(LONG)) is not None
+    assert state.lag(told(LONG)) == 0
+    state.close()
+    assert state.read_ahead(told(LONG)) is None
+
+
+def test_a_reading_under_way_is_the_only_one_and_is_waited_for_by_whoever_asks() -> None:
+    state = started(FakeModel(seed=1))
+    assert state.read_ahead(told(LONG)) is not None
+    under_way: Future[None] = Future()
+    state._reading = under_way
+    assert state.read_ahead(told(LONG * 2)) is under_way
+    threading.Timer(0.05, under_way.set_result, (None,)).start()
+    assert state.lag(told(LONG)) == 0
+    assert under_way.done()
+
+
+def test_a_text_that_the_drafter_cannot_hold_is_not_read_ahead() -> None:
+    state = started(FakeModel(seed=1), context_length=64)
+    assert state.read_ahead(told(LONG)) is None
+    assert state.read_ahead(told(LONG[:10])) is None, "it is read as soon when it drafts"

@@ -105,3 +105,45 @@ def test_an_owner_that_is_forgotten_is_not_kept_alive() -> None:
 
 def test_the_pause_is_that_of_a_person() -> None:
     assert inspect.signature(LoadAhead).parameters["idle_s"].default == IDLE_S == 0.5
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.reads = threading.Event()
+        self.stopped = 0
+
+    def read_ahead(self) -> object:
+        self.reads.set()
+        return None
+
+    def stop_reading(self) -> None:
+        self.stopped += 1
+
+
+def test_once_the_drafter_is_loaded_it_reads_the_latest_conversation() -> None:
+    owner, reader = Owner(), Reader()
+    ahead = LoadAhead(owner, SOON_S)
+    ahead.when_idle(reader)
+    assert owner.begun.wait(WAIT_S)
+    assert none_left()
+    assert not reader.reads.is_set(), "it had to be loaded first"
+    ahead.when_idle(reader)
+    assert reader.reads.wait(WAIT_S)
+    ahead.put_off()
+    assert reader.stopped == 1
+    owner.answering = True
+    reader.reads.clear()
+    ahead.when_idle(reader)
+    assert none_left()
+    assert not reader.reads.is_set(), "somebody is answered"
+
+
+def test_a_conversation_that_is_forgotten_is_not_read() -> None:
+    owner, reader = Owner(), Reader()
+    owner.cheap = False
+    ahead, gone = LoadAhead(owner, SOON_S), weakref.ref(reader)
+    ahead.when_idle(reader)
+    del reader
+    assert none_left()
+    assert gone() is None
+    ahead.put_off()

@@ -1,0 +1,95 @@
+"""Between the answers of a conversation the drafter reads what it lacks of it. With the tiny pair."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from edgespec.drafters.model import ModelDraftState
+from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
+from edgespec.interfaces.drafting import Context
+from edgespec.interfaces.reasons import Reason
+from tests.engine.answers import plain_text
+from tests.support.tiny_models import answer
+
+WAIT_S = 20.0
+PROMPT = "one two three four five six seven eight nine ten eleven twelve"
+
+
+def drafter(session: Session) -> ModelDraftState:
+    (state,) = [state for _, state in session._drafts._parts if isinstance(state, ModelDraftState)]
+    return state
+
+
+def lag(session: Session) -> int:
+    context = Context(list(session._conversation.history))
+    return drafter(session).lag(context) + drafter(session).unread(context)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT_S
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+@pytest.fixture
+def undrafted(engine: Engine, session: Session) -> Session:
+    """After an answer of which the drafter read nothing."""
+    engine.load_drafter()
+    answer(session.generate(PROMPT, max_tokens=8, depth=0))
+    assert lag(session) > 8
+    return session
+
+
+def test_after_an_answer_the_drafter_reads_the_conversation_once_nobody_is_answered(
+    engine: Engine, undrafted: Session
+) -> None:
+    assert undrafted.read_ahead() == [], "depth 0 was asked for: it is of no use"
+    answer(undrafted.generate(PROMPT, max_tokens=8, depth=2))
+    undrafted._drafts.depth = _Allowing(undrafted._drafts.depth)  # type: ignore[assignment]
+    undrafted._conversation.history += [5] * 40
+    engine.pair.load_ahead.when_idle(undrafted)
+    assert eventually(lambda: lag(undrafted) == 0)
+
+
+def test_the_text_is_plain_decodings_whatever_was_read(engine: Engine, session: Session) -> None:
+    first = answer(session.generate(PROMPT, max_tokens=8, depth=2))
+    for reading in session.read_ahead():
+        reading.result(WAIT_S)
+    session.clear()
+    again = answer(session.generate(PROMPT, max_tokens=8, depth=2))
+    assert again.token_ids == first.token_ids == plain_text(engine, PROMPT, max_tokens=8).token_ids
+
+
+def test_nothing_is_read_while_it_answers_nor_after_it_is_closed(engine: Engine) -> None:
+    with engine.session() as session:
+        with session.generate(PROMPT, max_tokens=8, depth=2) as generation:
+            next(iter(generation))
+            assert session.read_ahead() == []
+        session.stop_reading()
+    assert session.read_ahead() == []
+
+
+def test_an_answer_ends_what_is_read(undrafted: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    monkeypatch.setattr(ModelDraftState, "stop_reading", lambda own: stopped.set())
+    answer(undrafted.generate(PROMPT, max_tokens=2, depth=0))
+    assert stopped.is_set()
+
+
+class _Allowing:
+    """A policy of an answer that was too short."""
+
+    def __init__(self, own: object) -> None:
+        self._own = own
+
+    def why_off(self, source: str) -> Reason:
+        return Reason("answer_too_short", "too short")
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._own, name)
