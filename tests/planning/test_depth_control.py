@@ -26,8 +26,16 @@ from edgespec.planning.depth.control import (
     DepthControl,
 )
 from edgespec.planning.depth.experience import SAMPLED, TRIAL, Experience, History, Lengths
-from edgespec.planning.depth.price import FIRST_REST, RISK, Ledger, PricedGate, worth_buying
-from edgespec.planning.depth.reading import HINDSIGHT, LEAST_READ, LOOK
+from edgespec.planning.depth.price import (
+    FIRST_REST,
+    HINDSIGHT,
+    LEAST_READ,
+    LOOK,
+    RISK,
+    Ledger,
+    PricedGate,
+    worth_buying,
+)
 from tests.support.drawn_requests import (
     CALIBRATED_AT,
     LLAMA,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.planning.depth.reading import (
+from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
     LOOKING,

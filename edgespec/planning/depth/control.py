@@ -33,14 +33,19 @@ from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes, Pla
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History, Lengths
-from edgespec.planning.depth.price import CHANGED, SHORT_TRIAL, Ledger, PricedGate, Trust, worth_buying
-from edgespec.planning.depth.reading import (
+from edgespec.planning.depth.price import (
+    CHANGED,
     HINDSIGHT,
     LEAST_READ,
     LOOK,
+    SHORT_TRIAL,
+    Ledger,
+    PricedGate,
+    Trust,
     may_look,
     rate_in_hindsight,
     readings,
+    worth_buying,
     worth_of,
 )
 
