@@ -77,6 +77,12 @@ class _Cache:
         shared = common_prefix(self.known, tokens)
         return self.start + shared if shared else 0
 
+    def feed(self, tokens: list[int], count: int) -> list[int]:
+        """Read the first ``count`` of the tokens that follow; returns those that are left."""
+        self.sequence.forward(tokens[:count], 0)
+        self.known.extend(tokens[:count])
+        return tokens[count:]
+
 
 class ModelDraftState:
     """One session's cache of the drafter.
@@ -129,10 +135,7 @@ class ModelDraftState:
         """On the cache's thread, in slices so short that whoever asks for it hardly waits."""
         lag = self._place(cache, context)
         while lag and not stop.is_set():
-            part = lag[:_LEAST_SLICE]
-            cache.sequence.forward(part, 0)
-            cache.known.extend(part)
-            lag = lag[_LEAST_SLICE:]
+            lag = cache.feed(lag, _LEAST_SLICE)
 
     def stop_reading(self) -> None:
         self._stop.set()
@@ -299,10 +302,7 @@ class ModelDraftState:
         size = len(lag) if patience_s == math.inf else min(_MOST_SLICE, max(_LEAST_SLICE, len(lag) // 16))
         size = max(size, before + 1)
         while len(lag) > size:
-            part = lag[: min(size, len(lag) - before - 1)]
-            cache.sequence.forward(part, 0)
-            cache.known.extend(part)
-            lag = lag[len(part) :]
+            lag = cache.feed(lag, min(size, len(lag) - before - 1))
             if time.perf_counter() - started > patience_s:
                 return None
         rows = self._known_ids(cache.sequence.forward(lag, before + 1))

@@ -278,13 +278,16 @@ class AnswerDepth:
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
         """The deepest draft whose every token may be wrong without the answer, or trust, losing more than it may."""
-        room_s, now = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s, self._now
-        trusted_s = math.inf if cost == FREE else self._trust.at_once * now[0]
+        room_s = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s
+        trusted_s = math.inf if cost == FREE else self._trust.at_once * self._now[0]
         for depth in range(self._cap, 0, -1):
-            lost_s = depth * cost.token_s + now[depth] - now[0]
+            lost_s = self._lost_s(cost, depth)
             if lost_s <= room_s and (depth == 1 or lost_s <= trusted_s):
                 return depth
         return 0
+
+    def _lost_s(self, cost: DraftCost, depth: int) -> float:
+        return depth * cost.token_s + self._now[depth] - self._now[0]
 
     def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
         """How many tokens to read so that drafting begins now, or again; None if it does not."""
@@ -308,7 +311,7 @@ class AnswerDepth:
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
-            first_s = cost.token_s + self._now[1] - step_s if both is None else 0.0
+            first_s = self._lost_s(cost, 1) if both is None else 0.0
             if load_s + reading_s + first_s > AT_ONCE * self.ledger.room_s:
                 continue
             price_s = max(0.0, load_s - control.missed_s) + reading_s + trial * step_s
@@ -323,15 +326,11 @@ class AnswerDepth:
 
     def _looks(self, cost: DraftCost, lag: int) -> bool:
         """Whether to read a few tokens only to see what the drafter would have guessed of them."""
-        if (
-            self._done < max(HINDSIGHT, self._trust.rests_until)
-            or self._rate is not None
-            or self._pipelined
-            or lag <= LOOK
-        ):
+        rests = self._done < max(HINDSIGHT, self._trust.rests_until)
+        if rests or self._rate is not None or self._pipelined or lag <= LOOK:
             return False
         step_s, lengths = self._now[0], self._control.lengths
-        price_s = LOOK * cost.lag_token_s + cost.token_s + self._now[1] - step_s
+        price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
         longer, looked_s = lengths.longer_than(self._done, self._most), self._looked_s + price_s
         prompt_s = self.ledger.plain_s - self._done * step_s
         if price_s > AT_ONCE * self.ledger.room_s:
@@ -358,7 +357,7 @@ class AnswerDepth:
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
         """Whether to read all of the text, of which so many tokens were skipped."""
         price_s, step_s = self._context * cost.lag_token_s, self._now[0]
-        if price_s + cost.token_s + self._now[1] - step_s > AT_ONCE * self.ledger.room_s:
+        if price_s + self._lost_s(cost, 1) > AT_ONCE * self.ledger.room_s:
             return False
         longer = self._control.lengths.longer_than(self._done, self._most)
         rest = statistics.fmean(longer) - self._done if longer else self._done
