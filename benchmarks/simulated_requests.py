@@ -90,7 +90,7 @@ def print_orders(orders: list[tuple[str, Order]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """One bound of the issue, what it asks and what came of it."""
+    """A bound: what is required, and what was measured."""
 
     name: str
     asked: str
