@@ -97,8 +97,11 @@ def load_pair(
         drafter, drafter_off = None, too_large
     request = _plan_request(prepare.profile, context_length, drafter, drafter_off)
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
+    pool = ModelPool(prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings())
     model, widths = _open_target(target, settings, request, store, measure, tell)
     try:
+        if request.depth != 0:
+            pool.load_prepared()  # beside the tokenizer
         check = None
         if widths is None and request.depth != 0 and request.sources and model.facts.bit_equal_by_construction:
             check = SelfCheck(model)  # takes about as long as the tokenizer, which leaves it all processors but one
@@ -112,9 +115,7 @@ def load_pair(
             home=own_home,
             target=model,
             tokenizer=tokenizer,
-            pool=ModelPool(
-                prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings()
-            ),
+            pool=pool,
             request=request,
             probe=widths,
             store=store,
@@ -122,6 +123,7 @@ def load_pair(
             most_threads=threads,
         )
     except BaseException:
+        pool.close()
         model.close()
         raise
 

@@ -92,6 +92,7 @@ class Engine:
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
         try:
+            pair.prepare_drafter(tell)
             if calibrate and engine.unmeasured and chosen.depth != 0:
                 engine.calibrate(progress=tell)
         except BaseException:
@@ -155,7 +156,6 @@ class Engine:
                 require_memory("another session", more, pair.pool.left_bytes - (others - 1) * more.total_bytes)
             session = Session(pair, system=system, speculation=speculation)
             pair.sessions.add(session)
-        pair.load_ahead.when_idle()
         return session
 
     def load_drafter(self) -> None:
@@ -201,7 +201,7 @@ class Engine:
         calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.measurements.store.exclusive
-        self.pair.load_ahead.put_off()
+        self.pair.read_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
             self._give_up_calibration()  # which may hold the target a second time
             calibration.run(progress, budget_s=budget_s)
@@ -223,7 +223,7 @@ class Engine:
         again = not self.unmeasured
         if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
-        self.pair.load_ahead.put_off()
+        self.pair.read_ahead.put_off()
         with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()
@@ -288,7 +288,7 @@ class Engine:
             parts.callback(pair.measurements.keep, pair.policy)
             if self._calibration is not None:
                 parts.callback(self._calibration.close)
-            parts.callback(pair.load_ahead.put_off)
+            parts.callback(pair.read_ahead.put_off)
             for session in sessions:
                 parts.callback(session.close)
 

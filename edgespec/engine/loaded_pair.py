@@ -1,7 +1,4 @@
-"""A loaded target with the drafters found for it, and the plan for them: what sessions and calibrations are given.
-
-The drafter is loaded while nobody waits for an answer, where that is cheap.
-"""
+"""A loaded target with the drafters found for it, and the plan for them: what sessions and calibrations are given."""
 
 from __future__ import annotations
 
@@ -18,12 +15,13 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.conversation import PromptFormat
+from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.errors import ClosedError
+from edgespec.errors import ClosedError, EdgespecError
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
-from edgespec.interfaces.model import LoadsInBackground, Model
+from edgespec.interfaces.model import Model
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool
@@ -103,7 +101,7 @@ class LoadedPair:
             drafters.append(_model_drafter(pool))
         self.drafters: tuple[Drafter, ...] = tuple(drafters)
         self.measurements = self._measurements_in(store)
-        self.load_ahead = LoadAhead(self)
+        self.read_ahead = ReadAhead(self)
         costs = self.costs()
         self.ranking: Ranking | None = None
         self.plan: Plan = self._plan_by(costs)
@@ -154,11 +152,18 @@ class LoadedPair:
         """What is known of times and prices now."""
         return replace(self.measurements.costs(), load_s=self.pool.load_s)
 
-    def cheap_load(self) -> BackgroundModel | None:
-        """The drafter, where the plan uses it, it is not loaded, and loading it only maps a file."""
-        drafter = self.plan.drafter
-        drafts = self.plan.depth_cap > 0 and drafter is not None and drafter.model is not None
-        return self.pool.cheap_drafter() if drafts and not self.closed else None
+    def prepare_drafter(self, tell: LoadProgress) -> None:
+        """Lay out the drafter's weights, where the plan uses it and later loads will only have to map them.
+
+        That is done once on a machine, takes seconds and is waited for: no answer pays for it. Failing is no error
+        here: the answer that drafts tells of it.
+        """
+        drafter, own = self.plan.drafter, self.pool.drafter
+        if own is None or drafter is None or drafter.model is None or not self.plan.depth_cap or not own.will_prepare:
+            return
+        tell(Loading(f"preparing {own.file.name}, once on this machine"))
+        with contextlib.suppress(EdgespecError):
+            self.pool.drafter_model().wait()
 
     # ------------------------------------------------------------------------------------------ plan
 
@@ -190,7 +195,7 @@ class LoadedPair:
 
     def begin_answer(self) -> None:
         """What every answer begins with."""
-        self.load_ahead.put_off()
+        self.read_ahead.put_off()
         if (free := self.on_answer()) is not None:
             free()
         self._notices += self.follow_power()
@@ -228,6 +233,7 @@ class LoadedPair:
             self.target.close()
             self.target, self.probe = other, None
             self.pool.use_threads(other.settings.threads)  # drafters run as the target does
+            self.pool.load_prepared()
             self.measurements = self._measurements_in(self.measurements.store)
             self.replan()  # the depths of the old plan are those of another numeric class
         return True
@@ -258,20 +264,17 @@ def _called(method: weakref.WeakMethod[Callable[[], BackgroundModel]]) -> Model:
     return alive()
 
 
-# How long nothing is answered before a load begins. A program that opens a session asks within milliseconds, and its
-# first prompt is not to be read beside a load; a person who types takes seconds. A choice between the two.
+# How long nothing is answered before the drafter reads ahead. A program asks again within milliseconds, a person who
+# types takes seconds. A choice between the two.
 IDLE_S = 0.5
 
 
-class Idle(Protocol):
-    """Whose drafter is loaded ahead."""
+class Answers(Protocol):
+    """Who knows whether somebody waits."""
 
     @property
     def answering(self) -> bool:
         """Whether an answer is under way."""
-
-    def cheap_load(self) -> LoadsInBackground | None:
-        """What had better be loaded now; None if nothing is to be, or if that would take long."""
 
 
 class Reader(Protocol):
@@ -284,28 +287,28 @@ class Reader(Protocol):
         """End it soon."""
 
 
-class LoadAhead:
-    """Begins a cheap load once nothing was answered for ``idle_s``, or else lets the drafter read the conversation of
-    the latest answer. Thread-safe; keeps nobody alive."""
+class ReadAhead:
+    """Lets the drafter read the conversation of the latest answer, once nothing was answered for ``idle_s``.
 
-    def __init__(self, owner: Idle, idle_s: float = IDLE_S) -> None:
+    Thread-safe; keeps nobody alive.
+    """
+
+    def __init__(self, owner: Answers, idle_s: float = IDLE_S) -> None:
         self._owner = weakref.ref(owner)
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._reader: Callable[[], Reader | None] = lambda: None
 
-    def when_idle(self, reader: Reader | None = None) -> None:
-        """An answer of ``reader`` ended, or a session was opened."""
-        owner = self._owner()
-        if owner is not None and (reader is not None or owner.cheap_load() is not None):
-            self._reader = (lambda: None) if reader is None else weakref.ref(reader)
-            timer = threading.Timer(self._idle_s, _begin, (self._owner, self._reader))
-            timer.daemon, timer.name = True, "edgespec-load-ahead"
-            self._exchange(timer)
+    def when_idle(self, reader: Reader) -> None:
+        """An answer of ``reader`` ended."""
+        self._reader = weakref.ref(reader)
+        timer = threading.Timer(self._idle_s, _begin, (self._owner, self._reader))
+        timer.daemon, timer.name = True, "edgespec-read-ahead"
+        self._exchange(timer)
 
     def put_off(self) -> None:
-        """An answer or a measurement begins. What is being loaded already goes on; reading ends."""
+        """An answer or a measurement begins: reading ends."""
         self._exchange(None)
         reader = self._reader()
         if reader is not None:
@@ -317,15 +320,11 @@ class LoadAhead:
             if before is not None:
                 before.cancel()
             if timer is not None:
-                with contextlib.suppress(RuntimeError):  # there are limits on threads: it is loaded when it pays
+                with contextlib.suppress(RuntimeError):  # there are limits on threads: it reads when it pays
                     timer.start()
 
 
-def _begin(reference: Callable[[], Idle | None], reading: Callable[[], Reader | None]) -> None:
+def _begin(reference: Callable[[], Answers | None], reading: Callable[[], Reader | None]) -> None:
     owner, reader = reference(), reading()
-    if owner is not None and not owner.answering:
-        model = owner.cheap_load()
-        if model is not None:
-            model.load()
-        elif reader is not None:
-            reader.read_ahead()
+    if owner is not None and reader is not None and not owner.answering:
+        reader.read_ahead()

@@ -310,7 +310,8 @@ class Session:
         if self._pair.can_rewind:
             with contextlib.suppress(EdgespecError):  # closed meanwhile, or broken: then its next use says so
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
-        self._pair.load_ahead.when_idle(self if self._drafts.may_read_ahead and not self._closed else None)
+        if self._drafts.may_read_ahead and not self._closed:
+            self._pair.read_ahead.when_idle(self)
 
     def read_ahead(self) -> list[Future[None]]:
         """Let the drafter read what it lacks of the conversation, so that the next answer is drafted from its first

@@ -84,16 +84,10 @@ class ModelPool:
                 self._drafting[identity] = drafter.in_background(self._worker, check), drafter
             return self._drafting[identity][0]
 
-    def cheap_drafter(self) -> BackgroundModel | None:
-        """The drafter, where it is not loaded and that only has to map what an earlier load prepared."""
-        own = self.drafter
-        if own is None:
-            return None
-        try:
-            model = self.drafter_model()
-        except ClosedError:
-            return None
-        return model if not model.begun and own.is_prepared else None
+    def load_prepared(self) -> None:
+        """Begin to load the drafter where that only maps what an earlier load prepared. Returns at once."""
+        if self.drafter is not None and self.drafter.is_prepared:
+            self.drafter_model().load()
 
     @property
     def load_s(self) -> float:

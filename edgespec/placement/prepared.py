@@ -44,6 +44,11 @@ class PreparedModel:
         return not self.in_process and runtime_of(self.settings).is_prepared(self.file, self.settings, self.form)
 
     @property
+    def will_prepare(self) -> bool:
+        """Whether loading it in this process prepares it, so that later loads only map what this one kept."""
+        return not self.in_process and runtime_of(self.settings).will_prepare(self.file, self.settings, self.form)
+
+    @property
     def spared_bytes(self) -> int:
         """How many bytes less than in its file the weights take."""
         return self.file.weight_bytes - self.facts.weight_bytes

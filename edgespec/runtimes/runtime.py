@@ -157,6 +157,10 @@ class Runtime(ABC):
         """Whether loading only has to map what an earlier load prepared. A look at a file, which may be wrong."""
         return False
 
+    def will_prepare(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> bool:
+        """Whether the next load lays out weights and keeps them, so that later loads only have to map them."""
+        return False
+
     def runs(self, file: LocatedModel) -> bool:
         """Whether files of this format are for this runtime at all."""
         return file.onnx is None

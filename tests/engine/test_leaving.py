@@ -13,7 +13,7 @@ from edgespec.decoding.round_base import Step
 from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Text
-from edgespec.engine.loaded_pair import LoadAhead
+from edgespec.engine.loaded_pair import ReadAhead
 from edgespec.engine.session import Session
 from edgespec.errors import (
     ClosedError,
@@ -90,7 +90,7 @@ def test_a_ctrl_c_in_close_leaves_nothing_open(tiny: TinyModels, monkeypatch: py
     assert one.closed
     assert is_closed(one._target)  # the cache, which cannot be seen from outside
     with monkeypatch.context() as patch:
-        interrupted_once(patch, LoadAhead, "put_off")
+        interrupted_once(patch, ReadAhead, "put_off")
         with pytest.raises(KeyboardInterrupt):
             engine.close()
     assert two.closed

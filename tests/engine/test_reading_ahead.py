@@ -53,7 +53,7 @@ def test_after_an_answer_the_drafter_reads_the_conversation_once_nobody_is_answe
     answer(undrafted.generate(PROMPT, max_tokens=8, depth=2))
     undrafted._drafts.depth = _Allowing(undrafted._drafts.depth)  # type: ignore[assignment]
     undrafted._conversation.history += [5] * 40
-    engine.pair.load_ahead.when_idle(undrafted)
+    engine.pair.read_ahead.when_idle(undrafted)
     assert eventually(lambda: lag(undrafted) == 0)
 
 

@@ -37,6 +37,7 @@ from edgespec.runtimes.native.model import (
     has_sidecar,
     load_native,
 )
+from edgespec.runtimes.native.sidecar import has_room
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
 # What is kept of a model in the store, in the model's own folder: it goes when the model goes.
@@ -128,6 +129,11 @@ class NativeRuntime(Runtime):
         return path is not None and has_sidecar(
             path, file.header, sha256=file.identity, artefact=file.artefact, requantized=form.requantized
         )
+
+    def will_prepare(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
+        path = _sidecar(file, form) if settings.sidecar else None
+        needed_bytes = self.describe(file, settings, form).weight_bytes
+        return path is not None and not self.is_prepared(file, settings, form) and has_room(path, needed_bytes)
 
     def cache_bits(self, settings: NativeSettings) -> float:
         return KV_BITS
