@@ -7,8 +7,6 @@ import pytest
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
-    LOOKING,
-    may_look,
     rate_in_hindsight,
     readings,
     worth_of,
@@ -39,13 +37,3 @@ def test_hindsight_outweighs_what_was_believed() -> None:
     assert rate_in_hindsight([], 1.0, 0.75) == 0.75
     assert rate_in_hindsight([True, False] * 7, 0.6, 0.75) > 0.75, "it had read little"
     assert rate_in_hindsight(every, 0.5, 1.0) == 1.0
-
-
-def test_looking_takes_its_share_of_all_answers() -> None:
-    price_s, step_s = 0.05, 0.03
-    first = next(done for done in range(1, 10_000) if may_look(price_s, 0.0, step_s, done, None, 0))
-    assert 2 * first * step_s == pytest.approx(price_s / LOOKING, rel=0.02)
-    assert may_look(price_s, 10.0, step_s, 1, None, 0), "a long prompt was read"
-    assert may_look(price_s, 0.0, step_s, 14, [400] * 20, 20)
-    assert not may_look(price_s, 0.0, step_s, 14, [40] * 20, 20)
-    assert may_look(price_s, 0.0, step_s, 14, [40] * 2, 20), "few come this far"

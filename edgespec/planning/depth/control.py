@@ -17,7 +17,6 @@ chain to end early, and a chain has one token more: a window's forward scores th
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 from collections import deque
@@ -32,17 +31,15 @@ from edgespec.planning.cost.curve import FREE, DraftCost, choose_window, draftin
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF, ConfidenceGate, EntropyGate, FixedDepth, PolicyName
-from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, TRIAL, Experience, History, Lengths
+from edgespec.planning.depth.experience import GOOD_RATE, PAYS, SAMPLED, Experience, History, Lengths
 from edgespec.planning.depth.price import (
-    CHANGED,
     HINDSIGHT,
     LEAST_READ,
     LOOK,
-    SHORT_TRIAL,
+    TRIAL,
     Ledger,
     PricedGate,
     Trust,
-    may_look,
     rate_in_hindsight,
     readings,
     worth_buying,
@@ -59,7 +56,8 @@ AT_ONCE = 0.85
 # Loading takes longer than last time where its file has to come from the disk again.
 LOAD_MARGIN = 1.25
 
-# Reading that takes so much longer than it was bought for is left off: somebody else has begun to compute.
+# Reading that takes so much longer than it was bought for, and a plain step more, is left off: somebody else has
+# begun to compute. Opening the drafter's cache, which takes up to 30 ms, is no reason.
 PATIENCE = 1.25
 
 # Plain decoding is timed in one round of so many, and when the pace has changed by so much.
@@ -107,6 +105,8 @@ class DepthControl:
             self._slow: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self._slow_reading: deque[float] = deque(maxlen=_RECENT_DRAFTS)
             self.possible = self.speedup(1.0)
+            # What drafting saves of each token where it pays, by what was measured.
+            self.good_gain = max(0.0, 1.0 - 1.0 / (self.speedup(GOOD_RATE) or 1.0))
             self.hopeless = self.possible <= DRAFT_MARGIN
 
     def speedup(self, rate: float) -> float:
@@ -157,9 +157,14 @@ class DepthControl:
         if cost is None or cost == FREE:
             return cost
         slower = max(times.factor, times.latest)
-        token = slower * (statistics.median(self._slow) if self._slow else 1.0)
+        token = slower * statistics.median((1.0, *self._slow))
         reading = slower * statistics.median(self._slow_reading) if self._slow_reading else token
         return DraftCost(token_s=token * cost.token_s, lag_token_s=reading * cost.lag_token_s)
+
+    def forget_slowness(self) -> None:
+        """What made the drafter slow may be over: the next draft tells."""
+        self._slow.clear()
+        self._slow_reading.clear()
 
     def learn_price(self, record: RoundRecord, slower: float, read: int) -> bool:
         """How many times longer drafting takes than calibrated, where the target takes ``slower`` times as long."""
@@ -190,14 +195,14 @@ class AnswerDepth:
         self._trust = Trust()
         self._rate: float | None = None  # how often the drafter would have been right of late, in hindsight
         self._guessed: tuple[bool, ...] = ()
+        self._seen_gain = 0.0  # of each token, by those
         self._skipped = 0  # tokens of the text that it had not read then
         self._next_look = 0
-        self._looked_s = 0.0
         self._timed = False  # whether a draft was, since the latest purchase
-        self._gain = self._trial = 0.0
+        self._gain = 0.0
         self._drafted_rounds = 0
         self._saved = 0.0  # by drafted rounds, in plain steps
-        self._bought_at = 0
+        self._bought_at: int | None = None
         self._rate_tokens = self._rate_s = 0.0
         self._loading = False
         self._read = 0
@@ -224,45 +229,49 @@ class AnswerDepth:
             cost = control.price(source, times)
             if cost is None or (cost != FREE and control.hopeless):
                 return OFF
-            known = self._experience.acceptance(source, {}, sampled=False)
             if times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED):
                 return OFF
-            if cost == FREE:
-                read, window = 0, None
-            else:
-                self._loading, control.load_s = False, 0.0  # who may be asked is loaded
-                if self._pipelined is not None and not self._done:
-                    return Allowance(self._cap + 1)  # the prompt is read on both sides, where that delays nothing
-                read, window = lag, None
-                if not self._trust.on:
-                    bought = self._buys(cost, lag, unread, 0.0)
-                    if bought is not None:
-                        self._begin()
-                    elif self._looks(cost, lag):
-                        bought, self._timed, self._skipped = LOOK, False, self._context - LOOK
-                    else:
-                        return OFF
-                    read, window = bought, bought if bought != lag else None
-                elif unread and self._repays_all(cost, unread):
-                    read = window = self._context
-                    self._skipped = 0
-                if self._pipelined is not None:
-                    return Allowance(self._cap + 1)
-            depth = self._affordable(cost, read)
-            if cost != FREE and not self._timed:
-                depth = min(depth, 1)  # nobody knows how slow the drafter is now
-            if depth < 1:
-                if cost != FREE and self._trust.on and lag >= LEAST_READ:
-                    self._stop()  # it falls behind, and would read again and again for a round or two
-                return OFF
-            gate = PricedGate(
-                self._now, cost.token_s, known, depth, self._going_rate(), self._experience.siblings.worth
-            )
-            if cost == FREE:
-                return Allowance(depth, gate)
-            self._read = read
-            hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
-            return Allowance(depth, gate, window, PATIENCE * read * cost.lag_token_s, hindsight)
+            if cost != FREE:
+                return self._allow_model(cost, lag, unread)
+            depth = self._affordable(cost, 0)
+            return Allowance(depth, self._gate(source, cost, depth)) if depth else OFF
+
+    def _allow_model(self, cost: DraftCost, lag: int, unread: int) -> Allowance:
+        self._loading, self._control.load_s = False, 0.0  # who may be asked is loaded
+        both = self._pipelined is not None
+        if both and not self._done:
+            return Allowance(self._cap + 1)  # the prompt is read on both sides, where that delays nothing
+        read, window = lag, None
+        if self._trust.on:
+            if unread and self._repays_all(cost, unread):
+                read = window = self._context
+                self._skipped = 0
+        elif (bought := self._buys(cost, lag, unread, 0.0)) is not None:
+            self._begin()
+            read, window = bought, bought if bought != lag else None
+        elif self._looks(cost, lag):
+            self._control.forget_slowness()
+            read = window = LOOK
+            self._timed, self._skipped = False, self._context - LOOK
+        else:
+            return OFF
+        if both:
+            return Allowance(self._cap + 1)
+        depth = self._affordable(cost, read)
+        if depth < 1:
+            if lag >= LEAST_READ:
+                self._trust.on = False  # it fell behind: reading on is another purchase
+            return OFF
+        if not self._timed:
+            depth = 1  # nobody knows how slow the drafter is now
+        self._read = read
+        hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
+        patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
+        return Allowance(depth, self._gate("model", cost, depth), window, patience_s, hindsight)
+
+    def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
+        known = self._experience.acceptance(source, {}, sampled=False)
+        return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.siblings.worth)
 
     def buys_load(self, source: str, lag: int = 0) -> bool:
         control = self._control
@@ -277,14 +286,9 @@ class AnswerDepth:
             return True
 
     def _affordable(self, cost: DraftCost, read: int) -> int:
-        """The deepest draft whose every token may be wrong without the answer, or trust, losing more than it may."""
+        """The deepest draft whose every token may be wrong without the answer losing more than it may."""
         room_s = AT_ONCE * self.ledger.room_s - read * cost.lag_token_s
-        trusted_s = math.inf if cost == FREE else self._trust.at_once * self._now[0]
-        for depth in range(self._cap, 0, -1):
-            lost_s = self._lost_s(cost, depth)
-            if lost_s <= room_s and (depth == 1 or lost_s <= trusted_s):
-                return depth
-        return 0
+        return next((depth for depth in range(self._cap, 0, -1) if self._lost_s(cost, depth) <= room_s), 0)
 
     def _lost_s(self, cost: DraftCost, depth: int) -> float:
         return depth * cost.token_s + self._now[depth] - self._now[0]
@@ -294,17 +298,10 @@ class AnswerDepth:
         control, known, step_s = self._control, self._experience, self._now[0]
         if self._done < self._next_look:
             return None
-        usual = self._usual(0)
-        again = self._trust.tries > 0
-        if self._rate is not None:
-            self._gain = usual / 2**self._trust.tries  # the more often it was found wrong, the less it is believed
-        else:
-            self._gain = min(known.gain(usual), CHANGED * PAYS * usual) if again else known.gain(usual)
-        self._trial = TRIAL if self._gain > 0.5 * PAYS * usual else SHORT_TRIAL
-        trial = self._trial if again else min(self._trial, known.trial)
-        longer = control.lengths.longer_than(self._done, self._most)
-        before = self.ledger.plain_s / step_s - self._done
-        both = self._pipelined
+        usual, both = self._usual(0), self._pipelined
+        # The more often drafting did not pay in this answer, the less it is believed.
+        self._gain = (known.gain(usual) if self._rate is None else usual) / 2**self._trust.failed
+        trial_s = TRIAL * step_s * (max(0.0, 1.0 - self._gain / usual) if usual else 1.0)
         # While the drafter reads what it missed the target goes on, only slower.
         share = 1.0 if both is None else 1.0 - 1.0 / max(1.0, both.target_factor)
         for read in [lag] if both is not None else readings(lag, unread, self._context):
@@ -312,10 +309,8 @@ class AnswerDepth:
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
             reading_s = share * read * cost.lag_token_s
             first_s = self._lost_s(cost, 1) if both is None else 0.0
-            if load_s + reading_s + first_s > AT_ONCE * self.ledger.room_s:
-                continue
-            price_s = max(0.0, load_s - control.missed_s) + reading_s + trial * step_s
-            if worth_buying(price_s, gain * step_s, self._done, self._most, longer, before):
+            price_s = max(0.0, load_s - control.missed_s) + reading_s + trial_s
+            if self._earns(price_s, gain, load_s + reading_s + first_s):
                 self._skipped = skipped
                 return read
         if self._rate is not None and self._gain <= DRAFT_MARGIN - 1.0:
@@ -329,21 +324,22 @@ class AnswerDepth:
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
         if rests or self._rate is not None or self._pipelined or lag <= LOOK:
             return False
-        step_s, lengths = self._now[0], self._control.lengths
         price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
-        longer, looked_s = lengths.longer_than(self._done, self._most), self._looked_s + price_s
-        prompt_s = self.ledger.plain_s - self._done * step_s
-        if price_s > AT_ONCE * self.ledger.room_s:
-            return False
-        if not may_look(looked_s, prompt_s, step_s, self._done, longer, len(lengths.known)):
-            return False
-        self._looked_s = looked_s
-        return True
+        gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
+        return self._earns(price_s, gain, price_s)
+
+    def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
+        """Whether to spend ``price_s`` on a gain of so many plain steps a token; ``lost_s`` may be lost at once."""
+        step_s = self._now[0]
+        longer = self._control.lengths.longer_than(self._done, self._most)
+        before = self.ledger.plain_s / step_s - self._done
+        affordable = lost_s <= AT_ONCE * self.ledger.room_s
+        return affordable and worth_buying(price_s, gain * step_s, self._done, self._most, longer, before)
 
     def _begin(self) -> None:
-        self._trust.begin(self._trial)
+        self._trust.begin()
         self._timed = False
-        if self._trust.tries == 1:
+        if self._bought_at is None:
             self._bought_at = self._done
 
     def _usual(self, skipped: int) -> float:
@@ -351,19 +347,16 @@ class AnswerDepth:
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._experience.sources["model"].overall)
-        speedup = self._control.speedup(rate * worth_of(skipped, self._context))
+        speedup = self._control.speedup(rate * self._worth(skipped))
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
+
+    def _worth(self, skipped: int) -> float:
+        return worth_of(skipped, self._context)
 
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:
         """Whether to read all of the text, of which so many tokens were skipped."""
-        price_s, step_s = self._context * cost.lag_token_s, self._now[0]
-        if price_s + self._lost_s(cost, 1) > AT_ONCE * self.ledger.room_s:
-            return False
-        longer = self._control.lengths.longer_than(self._done, self._most)
-        rest = statistics.fmean(longer) - self._done if longer else self._done
-        if self._most is not None:
-            rest = min(rest, self._most - self._done)
-        return rest * (self._usual(0) - self._usual(unread)) * step_s > price_s
+        price_s = self._context * cost.lag_token_s
+        return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
 
     def _going_rate(self) -> float:
         plain = 1.0 / self._now[0]
@@ -375,13 +368,14 @@ class AnswerDepth:
         with self._control.lock:
             if source in self._experience.sources:
                 self._experience.sources[source].learn(confidences, hits)
+            if source == "model" and self._rate is not None:
+                self._rate = rate_in_hindsight(hits, self._worth(self._skipped), self._rate, HINDSIGHT)
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
             known = self._experience.sources["model"].overall
-            self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
-            self._guessed = tuple(hits)
-            self._drafted_rounds += len(hits) // 2
+            self._rate = rate_in_hindsight(hits, self._worth(self._skipped), known)
+            self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
 
     def learn_siblings(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
@@ -401,7 +395,9 @@ class AnswerDepth:
                 seen = times.record(record.width, record.context_length, record.verify_s)
                 if record.width == 1:
                     control.plain.record(record.verify_s)
-                if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * self._expected_s(record):
+                cost = control.price(record.source or "", times) or FREE
+                expected_s = self._now[0] * record.width + cost.seconds(max(1, record.draft_forwards), self._read)
+                if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
                     self._count(record.emitted)
                     return
                 # A stall is nothing that plain decoding would have been spared.
@@ -430,10 +426,6 @@ class AnswerDepth:
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
 
-    def _expected_s(self, record: RoundRecord) -> float:
-        cost = self._control.price(record.source or "", self._times) or FREE
-        return self._now[0] * record.width + cost.seconds(max(1, record.draft_forwards), self._read)
-
     def _judge(self, plain_s: float, working_s: float, emitted: int) -> None:
         """What a drafted round came to."""
         self._drafted_rounds += 1
@@ -444,14 +436,16 @@ class AnswerDepth:
 
     def _stop(self) -> None:
         self._rate = None
-        cost = self._control.price("model", self._times)
-        self._next_look = self._trust.end(self._done, dear=cost is not None and cost.token_s > self._now[0])
+        self._next_look = self._trust.end(self._done)
 
     def end(self) -> None:
         with self._control.lock:
             if self._done:
                 self._control.lengths.known.append(self._done)
-                self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
+                if self._bought_at is not None:
+                    self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
+                else:  # what it would have guessed is all that is known
+                    self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
 
     def why_off(self, source: str) -> Reason | None:
         control = self._control
@@ -464,14 +458,14 @@ class AnswerDepth:
             if control.hopeless:
                 most = f"{control.possible:.2f}x at best"
                 return Reason("no_drafter_pays", f"the drafting model cannot speed this up here ({most}): off")
-            if self._trust.tries:
+            if self._trust.failed and self._bought_at is not None:
                 said = "the drafting model's guesses did not pay in this answer; it may guess again in the next"
                 return Reason("not_paying_now", said)
-            if self._guessed:
+            usual = self._usual(0)
+            if self._guessed and self._seen_gain <= 0.5 * PAYS * usual:
                 some = f"the drafting model would have guessed {sum(self._guessed)} of {len(self._guessed)} tokens"
                 return Reason("not_paying_now", f"{some} of this answer, too few to pay")
-            usual = self._usual(0)
-            if self._experience.gain(usual) <= 0.5 * PAYS * usual:
+            if not self._guessed and self._experience.gain(usual) <= 0.5 * PAYS * usual:
                 said = "the drafting model's guesses have hardly paid of late; it is tried again in later answers"
                 return Reason("not_paying_now", said)
             said = "this answer was too short to repay reading it with the drafting model; longer ones get guesses"

@@ -9,13 +9,11 @@ from typing import Any
 
 from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior, SiblingOdds
 
-# Before anything is known of a pair: drafting pays in three answers of five, and there as much as at an acceptance of
-# 0.75 (coding 0.91, translation 0.45: a 0.5B drafter for a 1.5B target, depth 3).
-PAYS = 0.6
-GOOD_RATE = 0.75
-
-# Plain steps that a trial may lose before drafting rests.
-TRIAL = 2.0
+# Before anything is known of a pair: drafting pays in three answers of four, and there as much as at an acceptance of
+# 0.8 (coding 0.91, translation 0.45: a 0.5B drafter for a 1.5B target, depth 3). With both prompts read each of 13
+# categories of Spec-Bench gained (docs/results/promises.md).
+PAYS = 0.75
+GOOD_RATE = 0.8
 
 # What older answers count for beside the next: twenty or so. Untried ones fade half as fast, so that it is tried
 # again. What is known before any answer counts for half of one. Simulated: with a whole one texts that the drafter
@@ -34,8 +32,8 @@ SAMPLED = ":sampled"
 _REMEMBERED = 32
 _ENOUGH = 6
 
-Sums = tuple[float, float, float, float]
-NO_SUMS: Sums = (0.0, 0.0, 0.0, 0.0)
+Sums = tuple[float, float, float]
+NO_SUMS: Sums = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +62,8 @@ class History:
 
 
 def _sums(stored: Sequence[Any]) -> Sums:
-    answers, tokens, saved, lost = (float(each) for each in stored)
-    return answers, tokens, saved, lost
+    answers, tokens, saved = (float(each) for each in stored[:3])
+    return answers, tokens, saved
 
 
 class Lengths:
@@ -89,20 +87,19 @@ class Lengths:
 class Experience:
     """Of answers drawn greedily, or of sampled ones. Everything is in plain steps.
 
-    Faded sums over answers: how many, their tokens after drafting was bought, what was saved where it paid and lost
-    where it did not. ``sources`` and ``siblings`` say how often drafted tokens are right.
+    Faded sums over answers: how many, their tokens after drafting was bought, and what was saved where it paid.
+    ``sources`` and ``siblings`` say how often drafted tokens are right.
     """
 
     answers: float = 0.0
     tokens: float = 0.0
     saved: float = 0.0
-    lost: float = 0.0
     sources: dict[str, Acceptance] = field(default_factory=dict)
     siblings: SiblingOdds = field(default_factory=SiblingOdds)
 
     @property
     def sums(self) -> Sums:
-        return self.answers, self.tokens, self.saved, self.lost
+        return self.answers, self.tokens, self.saved
 
     def gain(self, usual: float) -> float:
         """What drafting is expected to save of each token of the next answer; where it does not pay it stops.
@@ -111,11 +108,6 @@ class Experience:
         """
         broad = _BROAD * (self.tokens / self.answers if self.answers else 1.0)
         return (self.saved + broad * PAYS * usual) / (self.tokens + broad)
-
-    @property
-    def trial(self) -> float:
-        """What finding out that it does not pay is expected to lose."""
-        return (self.lost + _BROAD * (1.0 - PAYS) * TRIAL) / (self.answers + _BROAD)
 
     def acceptance(self, source: str, priors: Mapping[str, AcceptancePrior], *, sampled: bool) -> Acceptance:
         """How often ``source`` is right; at first as ``priors`` say, those of greedy answers if there are no more."""
@@ -131,4 +123,3 @@ class Experience:
         self.answers = decay * self.answers + weight
         self.tokens = decay * self.tokens + weight * max(1, tokens)
         self.saved = decay * self.saved + max(0.0, saved)
-        self.lost = decay * self.lost + max(0.0, -saved)

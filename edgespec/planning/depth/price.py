@@ -25,20 +25,13 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 # measured wrong by may take it to 0.89.
 RISK = 0.10
 
-# Plain steps that a trial may lose where drafting has hardly paid of late, and the most that a change of text may
-# cost. Simulated: with the long trial alone 2 of 16 texts of code after twenty translations were drafted late or
-# never, with the short one alone code brought 2.5 tokens a round in place of 2.9. Between 4 and 10 steps of trust
-# nothing changes.
-SHORT_TRIAL = 0.6
+# Plain steps that a trial may lose before drafting rests, and the most that a change of text may cost. Simulated:
+# between 4 and 10 steps of trust nothing changes.
+TRIAL = 2.0
 MOST_TRUST = 6.0
 
-# One chain may lose this share of what trust there is, so that one that fails does not end a trial.
-TRUSTED = 0.5
-
-# Plain tokens before another trial in the same answer, doubled by each one that failed (twice where a drafted token
-# takes longer than a plain one), and the chance that it finds another text than the last: one passage in five or so.
+# Plain tokens before another trial in the same answer, doubled by each one that failed.
 FIRST_REST = 48
-CHANGED = 0.2
 
 # What a share of the text is worth. The 0.5B for the 1.5B, at 168 places of Spec-Bench answers, was right in 0.81 of
 # them with all of the text, 0.80 with four fifths of it, 0.68 with two fifths, 0.62 with a half of long prompts and
@@ -54,13 +47,8 @@ LEAST_READ = 16
 HINDSIGHT = 14
 LOOK = 20
 
-# The share of the plain time of all answers that may go into looking whether the drafter knows their text. Simulated:
-# with 0.8 % code is drafted late after 4 of 10 runs of twenty translations, with 1.2 % texts that the drafter hardly
-# knows run at 0.982 of plain.
-LOOKING = 0.009
-
 # Tokens guessed in hindsight that what was known before is worth.
-_KNOWN_BEFORE = 4.0
+KNOWN_BEFORE = 4.0
 
 _LEAST_GAIN = DRAFT_MARGIN - 1.0
 
@@ -87,19 +75,14 @@ class Trust:
     """What an answer's drafted rounds have earned, in plain steps, and how long drafting rests once that is lost."""
 
     on: bool = False
-    tries: int = 0
+    failed: int = 0
     rests_until: int = 0  # tokens of the answer
     _left: float = 0.0
     _rest: int = FIRST_REST
 
-    def begin(self, trial: float) -> None:
-        """Draft, until ``trial`` steps are lost."""
-        self.on, self.tries, self._left = True, self.tries + 1, trial
-
-    @property
-    def at_once(self) -> float:
-        """Steps that one chain may lose."""
-        return max(1.0, TRUSTED * self._left)
+    def begin(self) -> None:
+        """Draft, until a trial's steps are lost."""
+        self.on, self._left = True, TRIAL
 
     def add(self, saved: float) -> bool:
         """What a round saved; whether drafting goes on, or rested anyway."""
@@ -108,10 +91,10 @@ class Trust:
             self._rest = FIRST_REST
         return not self.on or self._left >= 0.0
 
-    def end(self, done: int, *, dear: bool) -> int:
-        """Rest after ``done`` tokens; how many there are when it ends. ``dear``: a plain token is drafted sooner."""
-        self.on, self.rests_until = False, done + self._rest
-        self._rest *= 4 if dear else 2
+    def end(self, done: int) -> int:
+        """Rest after ``done`` tokens; how many there are when it ends."""
+        self.on, self.failed, self.rests_until = False, self.failed + 1, done + self._rest
+        self._rest *= 2
         return self.rests_until
 
 
@@ -152,23 +135,12 @@ def readings(lag: int, unread: int, context: int) -> list[int]:
     return [context, *(part for part in (context // 2, context // 4) if part > context - unread), lag]
 
 
-def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float) -> float:
-    """How often a drafter that had read all of the text would have been right; ``before`` is what was believed."""
-    right = min(float(len(hits)), sum(hits) / worth)
-    return (right + _KNOWN_BEFORE * before) / (len(hits) + _KNOWN_BEFORE)
+def rate_in_hindsight(hits: Sequence[bool], worth: float, before: float, known: float = KNOWN_BEFORE) -> float:
+    """How often a drafter that had read all of the text would have been right.
 
-
-def may_look(
-    price_s: float, prompt_s: float, step_s: float, done: int, longer: Sequence[int] | None, answers: int
-) -> bool:
-    """Whether an answer may spend ``price_s`` on looking, after ``done`` tokens of ``step_s`` each.
-
-    Of ``answers`` that are remembered ``longer`` are the lengths of those that came this far. Where nothing is known,
-    as many tokens again are expected.
+    ``before`` is what was believed, by so many tokens as ``known`` says.
     """
-    if not longer:
-        return price_s <= LOOKING * (prompt_s + 2 * done * step_s)
-    return sum(price_s / (prompt_s + length * step_s) for length in longer) <= LOOKING * answers
+    return min(1.0, (sum(hits) / worth + known * before) / (len(hits) + known))
 
 
 class PricedGate:
