@@ -87,7 +87,8 @@ def succeeded(result: Result) -> Result:
 
 @pytest.mark.slow
 def test_chat_answers_each_line_of_stdin(pair: tuple[str, ...], root: Path) -> None:
-    result = succeeded(run_cli("chat", *pair, "--max-tokens", "6", home=root, stdin="hello\n\nwhat is water\n"))
+    options = (*pair, "--max-tokens", "6", "--depth", "0")
+    result = succeeded(run_cli("chat", *options, home=root, stdin="hello\n\nwhat is water\n"))
     first, second = status_lines(result.err)
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit · no guesses: .+", first)
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", second), "why there are none is said once"

@@ -17,6 +17,7 @@ import pytest
 from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.files import disk
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.model_pool import ModelPool
 from edgespec.placement.prepared import PreparedModel
@@ -369,7 +370,7 @@ def test_nothing_is_prepared_that_is_not_used_or_could_not_be_kept(
     pays: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no room":
-        monkeypatch.setattr(sidecar, "free_bytes", lambda _path: 1000)
+        monkeypatch.setattr(disk, "free_bytes", lambda _path: 1000)
     if why == "read-only":
         monkeypatch.setattr(sidecar.os, "access", lambda *_: False)
     settings = {"depth 0": {"depth": 0}, "not kept": {"native_sidecar": False}}.get(why, {})

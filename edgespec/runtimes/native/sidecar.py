@@ -22,7 +22,7 @@ import numpy as np
 
 from edgespec.errors import CancelledError, DiskSpaceError
 from edgespec.files.atomic import replacing
-from edgespec.files.disk import SLACK_BYTES, free_bytes
+from edgespec.files.disk import require_space
 from edgespec.runtimes.native.library import NativeLibrary
 from edgespec.runtimes.thread import map_on_threads
 
@@ -138,8 +138,7 @@ class Sidecar:
         try:
             if not self.path.parent.is_dir():  # the model was removed meanwhile
                 return False
-            if not has_room(self.path, self._size):
-                return False
+            require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
             head = _MAGIC + self.key + self._seal(address)
             with replacing(self.path, expected_bytes=self._size, durable=False) as file:
                 file.write(head.ljust(HEADER_BYTES, b"\0"))
@@ -176,10 +175,10 @@ def has_room(path: Path, size: int) -> bool:
     """Whether a sidecar of ``size`` bytes may be written to ``path``, as far as can be told beforehand."""
     folder = next(parent for parent in path.parents if parent.exists())
     try:
-        writable = folder.is_dir() and os.access(folder, os.W_OK)
-        return writable and free_bytes(path) >= _PART_OF_FREE_SPACE * size + SLACK_BYTES
-    except OSError:
+        require_space(path, _PART_OF_FREE_SPACE * size, "a sidecar")
+    except (OSError, DiskSpaceError):
         return False
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _would_gain_large_pages(address: int) -> bool:
