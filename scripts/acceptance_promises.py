@@ -253,7 +253,7 @@ def _same_ids(rows: Answers) -> bool:
 
 
 def order(results: Any, name: str) -> bool:
-    """Tokens a round of code and of translations, a process each, in either order: no fewer than alone."""
+    """Tokens a round of code and of translations, a process each, in either order and alone."""
     suite = unseen()
     kinds = ("translation", "coding")
 
@@ -269,7 +269,7 @@ def order(results: Any, name: str) -> bool:
     alone = {kind: tokens_a_round([kind])[kind] for kind in kinds}
     there, back = tokens_a_round(kinds), tokens_a_round(kinds[::-1])
     results.save(name, alone=alone, translations_first=there, code_first=back)
-    return all(run[kind] >= (1.0 - ORDER_WITHIN) * alone[kind] for run in (there, back) for kind in kinds)
+    return all(abs(run[kind] / alone[kind] - 1.0) <= ORDER_WITHIN for run in (there, back) for kind in kinds)
 
 
 PROMISE_STEPS: dict[str, Callable[[Any, str], bool]] = {
