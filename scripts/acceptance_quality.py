@@ -38,7 +38,7 @@ from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 
 # What the issue asks for.
 PERPLEXITY_WITHIN = 0.005
@@ -108,7 +108,7 @@ def text_to_predict() -> str:
 
 def tokens_to_predict(model: Path, count: int) -> list[int]:
     """``count`` tokens and one before them. Raises RuntimeError if the text has fewer."""
-    with closing(LlamaVocabulary(model)) as vocabulary:
+    with closing(LlamaTokenizer(model)) as vocabulary:
         tokens = vocabulary.encode(text_to_predict(), add_bos=True)[: count + 1]
     if len(tokens) <= count:
         raise RuntimeError(f"the text has only {len(tokens)} tokens")

@@ -30,13 +30,13 @@ LOCK = VENV / "setup.lock"
 
 WANTED = "{}.{}".format(*sys.version_info[:2])
 GB = 1_000_000_000
-# The environment is about 0.4 GB, pip's cache and downloads another 0.2 GB, the development tools 0.2 GB.
-FRESH_VENV_BYTES = 3 * GB // 2
+# Without the development tools the environment is about 0.15 GB, pip's cache and downloads another 0.1 GB.
+VENV_BYTES = GB // 2
+# What developing needs is about 0.6 GB, with pip's cache and downloads.
+DEV_VENV_BYTES = 3 * GB // 2
 # pip compiles llama-cpp-python in the temporary folder: sources, object files, wheel, and cmake where it is not
 # installed; a GPU backend asked for in CMAKE_ARGS takes most of it.
 BUILD_BYTES = 5 * GB // 2
-# With llama-cpp-python in place only small packages are left.
-COMPILED_VENV_BYTES = GB // 2
 # The default chat's target (1.12 GB) and its drafter (0.49 GB), and room for measurements.
 MODELS_BYTES = 2 * GB
 NOTICE_EVERY_S = 30.0
@@ -105,12 +105,12 @@ def nearest_existing(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 
-def check_disk(has_llama: bool) -> None:
+def check_disk(*, builds_llama: bool) -> None:
     """Free space for the environment, for the build where it happens, and for the models."""
     if os.environ.get("EDGESPEC_SKIP_DISK_CHECK"):
         return
-    needs = [(CHECKOUT, COMPILED_VENV_BYTES if has_llama else FRESH_VENV_BYTES, "Python packages")]
-    if not has_llama:
+    needs = [(CHECKOUT, DEV_VENV_BYTES if builds_llama else VENV_BYTES, "Python packages")]
+    if builds_llama:
         needs.append((Path(tempfile.gettempdir()), BUILD_BYTES, "compiling llama-cpp-python"))
     # A checkout that was set up before has most likely fetched its models, and the store checks again, exactly.
     if not stamp_path("").exists():
@@ -135,16 +135,12 @@ def has_compiler(variable: str, names: tuple[str, ...]) -> bool:
     return any(shutil.which(name) for name in (*chosen[:1], *names))
 
 
-def check_compilers() -> None:
-    """llama-cpp-python is published as source, so without a prebuilt wheel it has to be compiled here."""
-    missing = [
-        what
-        for what, variable, names in (
-            ("C", "CC", ("cc", "gcc", "clang")),
-            ("C++", "CXX", ("c++", "g++", "clang++")),
-        )
-        if not has_compiler(variable, names)
-    ]
+def check_compilers(*, builds_llama: bool) -> None:
+    """The kernels are compiled here; llama-cpp-python too, which is published as source, unless there is a wheel."""
+    wanted = [("C", "CC", ("cc", "gcc", "clang"))]
+    if builds_llama:
+        wanted.append(("C++", "CXX", ("c++", "g++", "clang++")))
+    missing = [what for what, variable, names in wanted if not has_compiler(variable, names)]
     if not missing and sys.platform == "darwin":
         # macOS has a cc that only opens a dialog until the command line tools are there.
         found = subprocess.run(["xcode-select", "-p"], capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -152,12 +148,18 @@ def check_compilers() -> None:
     if not missing:
         return
     what = " and ".join(missing)
+    how = "(Debian, Ubuntu: build-essential; Fedora: gcc-c++; macOS: xcode-select --install)"
+    if not builds_llama:
+        stop(
+            f"no C compiler found, and edgespec's kernels are compiled on installation; install one {how}, "
+            "or set EDGESPEC_LLAMA_WHEELS (see the README) to run llama.cpp in their place."
+        )
     if os.environ.get("EDGESPEC_LLAMA_WHEELS"):
         say(f"no {what} compiler here: this works only if EDGESPEC_LLAMA_WHEELS has a wheel for this machine.")
         return
     stop(
         f"no {what} compiler found, and llama-cpp-python is compiled on installation (about 5 minutes on 2 cores); "
-        "install one (Debian, Ubuntu: build-essential; Fedora: gcc-c++; macOS: xcode-select --install), or set "
+        f"install one {how}, or set "
         "EDGESPEC_LLAMA_WHEELS to the prebuilt wheel index that llama-cpp-python's own README names."
     )
 
@@ -289,7 +291,16 @@ def ensure_venv() -> None:
 
 def llama_requirement() -> str:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return next(str(r) for r in project["dependencies"] if str(r).startswith("llama-cpp-python"))
+    return next(str(r) for r in project["optional-dependencies"]["llama"] if str(r).startswith("llama-cpp-python"))
+
+
+def wants_llama(extra: str) -> bool:
+    """Developing needs llama.cpp; who names prebuilt wheels of it wants it too."""
+    return bool(extra) or bool(os.environ.get("EDGESPEC_LLAMA_WHEELS"))
+
+
+def has_llama() -> bool:
+    return any(VENV.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info"))
 
 
 def prebuilt_options() -> list[str]:
@@ -303,7 +314,7 @@ def prebuilt_options() -> list[str]:
 
 def install(extra: str) -> None:
     pip = [str(VENV_PYTHON), "-I", "-m", "pip", "install", "--progress-bar", "off"]
-    if not any(VENV.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info")):
+    if wants_llama(extra) and not has_llama():
         # On its own and first, so that an interruption after the compilation does not cost a second one.
         run_logged(
             "installing llama-cpp-python",
@@ -323,10 +334,9 @@ def set_up(extra: str) -> None:
         for path in VENV.glob("setup-*.stamp"):
             if path.read_text(encoding="utf-8") != stamp_of():
                 path.unlink()
-        has_llama = any(VENV.glob("lib/python*/site-packages/llama_cpp_python-*.dist-info"))
-        check_disk(has_llama)
-        if not has_llama:
-            check_compilers()
+        builds_llama = wants_llama(extra) and not has_llama()
+        check_disk(builds_llama=builds_llama)
+        check_compilers(builds_llama=builds_llama)
         LOG.write_bytes(b"")
         ensure_venv()
         install(extra)

@@ -41,10 +41,11 @@ def doctor(json: JsonOption = False) -> None:
     devices = list_devices(_broken())
     llama = _runtime("llama", devices, load, hint=INSTALL_HINT)
     # ONNX Runtime is only for those who export models to it: that it is missing is no problem.
+    native = _native()
     onnx = _runtime("onnx", devices, onnx_providers.load, hint=onnx_providers.INSTALL_HINT)
     onnx["broken_plugins"] = dict(onnx_providers.broken_plugins()) if onnx["available"] else {}
-    if not llama["available"]:
-        problems.append(f"no runtime works: {llama['reason']}")
+    if not llama["available"] and not native["available"]:
+        problems.append(f"no runtime works: {native['reason']}; {llama['reason']}")
     disk = _disk(place, problems)
     measured = load_bandwidth(place.measurements, machine)  # here, at the present power source
     report: dict[str, Any] = {
@@ -52,7 +53,7 @@ def doctor(json: JsonOption = False) -> None:
         "python": sys.version.split()[0],
         "machine": machine.as_json(),
         "conditions": asdict(conditions),
-        "runtimes": {"llama": llama, "onnx": onnx, "native": _native()},
+        "runtimes": {"llama": llama, "onnx": onnx, "native": native},
         "disk": disk,
         "models": [stored.name for stored in Store(place).list()],
         "bandwidth": {"read_bytes_per_s": None} if measured is None else measured.as_json(),
@@ -98,7 +99,7 @@ def _runtime(name: str, devices: DeviceReport, load_library: Callable[[], Any], 
 
 
 def _native() -> dict[str, Any]:
-    """Our own kernels, which an installation without a C compiler lacks: no problem either."""
+    """Our own kernels, which an installation without a C compiler lacks."""
     try:
         library = native_library.load()
     except RuntimeUnavailableError as error:
@@ -177,7 +178,7 @@ def _print_runtimes(runtimes: dict[str, dict[str, Any]]) -> None:
         print(f"llama.cpp  works: llama-cpp-python {llama['version']} (build {llama['build']})")
         _print_devices(llama["devices"])
     else:
-        print(f"llama.cpp  missing: {llama['reason']}")
+        print(f"llama.cpp  missing: {llama['reason']}; GPUs and what the native runtime cannot run need it")
         print(f"           {llama['hint']}")
     if onnx["available"]:
         print(f"onnx       works: onnxruntime {onnx['version']} (build {onnx['build']})")

@@ -28,7 +28,7 @@ from edgespec.placement.settings import choose_threads
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.choice import open_tokenizer
 
 # Both models read the same tokens, so that most of what makes a perplexity uncertain is the same in both: 512 of them
 # tell 4 bits from 8.
@@ -132,7 +132,7 @@ def _prepared(prepare: Preparation, file: LocatedModel) -> PreparedModel:
 def _tokens(source: LocatedModel, count: int) -> Sequence[int]:
     """``count`` tokens to predict and one before them, of prompts that are the same on every machine."""
     text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
-    with closing(LlamaVocabulary(source.tokenizer_path)) as vocabulary:
+    with closing(open_tokenizer(source.tokenizer_path)) as vocabulary:
         tokens = vocabulary.encode(text, add_bos=True)[: count + 1]
     if len(tokens) < 2:
         raise InvalidRequestError(f"{source.name} has no tokens to predict")

@@ -49,7 +49,8 @@ from edgespec.placement.settings import choose_threads
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.choice import open_tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -194,7 +195,7 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
     counts, counted = TokenCounts(ranking=Counter(), held_out=Counter()), []
     held_out: list[tuple[Sequence[int], Sequence[int]]] = []
     if texts:
-        with closing(LlamaVocabulary(source.path)) as tokenizer:
+        with closing(open_tokenizer(source.path)) as tokenizer:
             cut = [tokenizer.encode(piece) for _, text in texts for piece in pieces(text)]
         counts += TokenCounts.of(cut, size)
         held_out += [((), piece) for piece in split(cut)[1]]
@@ -202,7 +203,7 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
     if target is not None or not texts:
         answers, name = _answers(source, target, state)
         counts += TokenCounts.of(answers, size)
-        with closing(LlamaVocabulary(source.path)) as tokenizer:
+        with closing(open_tokenizer(source.path)) as tokenizer:
             asked = _requests(source, tokenizer, split(calibration_prompts())[1])
         held_out += zip(asked, split(answers)[1], strict=True)
         counted.append(f"{name}'s answers to {len(answers)} prompts")
@@ -213,7 +214,7 @@ def _count(source: LocatedModel, texts: Sequence[tuple[Path, str]], target: str 
     return _Counted(counts=counts, what=" and ".join(counted), held_out=tuple(held_out))
 
 
-def _requests(source: LocatedModel, tokenizer: LlamaVocabulary, prompts: Sequence[Prompt]) -> list[list[int]]:
+def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[list[int]]:
     """What stands before an answer to each prompt, as the source would be asked; bare prompts if it cannot be."""
     texts, template = [prompt.prompt for prompt in prompts], source.header.chat_template
     bos = tokenizer.bos_token
@@ -252,7 +253,7 @@ def _answers(source: LocatedModel, target: str | None, state: State) -> tuple[li
                     note(f"the answers counted are not kept: {error}")
     if compare_vocabularies(located.header, source.header) is None:
         return [each.token_ids for each in answers], located.name
-    with closing(LlamaVocabulary(source.path)) as tokenizer:
+    with closing(open_tokenizer(source.path)) as tokenizer:
         return [tokenizer.encode(each.text) for each in answers], located.name
 
 

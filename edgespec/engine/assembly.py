@@ -37,12 +37,11 @@ from edgespec.planning.choice.planner import PlanRequest
 from edgespec.planning.cost.margins import SLOWER_ALLOWED, TAKEOVER_CALIBRATIONS
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.profiles.profile import Profile, load_profile
-from edgespec.runtimes.llama.library import load as load_library
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.choice import open_tokenizer
 
 WAITING = Loading("waiting for another calibration to end")
 
@@ -69,7 +68,6 @@ def load_pair(
     worker: WorkerSettings | None = None,
 ) -> LoadedPair:
     """Find and load what the profile asks for. Raises EdgespecError and its subclasses only."""
-    load_library()  # before anything is fetched for it
     machine = describe_machine()
     allowed = _allowed_bytes(profile, machine, limits)
     target = _find_target(profile, locator)
@@ -105,7 +103,7 @@ def load_pair(
         check = None
         if widths is None and request.depth != 0 and request.sources and model.facts.bit_equal_by_construction:
             check = SelfCheck(model)  # takes about as long as the tokenizer, which leaves it all processors but one
-        tokenizer = LlamaVocabulary(target.tokenizer_path, target.header)
+        tokenizer = open_tokenizer(target.tokenizer_path, target.header)
         if check is not None:
             widths = check.result()
             store.save_widths(model.facts, widths)

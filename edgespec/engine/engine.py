@@ -38,7 +38,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.tokenizer import Tokenizer
 
 # How long the processors are looked at before it is believed that they are quiet.
 _LOOK_S = 0.3
@@ -127,7 +127,7 @@ class Engine:
         return self.pair.measurements
 
     @property
-    def tokenizer(self) -> LlamaVocabulary:
+    def tokenizer(self) -> Tokenizer:
         return self.pair.tokenizer
 
     @property

@@ -35,7 +35,7 @@ from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class LoadedPair:
         machine: Machine,
         home: Home,
         target: LoadedModel,
-        tokenizer: LlamaVocabulary,
+        tokenizer: Tokenizer,
         pool: ModelPool,
         request: PlanRequest,
         probe: WidthProbe | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import HOST, ModelFacts
@@ -30,6 +30,8 @@ def choose_runtime(wanted: str, wanted_device: str, file: LocatedModel) -> tuple
         found[0][0].check(file, found[0][1])
         return found[0]
     able = [pair for pair in found if _can(pair[0], file, pair[1])]
+    if not able:
+        raise _none_can([runtime for runtime, _ in found], file)
     return min(able, key=lambda pair: (pair[1] == HOST, pair[0].preference()))
 
 
@@ -49,9 +51,10 @@ def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> Sequence
     if len(possible) == 1:
         possible[0].check(file, device)
         return possible
-    return sorted(
-        (runtime for runtime in possible if _can(runtime, file, device)), key=lambda each: each.preference()
-    )
+    able = [runtime for runtime in possible if _can(runtime, file, device)]
+    if not able:
+        raise _none_can(possible, file)
+    return sorted(able, key=lambda each: each.preference())
 
 
 def _can(runtime: Runtime, file: LocatedModel, device: str) -> bool:
@@ -60,6 +63,18 @@ def _can(runtime: Runtime, file: LocatedModel, device: str) -> bool:
     except (InvalidRequestError, ModelFileError, RuntimeUnavailableError):
         return False
     return True
+
+
+def _none_can(runtimes: Sequence[Runtime], file: LocatedModel) -> EdgespecError:
+    """Why the best of several runtimes cannot run the file, and how the next best would be had."""
+    errors: list[EdgespecError] = []
+    for runtime in runtimes:
+        try:
+            runtime.check(file, HOST)
+        except (InvalidRequestError, ModelFileError, RuntimeUnavailableError) as error:
+            errors.append(error)
+    first, last = errors[0], errors[-1]
+    return RuntimeUnavailableError(f"{first.message}; {last.message}", hint=last.hint)
 
 
 def other_settings(target: LoadedModel) -> list[Mapping[str, Any]]:

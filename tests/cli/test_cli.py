@@ -431,7 +431,10 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
-    result = succeeded(run_cli("--debug", "generate", "hi", *pair, "--max-tokens", "2", home=root))
+    root.mkdir(exist_ok=True)
+    (root / "llama.toml").write_text('runtime = "llama"\n', encoding="utf-8")
+    asked = ("generate", "hi", *pair, "--max-tokens", "2", "--profile", root / "llama.toml")
+    result = succeeded(run_cli("--debug", *asked, home=root))
     assert "edgespec.native: llama_model_loader" in result.err
     assert "llama_model_loader" not in result.out
 

@@ -127,19 +127,32 @@ def test_the_child_lists_the_devices_too() -> None:
     assert "list_devices()" in module._PROBES["onnx"]
 
 
-def test_without_llama_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_kernels() -> None:
+    raise RuntimeUnavailableError("there are no kernels", hint="compile them")
+
+
+def test_without_llama_our_kernels_run(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(monkeypatch, DIRECTML, llama="it is not installed")
     with_onnx(monkeypatch)
+    shown = here("doctor")
+    assert shown.code == 0
+    assert "llama.cpp  missing: it is not installed; GPUs and what the native runtime cannot run need it" in shown.out
+    assert "pip install 'edgespec[llama]'" in shown.out
+
+
+def test_without_llama_and_kernels_nothing_works(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices(monkeypatch, DIRECTML, llama="it is not installed")
+    with_onnx(monkeypatch)
+    monkeypatch.setattr("edgespec.runtimes.native.library.load", without_kernels)
     result = here("doctor", "--json")
     assert result.code == 1
     llama = result.json["runtimes"]["llama"]
     assert llama.keys() == {"available", "version", "build", "devices", "reason", "hint"}
     assert (llama["available"], llama["version"], llama["reason"]) == (False, None, "it is not installed")
     assert "pip install" in llama["hint"]
-    assert result.json["problems"] == ["no runtime works: it is not installed"]
+    assert result.json["problems"] == ["no runtime works: there are no kernels; it is not installed"]
     shown = here("doctor")
     assert shown.code == 1
-    assert "llama.cpp  missing: it is not installed\n" in shown.out
     assert "problem: no runtime works" in shown.err
 
 

@@ -146,7 +146,7 @@ def test_a_missing_package_is_one_sentence(
     monkeypatch.setitem(sys.modules, "onnx", None)
     result = here("export", tiny.drafter, "--to", "onnx", "-o", tmp_path / "out", "--json")
     result.failed_well("needs the package onnx")
-    assert result.hint == "pip install 'edgespec[onnx]'"
+    assert result.hint == "pip install 'edgespec[export]'"
     assert result.json["error"]["type"] == "RuntimeUnavailableError"
 
 

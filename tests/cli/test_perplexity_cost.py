@@ -22,7 +22,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.support.command_line import InProcess
 from tests.support.exporting import GGUF, succeeded
 from tests.support.fake_runtime import FakeModel
@@ -48,7 +48,7 @@ def perplexity_by_hand(path: Path, tokens: Sequence[int]) -> float:
 
 
 def tokens_of(path: Path, count: int) -> list[int]:
-    with closing(LlamaVocabulary(path)) as vocabulary:
+    with closing(LlamaTokenizer(path)) as vocabulary:
         text = "\n\n".join(prompt.prompt for prompt in calibration_prompts())
         return vocabulary.encode(text, add_bos=True)[: count + 1]
 

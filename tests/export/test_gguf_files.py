@@ -22,7 +22,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray, GgufHeader
 from edgespec.files.progress import ProgressEvent
 from edgespec.runtimes.llama.library import load
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.export.models import VOCABULARY_SIZE, WIDTH, loads, logits, write_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -102,7 +102,7 @@ def test_the_tokenizer_is_whole_and_loads_without_weights(models: Path, tmp_path
     path = tmp_path / "out" / "tokenizer.gguf"
     assert read_header(path).tensors == ()
     assert values(read_header(path)) == values(read_header(models / "untied.gguf"))
-    ours, whole = LlamaVocabulary(path), LlamaVocabulary(models / "untied.gguf")
+    ours, whole = LlamaTokenizer(path), LlamaTokenizer(models / "untied.gguf")
     assert ours.vocabulary_size == whole.vocabulary_size == VOCABULARY_SIZE
     assert ours.encode("w1 w40 é") == whole.encode("w1 w40 é")
     assert ours.stop_ids == whole.stop_ids

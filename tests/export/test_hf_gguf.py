@@ -23,7 +23,7 @@ from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.progress import ProgressEvent
 from edgespec.files.safetensors import to_float32
 from edgespec.runtimes.llama.library import load
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.export.hf_models import (
     HEAD_WIDTH,
     HEADS,
@@ -79,7 +79,7 @@ def same_tensors(left: Path, right: Path) -> None:
 
 
 def same_ids(left: Path, right: Path) -> None:
-    one, other = LlamaVocabulary(left), LlamaVocabulary(right)
+    one, other = LlamaTokenizer(left), LlamaTokenizer(right)
     try:
         assert one.vocabulary_size == other.vocabulary_size
         assert (one.stop_ids, one.adds_bos) == (other.stop_ids, other.adds_bos)

@@ -28,7 +28,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import ProgressEvent
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
 
 PYTHON = Path(sys.executable)
@@ -100,7 +100,7 @@ def test_the_tokenizer_beside_it_reads_text_as_the_source_does(place: Path) -> N
     config = json.loads((place / "source" / "config.json").read_text())
     assert source.context_length == config["max_position_embeddings"]
     assert source.metadata["general.name"] == "tiny"
-    vocabulary = LlamaVocabulary(place / "out" / "tokenizer.gguf")
+    vocabulary = LlamaTokenizer(place / "out" / "tokenizer.gguf")
     try:
         assert vocabulary.detokenize(vocabulary.encode("the water")) == " the water"  # SentencePiece adds a space
         assert vocabulary.vocabulary_size == config["vocab_size"]

@@ -17,7 +17,7 @@ from edgespec.interfaces.model import Model, Sequence
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.support.kernel_calls import require_native
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
@@ -38,7 +38,7 @@ def text() -> Text:
     with Engine.load("smollm2-135m", draft="none", lookup=False, depth=0, download=True) as engine:
         path = engine.target_model.header.path  # type: ignore[attr-defined]
     words = "\n\n".join(each.prompt for each in builtin_suite("verify"))
-    return Text(path, LlamaVocabulary(path).encode(words)[: 20 * TOKENS])
+    return Text(path, LlamaTokenizer(path).encode(words)[: 20 * TOKENS])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.runtime import FREQUENT_HEAD_ROWS, frequent_head_ids, frequent_head_rows
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.models.test_native import Text, divergence, run, scores
 from tests.support.kernel_calls import require_native
 
@@ -32,7 +32,7 @@ def text(request: pytest.FixtureRequest) -> Text:
     with Engine.load(request.param, draft="none", lookup=False, depth=0, download=True) as engine:
         path = engine.target_model.header.path
     words = "\n\n".join(each.prompt for each in builtin_suite("verify"))
-    return Text(path, LlamaVocabulary(path).encode(words)[:TOKENS])
+    return Text(path, LlamaTokenizer(path).encode(words)[:TOKENS])
 
 
 @pytest.fixture(scope="module")

@@ -34,14 +34,14 @@ import sys, threading, time
 from pathlib import Path
 from edgespec.errors import CancelledError, EdgespecError
 from edgespec.runtimes.llama.model import LlamaSettings, load_model
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 
 good, bad = map(Path, sys.argv[1:])
 try:
     load_model(bad, LlamaSettings())
 except EdgespecError:
     steps = ["refused"]
-vocabulary = LlamaVocabulary(good)
+vocabulary = LlamaTokenizer(good)
 steps.append(vocabulary.detokenize(vocabulary.encode("hello")).strip())
 model = load_model(good, LlamaSettings())
 opened = lambda: model.open(3000)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray, GgufHeader
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 
 __all__ = [
     "BYTE_CHARACTERS",
@@ -201,7 +201,7 @@ def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
             "merges": _merges_by_score(texts, types, _array(header, "scores")),
         }
     _write_json(folder / "tokenizer.json", document)
-    with_bos = LlamaVocabulary(source)
+    with_bos = LlamaTokenizer(source)
     config: dict[str, Any] = {"add_bos_token": with_bos.adds_bos, "chat_template": header.chat_template}
     with_bos.close()
     for key, name in {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}.items():

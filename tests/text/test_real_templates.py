@@ -19,7 +19,8 @@ from edgespec.text.chat_template import sandbox
 from edgespec.text.chat_template.budget import TemplateLimits
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizer import ControlToken
-from tests.support.real_templates import IndexUnreachableError, real_templates, reference
+from tests.support.llama_sources import IndexUnreachableError
+from tests.support.real_templates import real_templates, reference
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 

@@ -1,4 +1,4 @@
-"""llama.cpp's vocabulary: text to ids and back, and what of it is never shown."""
+"""Both tokenizers: text to ids and back, and what of it is never shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from edgespec.errors import ClosedError, EdgespecError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
-from edgespec.text.tokenizer import LlamaVocabulary
+from edgespec.text.gguf_tokenizer import GgufTokenizer
+from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 
 UNKNOWN, BOS, FIRST_BYTE = 0, 1, 3
@@ -32,9 +33,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("vocabulary") / "tiny.gguf", extra_tokens=5)
 
 
+Opened = GgufTokenizer | LlamaTokenizer
+Open = Callable[[Path], Opened]
+
+WAYS: dict[str, Open] = {"gguf": lambda path: GgufTokenizer(read_header(path)), "llama.cpp": LlamaTokenizer}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def opened(request: pytest.FixtureRequest) -> Open:
+    return WAYS[request.param]
+
+
 @pytest.fixture(scope="module")
-def vocabulary(path: Path) -> Iterator[LlamaVocabulary]:
-    with closing(LlamaVocabulary(path)) as vocabulary:
+def vocabulary(opened: Open, path: Path) -> Iterator[Opened]:
+    with closing(opened(path)) as vocabulary:
         yield vocabulary
 
 
@@ -61,7 +73,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(vocabulary: LlamaVocabulary, text: str) -> None:
+def test_text_comes_back(vocabulary: Opened, text: str) -> None:
     """After the one space that SentencePiece puts before every text."""
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids) == " " + text
@@ -70,29 +82,29 @@ def test_text_comes_back(vocabulary: LlamaVocabulary, text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40).filter(bool))
-def test_any_text_comes_back(vocabulary: LlamaVocabulary, text: str) -> None:
+def test_any_text_comes_back(vocabulary: Opened, text: str) -> None:
     ids = vocabulary.encode(text)
     assert vocabulary.detokenize(ids) == " " + text
     assert all(0 <= token < vocabulary.vocabulary_size for token in ids)
     assert len(ids) <= len(text.encode()) + 1
 
 
-def test_words_are_not_spelled(vocabulary: LlamaVocabulary) -> None:
+def test_words_are_not_spelled(vocabulary: Opened) -> None:
     assert len(vocabulary.encode("the people")) == 2
     assert len(vocabulary.encode("你好")) < len("你好".encode())
 
 
-def test_empty_text_has_no_tokens(vocabulary: LlamaVocabulary) -> None:
+def test_empty_text_has_no_tokens(vocabulary: Opened) -> None:
     assert vocabulary.encode("") == []
     assert vocabulary.encode("", special=True) == []
     assert vocabulary.detokenize([]) == ""
 
 
-def test_lone_surrogates_are_replaced_not_raised(vocabulary: LlamaVocabulary) -> None:
+def test_lone_surrogates_are_replaced_not_raised(vocabulary: Opened) -> None:
     assert vocabulary.detokenize(vocabulary.encode("a\ud800b")) == " a?b"
 
 
-def test_a_very_long_text(vocabulary: LlamaVocabulary) -> None:
+def test_a_very_long_text(vocabulary: Opened) -> None:
     words = random.Random(3).choices([word for word in VOCABULARY if word.startswith("▁")], k=60_000)
     text = "".join(words).replace("▁", " ").strip()
     assert len(text) > 200_000
@@ -102,7 +114,7 @@ def test_a_very_long_text(vocabulary: LlamaVocabulary) -> None:
     assert time.perf_counter() - started < 20
 
 
-def test_a_long_text_without_any_piece(vocabulary: LlamaVocabulary) -> None:
+def test_a_long_text_without_any_piece(vocabulary: Opened) -> None:
     """One token a byte, the most there can be."""
     text = "ൠ" * 30_000
     ids = vocabulary.encode(text)
@@ -113,7 +125,7 @@ def test_a_long_text_without_any_piece(vocabulary: LlamaVocabulary) -> None:
 # ---------------------------------------------------------------------------------------------- control tokens
 
 
-def test_control_tokens_are_read_only_when_asked_for(vocabulary: LlamaVocabulary) -> None:
+def test_control_tokens_are_read_only_when_asked_for(vocabulary: Opened) -> None:
     text = "<|im_start|>user\nhi<|im_end|>"
     special = vocabulary.encode(text, special=True)
     assert special[0] == START
@@ -123,41 +135,41 @@ def test_control_tokens_are_read_only_when_asked_for(vocabulary: LlamaVocabulary
     assert vocabulary.detokenize(plain) == " " + text
 
 
-def test_control_tokens_and_ends_are_never_shown(vocabulary: LlamaVocabulary) -> None:
+def test_control_tokens_and_ends_are_never_shown(vocabulary: Opened) -> None:
     for token in (BOS, 2, START, END):
         assert vocabulary.token_bytes(token) == b""
     ids = vocabulary.encode("<|im_start|>hi<|im_end|>", special=True)
     assert vocabulary.detokenize(ids).strip() == "hi"
 
 
-def test_an_end_that_is_an_ordinary_word_is_not_shown_either(path: Path, tmp_path: Path) -> None:
+def test_an_end_that_is_an_ordinary_word_is_not_shown_either(opened: Open, path: Path, tmp_path: Path) -> None:
     word = FIRST_BYTE + 256 + VOCABULARY.index("▁people")
     data = path.read_bytes()
     key = b"tokenizer.ggml.eos_token_id" + (4).to_bytes(4, "little")  # GGUF's uint32
     assert data.count(key + END.to_bytes(4, "little")) == 1
     other = tmp_path / "wordy.gguf"
     other.write_bytes(data.replace(key + END.to_bytes(4, "little"), key + word.to_bytes(4, "little")))
-    with closing(LlamaVocabulary(other)) as vocabulary:
+    with closing(opened(other)) as vocabulary:
         assert word in vocabulary.stop_ids
         assert vocabulary.token_bytes(word) == b""
         assert vocabulary.eos_token == "▁people"
 
 
-def test_byte_tokens_are_their_bytes(vocabulary: LlamaVocabulary) -> None:
+def test_byte_tokens_are_their_bytes(vocabulary: Opened) -> None:
     assert [vocabulary.token_bytes(byte(value)) for value in range(256)] == [bytes([value]) for value in range(256)]
 
 
-def test_pieces_are_their_text(vocabulary: LlamaVocabulary) -> None:
+def test_pieces_are_their_text(vocabulary: Opened) -> None:
     for index, piece in enumerate(VOCABULARY):
         assert vocabulary.token_bytes(FIRST_BYTE + 256 + index).decode() == piece.replace("▁", " ")
 
 
 @pytest.mark.parametrize("token", [-1, -(2**31), 10**6, 2**31, 2**40])
-def test_ids_outside_the_vocabulary_stand_for_nothing(vocabulary: LlamaVocabulary, token: int) -> None:
+def test_ids_outside_the_vocabulary_stand_for_nothing(vocabulary: Opened, token: int) -> None:
     assert vocabulary.token_bytes(token) == b""
 
 
-def test_invalid_utf8_is_replaced(vocabulary: LlamaVocabulary) -> None:
+def test_invalid_utf8_is_replaced(vocabulary: Opened) -> None:
     assert vocabulary.detokenize([byte(0xFF)]) == "�"
     assert vocabulary.detokenize([byte(0xE4), byte(0xBD)]) == "�"  # cut in the middle of a character
     assert vocabulary.detokenize([byte(0xE4), byte(0xBD), byte(0xA0)]) == "你"
@@ -167,13 +179,13 @@ def test_invalid_utf8_is_replaced(vocabulary: LlamaVocabulary) -> None:
 # --------------------------------------------------------------------------------------------------- the facts
 
 
-def test_facts_of_the_vocabulary(vocabulary: LlamaVocabulary, path: Path) -> None:
+def test_facts_of_the_vocabulary(vocabulary: Opened, path: Path) -> None:
     assert vocabulary.vocabulary_size == read_header(path).vocabulary_size == END + 1 + 5
     assert (vocabulary.bos_token, vocabulary.eos_token) == ("<s>", "<|im_end|>")
     assert vocabulary.adds_bos
 
 
-def test_stop_ids(vocabulary: LlamaVocabulary) -> None:
+def test_stop_ids(vocabulary: Opened) -> None:
     assert END in vocabulary.stop_ids
     assert not {UNKNOWN, BOS, START, byte(10)} & vocabulary.stop_ids
     assert all(vocabulary.token_bytes(token) == b"" for token in vocabulary.stop_ids)
@@ -181,20 +193,22 @@ def test_stop_ids(vocabulary: LlamaVocabulary) -> None:
         assert piece not in vocabulary.stop_ids
 
 
-def test_the_begin_token_is_added_only_when_asked_for(vocabulary: LlamaVocabulary) -> None:
+def test_the_begin_token_is_added_only_when_asked_for(vocabulary: Opened) -> None:
     plain = vocabulary.encode("hi")
     assert vocabulary.encode("hi", add_bos=True) == [BOS, *plain]
     assert vocabulary.encode("", add_bos=True) == [BOS]
     assert BOS not in plain
 
 
-def test_a_model_that_wants_no_begin_token_gets_none(vocabulary: LlamaVocabulary, path: Path, tmp_path: Path) -> None:
+def test_a_model_that_wants_no_begin_token_gets_none(
+    opened: Open, vocabulary: Opened, path: Path, tmp_path: Path
+) -> None:
     data = path.read_bytes()
     key = b"tokenizer.ggml.add_bos_token" + (7).to_bytes(4, "little")  # GGUF's boolean
     assert data.count(key + b"\1") == 1
     other = tmp_path / "no-bos.gguf"
     other.write_bytes(data.replace(key + b"\1", key + b"\0"))
-    with closing(LlamaVocabulary(other)) as without:
+    with closing(opened(other)) as without:
         assert not without.adds_bos
         assert without.encode("hi", add_bos=True) == vocabulary.encode("hi")
 
@@ -204,7 +218,7 @@ def test_native_code_does_not_call_back_into_the_thread_that_ctrl_c_interrupts(
 ) -> None:
     """An exception in a callback is dropped: one Ctrl-C in five was, while a vocabulary was loaded."""
     caplog.set_level(logging.DEBUG, logger="edgespec.native")
-    with closing(LlamaVocabulary(path)):
+    with closing(LlamaTokenizer(path)):
         told = {record.thread for record in caplog.records if record.name == "edgespec.native"}
     assert told
     assert threading.get_ident() not in told
@@ -224,9 +238,9 @@ def test_an_interrupted_load_leaves_nothing_behind(path: Path, monkeypatch: pyte
         llama_model_free = freed.append
 
     monkeypatch.setattr(WorkerThread, "run", interrupted)
-    monkeypatch.setattr("edgespec.text.tokenizer.load", lambda: SimpleNamespace(api=Api))
+    monkeypatch.setattr("edgespec.text.llama_tokenizer.load", lambda: SimpleNamespace(api=Api))
     with pytest.raises(KeyboardInterrupt):
-        LlamaVocabulary(path)
+        LlamaTokenizer(path)
     assert freed == ["a model"]
     assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-load"]
 
@@ -240,7 +254,7 @@ def test_weights_are_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(name, params)
 
     monkeypatch.setattr(api, "llama_model_load_from_file", spy)
-    LlamaVocabulary(path).close()
+    LlamaTokenizer(path).close()
     assert asked == [True]
 
 
@@ -256,7 +270,7 @@ def test_a_broken_file_never_reaches_native_code(
     bad.write_bytes(data)
     for file in (bad, tmp_path / "absent.gguf"):
         with pytest.raises(ModelFileError):
-            LlamaVocabulary(file)
+            LlamaTokenizer(file)
 
 
 def test_a_vocabulary_llama_refuses_is_a_sentence(path: Path, tmp_path: Path) -> None:
@@ -266,19 +280,19 @@ def test_a_vocabulary_llama_refuses_is_a_sentence(path: Path, tmp_path: Path) ->
     bad = tmp_path / "odd.gguf"
     bad.write_bytes(data.replace(name + b"llama", name + b"lluma"))
     with pytest.raises(EdgespecError):
-        LlamaVocabulary(bad)
+        LlamaTokenizer(bad)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="file names are Unicode here")
-def test_a_file_name_need_not_be_unicode(path: Path, tmp_path: Path) -> None:
+def test_a_file_name_need_not_be_unicode(opened: Open, path: Path, tmp_path: Path) -> None:
     odd = tmp_path / b"\xff.gguf".decode("utf-8", "surrogateescape")
     odd.write_bytes(path.read_bytes())
-    with closing(LlamaVocabulary(odd)) as vocabulary:
+    with closing(opened(odd)) as vocabulary:
         assert vocabulary.encode("hi")
 
 
-def test_a_closed_tokenizer_says_so(path: Path) -> None:
-    vocabulary = LlamaVocabulary(path)
+def test_a_closed_tokenizer_says_so(opened: Open, path: Path) -> None:
+    vocabulary = opened(path)
     vocabulary.close()
     vocabulary.close()
     for use in (
@@ -286,6 +300,16 @@ def test_a_closed_tokenizer_says_so(path: Path) -> None:
         lambda: vocabulary.encode("hi", add_bos=True),
         lambda: vocabulary.token_bytes(300),
         lambda: vocabulary.detokenize([300]),
+        lambda: vocabulary.control_token(START),
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_facts_that_llama_cpp_holds_are_gone_once_it_is_closed(path: Path) -> None:
+    vocabulary = LlamaTokenizer(path)
+    vocabulary.close()
+    for use in (
         lambda: vocabulary.stop_ids,
         lambda: vocabulary.bos_token,
         lambda: vocabulary.eos_token,
@@ -298,11 +322,11 @@ def test_a_closed_tokenizer_says_so(path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ threads
 
 
-def test_many_threads_get_what_one_gets(path: Path) -> None:
-    with closing(LlamaVocabulary(path)) as vocabulary:
+def test_many_threads_get_what_one_gets(opened: Open, path: Path) -> None:
+    with closing(opened(path)) as vocabulary:
         expected = {text: vocabulary.encode(text, special=True, add_bos=True) for text in TEXTS}
     failures: list[object] = []
-    with closing(LlamaVocabulary(path)) as fresh:
+    with closing(opened(path)) as fresh:
         barrier = threading.Barrier(6)
 
         def work(seed: int) -> None:
@@ -324,13 +348,13 @@ def test_many_threads_get_what_one_gets(path: Path) -> None:
     assert failures == []
 
 
-def test_closing_while_others_work_is_safe(path: Path) -> None:
+def test_closing_while_others_work_is_safe(opened: Open, path: Path) -> None:
     for attempt in range(10):
-        vocabulary = LlamaVocabulary(path)
+        vocabulary = opened(path)
         outcomes: list[object] = []
         started = threading.Barrier(4)
 
-        def work(vocabulary: LlamaVocabulary = vocabulary, outcomes: list[object] = outcomes) -> None:
+        def work(vocabulary: Opened = vocabulary, outcomes: list[object] = outcomes) -> None:
             started.wait()  # noqa: B023
             try:
                 while True:

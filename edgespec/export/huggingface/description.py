@@ -13,6 +13,7 @@ from typing import Protocol
 
 from edgespec.errors import InvalidRequestError
 from edgespec.export.huggingface.config import CONFIG, Value
+from edgespec.export.packages import require
 from edgespec.files.json_object import Fields, read_fields
 
 _MOST_BYTES = 1 << 20  # real ones have a few kB
@@ -120,7 +121,7 @@ def _first(fields: Fields, names: tuple[str, ...], most: int) -> int:
 
 
 def _architecture(model_type: str) -> str:
-    import gguf
+    gguf = require("gguf")
 
     name = _ARCHITECTURES.get(model_type, model_type)
     # Of an architecture that it does not know llama.cpp would not even read the tokenizer.

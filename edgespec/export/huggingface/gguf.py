@@ -15,6 +15,7 @@ from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
 from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
+from edgespec.export.packages import require
 from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.gguf.header import read_header
@@ -189,8 +190,9 @@ def _write_header(
     path: Path, architecture: str, planned: Sequence[PlannedTensor], values: Mapping[str, Value]
 ) -> int:
     """Write everything before the weights; returns the alignment of each tensor's data in bytes."""
-    import gguf
     import numpy as np
+
+    gguf = require("gguf")
 
     writer = gguf.GGUFWriter(path, architecture)
     kinds = gguf.GGUFValueType

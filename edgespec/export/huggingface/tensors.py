@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.huggingface.config import ModelConfig, rope_factors
+from edgespec.export.packages import require
 from edgespec.files.json_object import DOWNLOAD_AGAIN
 from edgespec.files.safetensors import SafeTensor, to_float32
 
@@ -145,7 +146,7 @@ def _kind_of(name: str) -> str:
 
 def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> dict[str, SafeTensor]:
     """The tensors of the text model by their names in a GGUF."""
-    import gguf
+    gguf = require("gguf")
 
     architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == config.architecture)
     names = gguf.get_tensor_name_map(architecture, config.block_count)

@@ -19,11 +19,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, open_source, read_part, tokenizer_parts
 from edgespec.export.onnx.architectures import ModelShape, describe_model, rope_tables
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
 from edgespec.export.onnx.weights import float_rows, pack_rows
+from edgespec.export.packages import require
 from edgespec.export.staging import staged_folder, trim_notes
 from edgespec.files.atomic import write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
@@ -153,7 +154,7 @@ def _window(shape: ModelShape) -> int | None:
 
 
 def _graph_builder(static_cache: int | None) -> Callable[[ModelShape, TablePlan], Any]:
-    require_onnx()
+    require("onnx", "exporting to ONNX")
     from edgespec.export.onnx.graph import build_graph
     from edgespec.export.onnx.static_graph import build_static_graph
 
@@ -317,14 +318,3 @@ def _rope_factors(reader: _Reader) -> npt.NDArray[np.float32] | None:
             factors: npt.NDArray[np.float32] = float_rows(next(reader.rows(tensor, None)), tensor.type_name)[0]
             return factors
     return None
-
-
-def require_onnx() -> None:
-    """Raises RuntimeUnavailableError, with the command that helps, where the package cannot be imported."""
-    try:
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise RuntimeUnavailableError(
-            f"exporting to ONNX needs the package onnx, which cannot be imported: {error}",
-            hint="pip install 'edgespec[onnx]'",
-        ) from error

@@ -21,9 +21,9 @@ from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
 from edgespec.export.huggingface.tokenizer import read_vocabulary
-from edgespec.export.onnx.export import require_onnx
 from edgespec.export.optimum.environment import prepare_environment
 from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
+from edgespec.export.packages import require
 from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
 from edgespec.files.export_folder import MANIFEST_NAME, SCHEMA_VERSION
@@ -72,7 +72,7 @@ def export_folder_to_onnx(
         raise InvalidRequestError("a model needs a name")
     if quant not in QUANTS:
         raise InvalidRequestError(f"unknown quantisation {quant!r}", hint=f"for ONNX one of {', '.join(QUANTS)}")
-    require_onnx()
+    require("onnx", "exporting to ONNX")
     check_destination(source / CONFIG, folder)
     model = describe_folder(source)
     vocabulary = read_vocabulary(source, model.vocabulary_size)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.export.packages import require
 from edgespec.files.gguf.records import GGML_TYPES
 
 BLOCK = 32  # weights that share a scale: that of Q4_0 and Q8_0, which then need no rounding
@@ -49,11 +49,12 @@ def exact_bits(type_name: str) -> int | None:
 
 def can_read(type_name: str) -> bool:
     """Whether weights of this ggml type can be read at all."""
-    return type_name in PLAIN_TYPES or hasattr(gguf.quants, type_name)
+    return type_name in PLAIN_TYPES or hasattr(require("gguf").quants, type_name)
 
 
 def float_rows(raw: Bytes, type_name: str) -> Floats:
     """The weights of ``raw``, uint8 (rows, bytes of a row), as float32 (rows, columns)."""
+    gguf = require("gguf")
     values: Floats = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type_name])
     return values.astype(np.float32, copy=False)
 

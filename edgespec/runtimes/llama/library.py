@@ -20,8 +20,7 @@ from edgespec.runtimes.llama.devices import Device, list_devices
 
 MINIMUM_VERSION = "0.3.36"
 INSTALL_HINT = (
-    f'install it with `pip install "llama-cpp-python>={MINIMUM_VERSION}"` (compiles for about 5 minutes; '
-    "its README names an index of prebuilt wheels)"
+    "install it with `pip install 'edgespec[llama]'`; without a prebuilt wheel this compiles for about 5 minutes"
 )
 
 # What runtimes/llama/model.py and text/tokenizer.py call; a build that lacks one of them is too old.
@@ -104,7 +103,7 @@ def _load() -> LlamaLibrary:
         api: Any = llama_cpp.llama_cpp
         version = str(llama_cpp.__version__)
     except ImportError as error:
-        raise RuntimeUnavailableError(f"llama-cpp-python is not installed ({error})", hint=INSTALL_HINT) from error
+        raise RuntimeUnavailableError("llama.cpp is not installed", hint=INSTALL_HINT) from error
     except (OSError, RuntimeError, AttributeError) as error:
         raise RuntimeUnavailableError(
             f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT

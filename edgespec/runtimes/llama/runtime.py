@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.runtimes.llama import devices, library
@@ -32,6 +32,7 @@ class LlamaRuntime(Runtime):
         # What is wrong with the file, llama.cpp tells when it loads it.
         if file.onnx is not None:
             raise InvalidRequestError(f"{file.name} is an ONNX model, which {self.name} does not run")
+        library.load()
 
     def settings(
         self, file: LocatedModel, *, threads: int, device: str, gpu_layers: int | None = None, sidecar: bool = True
@@ -78,8 +79,11 @@ class LlamaRuntime(Runtime):
         return next((name for name in names if name.lower() == wanted.lower()), wanted)
 
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs in llama.cpp's own order, those in the processor last."""
-        found = [device for device in self.list_devices() if device.holds_models]
+        """The GPUs in llama.cpp's own order, those in the processor last; none without llama.cpp."""
+        try:
+            found = [device for device in self.list_devices() if device.holds_models]
+        except RuntimeUnavailableError:
+            return ()
         return tuple(sorted(found, key=lambda device: device.kind == "igpu"))
 
     def list_devices(self) -> list[Device]:

@@ -17,6 +17,7 @@ import numpy as np
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
+from edgespec.runtimes.llama.library import INSTALL_HINT
 from edgespec.runtimes.sequence import TrimmedRows
 
 # Rows kept as they enter the model, for tokens that come again: dequantising one takes 0.15 ms in numpy, 2 % of a
@@ -32,7 +33,10 @@ class EmbeddingRows:
     """
 
     def __init__(self, table: EmbeddingTable) -> None:
-        import gguf  # a tenth of a second, for those who draft with a trimmed model only
+        try:
+            import gguf  # a tenth of a second, for those who draft with a trimmed model only
+        except ImportError as error:
+            raise RuntimeUnavailableError("a trimmed drafter needs the package gguf", hint=INSTALL_HINT) from error
 
         self.columns = table.columns
         self._scale = np.float32(table.scale)

@@ -1,0 +1,75 @@
+"""Our tokenizer against llama.cpp's, on drawn texts: how many are cut differently, and what both take.
+
+    python -m benchmarks.tokenizers [FILE.gguf ...] [--texts 100000] [--seed 0]
+
+Without files: the vocabularies that llama.cpp is tested with. Texts that hold a character of Unicode 16, which
+llama.cpp does not know yet, are counted apart. Exit status 1 if any other text differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import home
+from edgespec.text.gguf_tokenizer import GgufTokenizer
+from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.vocabulary import unsupported
+from tests.support.token_texts import is_of_unicode_16, token_texts
+from tests.support.vocabularies import real_vocabularies
+
+
+def compare(path: Path, texts: int, seed: int) -> int:
+    """Print a row of the table; how many texts differ that should not."""
+    header = read_header(path)
+    started = time.perf_counter()
+    ours = GgufTokenizer(header)
+    own_s = time.perf_counter() - started
+    LlamaTokenizer(path, header).close()  # loads the library, which is not to be timed
+    started = time.perf_counter()
+    reference = LlamaTokenizer(path, header)
+    reference_s = time.perf_counter() - started
+    pieces = [ours.token_bytes(token).decode("utf-8", "replace") for token in range(ours.vocabulary_size)]
+    different = newer = 0
+    spent = [0.0, 0.0]
+    for number, text in enumerate(islice(token_texts(seed, pieces, ours.special_texts), texts)):
+        found = []
+        for place, tokenizer in enumerate((ours, reference)):
+            started = time.perf_counter()
+            found.append(tokenizer.encode(text, special=number % 2 == 0, add_bos=number % 3 == 0))
+            spent[place] += time.perf_counter() - started
+        if found[0] != found[1]:
+            if any(map(is_of_unicode_16, text)):
+                newer += 1
+            else:
+                different += 1
+                print(f"differs: {text!r}: {found}", file=sys.stderr)
+    own_us, reference_us = (1e6 * each / texts for each in spent)
+    print(
+        f"| {path.stem.removeprefix('ggml-vocab-')} | {texts} | {different} | {newer} "
+        f"| {own_s:.2f}, {reference_s:.2f} | {own_us:.0f}, {reference_us:.0f} |",
+        flush=True,
+    )
+    return different
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    place = home()
+    files = arguments.files or real_vocabularies(place.create(place.root / "test-data")).values()
+    print("| vocabulary | texts | different | with Unicode 16 | built in s, llama.cpp | us a text, llama.cpp |")
+    print("|---|---|---|---|---|---|")
+    known = [path for path in files if unsupported(read_header(path)) is None]
+    return 1 if sum(compare(path, arguments.texts, arguments.seed) for path in known) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Packages that only exporting needs, and that the core installation therefore lacks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from edgespec.errors import RuntimeUnavailableError
+
+
+def require(name: str, purpose: str = "exporting") -> Any:
+    """Import a package. Raises RuntimeUnavailableError, with the command that installs it, where that fails."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"{purpose} needs the package {name}, which cannot be imported: {error}",
+            hint="pip install 'edgespec[export]'",
+        ) from error

@@ -1,0 +1,225 @@
+"""What a GGUF says of its tokens: their texts and kinds, which of them end an answer, what is never shown.
+
+llama.cpp is the reference. Where a file leaves something open, llama.cpp goes by the texts of tokens; the tables here
+state the same facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from edgespec.errors import ModelFileError
+from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
+from edgespec.text.tokenizer import ControlToken
+from edgespec.text.word_splits import WORD_SPLITS, WordSplit
+
+BPE, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
+
+
+class Kind(IntEnum):
+    """tokenizer.ggml.token_type: llama.h's LLAMA_TOKEN_TYPE_*."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+# Tokens that end an answer in any vocabulary that has them.
+_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+})  # fmt: skip
+# Tokens of fill-in-the-middle, by the key that may name another one.
+_FILL_IN = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # fmt: skip
+_FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+_OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+# gpt-oss writes its channels with these, and they are shown.
+_SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+
+# Begin and end of a sequence where the file does not name them.
+_DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2)}
+
+# What strips the blanks after it in Phi-3, whose file does not say so: every special token but these.
+_PHI_3 = re.compile("phi-?3", re.IGNORECASE)
+_PHI_3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def unsupported(header: GgufHeader) -> str | None:
+    """Why this vocabulary is not one of those known here, in a few words; None if it is."""
+    model, split = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
+    if model == SENTENCEPIECE:
+        return None if "tokenizer.ggml.scores" in header.metadata else "its pieces have no scores"
+    if model != BPE:
+        return f"its tokenizer is {model!r}"
+    if "tokenizer.ggml.merges" not in header.metadata:
+        return "it has no merges"
+    return None if split in WORD_SPLITS else f"its pre-tokenizer is {split!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Special:
+    """A token that is looked for in the text before words are; ``is_control``: only where those are asked for."""
+
+    token: int
+    text: str
+    is_control: bool
+    strips_right: bool
+
+
+class Vocabulary:
+    """The tokens of a file. Raises ModelFileError where they contradict one another.
+
+    ``texts`` are as the file spells them: BPE with a letter for each byte, SentencePiece with ▁ for a blank.
+    """
+
+    def __init__(self, header: GgufHeader) -> None:
+        self._header = header
+        self.model = str(header.metadata["tokenizer.ggml.model"])
+        self.texts = [
+            text or f"[EMPTY_{token}]" for token, text in enumerate(strings(header, "tokenizer.ggml.tokens"))
+        ]
+        self.ids = {text: token for token, text in enumerate(self.texts)}
+        if len(self.ids) != len(self.texts):
+            twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
+            raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
+        kinds = [int(kind) for kind in _values(header, "tokenizer.ggml.token_type")]
+        self._kinds = kinds or [int(Kind.NORMAL)] * len(self.texts)
+        bos, eos = _DEFAULT_ENDS[self.model]
+        self.bos = self._token_named("bos", bos)
+        self.eos = self._token_named("eos", eos)
+        self.stop_ids = self._find_stops()
+
+    @property
+    def split(self) -> WordSplit:
+        """How text is cut into words. For BPE alone."""
+        return WORD_SPLITS[str(self._header.metadata["tokenizer.ggml.pre"])]
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model expects a begin-of-sequence token before raw text."""
+        stated = self._header.metadata.get("tokenizer.ggml.add_bos_token")
+        usual = self.split.adds_bos if self.model == BPE else True
+        return self.bos is not None and (stated if isinstance(stated, bool) else usual)
+
+    @property
+    def adds_blank(self) -> bool:
+        """Whether text begins with a blank more. For SentencePiece alone."""
+        stated = self._header.metadata.get("tokenizer.ggml.add_space_prefix")
+        return stated if isinstance(stated, bool) else True
+
+    def kind(self, token: int) -> Kind:
+        return _KINDS.get(self._kinds[token], Kind.UNDEFINED)
+
+    def text_of(self, token: int | None) -> str:
+        return "" if token is None else self.texts[token]
+
+    def control_token(self, token: int) -> ControlToken | None:
+        """What kind of control token it is; None for an ordinary one."""
+        if not 0 <= token < len(self.texts) or self.kind(token) not in (Kind.UNKNOWN, Kind.CONTROL):
+            return None
+        return ControlToken(text=self.texts[token], strips_right=self._strips_right(token))
+
+    @cached_property
+    def specials(self) -> tuple[Special, ...]:
+        """In the order in which they are looked for: the longest first."""
+        kinds = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
+        found = [token for token, kind in enumerate(self._kinds) if kind in kinds]
+        found.sort(key=lambda token: -len(self.texts[token].encode()))
+        return tuple(
+            Special(
+                token=token,
+                text=self.texts[token],
+                is_control=self._kinds[token] != Kind.USER_DEFINED,
+                strips_right=self._strips_right(token),
+            )
+            for token in found
+        )
+
+    def _strips_right(self, token: int) -> bool:
+        name = self._header.metadata.get("general.name")
+        return isinstance(name, str) and bool(_PHI_3.search(name)) and self.texts[token] not in _PHI_3_KEEPS
+
+    def _token_named(self, name: str, default: int | None = None) -> int | None:
+        """The id that the file names so, if there is such a token."""
+        stated = self._header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for token in (stated, default):
+            if isinstance(token, int) and 0 <= token < len(self.texts):
+                return token
+        return None
+
+    def _find_stops(self) -> frozenset[int]:
+        """The ids that end an answer; tokens that go by a well-known text become of the kind that this is."""
+        stops = {self.ids[text] for text in _ENDS if text in self.ids}
+        for name, texts in _FILL_IN.items():
+            token = self._token_named(name)
+            if token is None and name in _OLDER_KEYS:
+                token = self._token_named(_OLDER_KEYS[name])
+            if token is None:
+                found = [self.ids[text] for text in texts if text in self.ids]
+                for token in found:
+                    self._kinds[token] = Kind.CONTROL
+            if token is not None and name in _FILL_IN_ENDS:
+                stops.add(token)
+        for token in stops - {self._token_named(name) for name in _FILL_IN_ENDS}:
+            self._kinds[token] = Kind.CONTROL
+        for token in (self.ids[text] for text in _SHOWN if text in self.ids):
+            self._kinds[token] = Kind.USER_DEFINED
+        named = (self.eos, self._token_named("eot"), self._token_named("eom"))
+        stops.update(token for token in named if token is not None)
+        self._take_back(stops)
+        return frozenset(stops)
+
+    def _take_back(self, stops: set[int]) -> None:
+        """What looks like an end and is none in this vocabulary."""
+
+        def ends(text: str) -> bool:
+            return self.ids.get(text) in stops
+
+        calls = ends("<|call|>") or ends("<|calls|>")
+        if ends("<|end|>") and calls and (ends("<|return|>") or ends("<|flush|>")):
+            stops.remove(self.ids["<|end|>"])
+            self._kinds[self.ids["<|end|>"]] = Kind.USER_DEFINED
+        if ends("</s>") and ends("<|tool_response>"):
+            stops.remove(self.ids["</s>"])
+            self._kinds[self.ids["</s>"]] = Kind.NORMAL
+
+
+def strings(header: GgufHeader, key: str) -> Iterator[str]:
+    """A table's texts; bytes that are not UTF-8 as ``\\xNN``."""
+    value = header.metadata.get(key, ())
+    if isinstance(value, GgufArray):
+        return value.strings()
+    return (str(text) for text in value) if isinstance(value, tuple) else iter(())
+
+
+def scores(header: GgufHeader) -> list[float]:
+    """Of each token, the higher the likelier its piece."""
+    return [float(score) for score in _values(header, "tokenizer.ggml.scores")]
+
+
+def _values(header: GgufHeader, key: str) -> Iterator[Scalar]:
+    value = header.metadata.get(key, ())
+    if isinstance(value, GgufArray):
+        return value.values()
+    return iter(value if isinstance(value, tuple) else ())

@@ -1,0 +1,71 @@
+"""Into which words text is cut before BPE merges within each of them, by the name that a GGUF gives the way.
+
+``tokenizer.ggml.pre`` names one of llama.cpp's ways. Patterns are applied one after another: each cuts what the ones
+before it left whole, and what it does not match stays whole too. They are those of the models' own tokenizers, but
+for "tekken" and "gpt-4o", for which llama.cpp tells capitals from small letters by the Latin alphabet alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_MARKED_WORD, _UNMARKED_SIGNS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_NOT_SMALL, _NOT_CAPITAL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_SMALL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}*{_NOT_CAPITAL}+"
+_CAPITAL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}+{_NOT_CAPITAL}*"
+_SIGNS_AND_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+
+@dataclass(frozen=True, slots=True)
+class WordSplit:
+    """``whole_words``: a word that is a token is that token, whatever merges would make of it. ``adds_bos``: raw text
+    begins with a begin-of-sequence token unless the file says otherwise.
+    """
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    adds_bos: bool = False
+
+
+_QWEN_2 = WordSplit((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_SIGNS}|{_BLANKS}",))
+_QWEN_3_5 = WordSplit((rf"{_CONTRACTIONS}|{_MARKED_WORD}|\p{{N}}|{_UNMARKED_SIGNS}|{_BLANKS}",))
+_LLAMA_3 = WordSplit(
+    (rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_BLANKS}",), whole_words=True, adds_bos=True
+)
+_TEKKEN = WordSplit(
+    (rf"{_SMALL_WORD}|{_CAPITAL_WORD}|\p{{N}}|{_SIGNS_AND_SLASH}|{_BLANKS}",), whole_words=True, adds_bos=True
+)
+_GPT_4O = WordSplit((
+    rf"{_SMALL_WORD}{_CONTRACTIONS}?|{_CAPITAL_WORD}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SIGNS_AND_SLASH}|{_BLANKS}",
+))  # fmt: skip
+_DIGITS_APART = WordSplit((r"\p{N}", _GPT_2))
+
+WORD_SPLITS: Mapping[str, WordSplit] = {
+    "gpt-2": WordSplit((_GPT_2,)),
+    "phi-2": WordSplit((_GPT_2,)),
+    "mpt": WordSplit((_GPT_2,)),
+    "olmo": WordSplit((_GPT_2,)),
+    "exaone4": WordSplit((_GPT_2,)),
+    "smollm": _DIGITS_APART,
+    "starcoder": _DIGITS_APART,
+    "refact": _DIGITS_APART,
+    "qwen2": _QWEN_2,
+    "deepseek-r1-qwen": _QWEN_2,
+    "stablelm2": _QWEN_2,
+    "megrez": _QWEN_2,
+    "qwen35": _QWEN_3_5,
+    "llama-bpe": _LLAMA_3,
+    "llama3": _LLAMA_3,
+    "llama-v3": _LLAMA_3,
+    "falcon3": _LLAMA_3,
+    "lfm2": _LLAMA_3,
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT_4O,
+    "llama4": _GPT_4O,
+}

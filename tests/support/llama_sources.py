@@ -1,0 +1,55 @@
+"""What llama.cpp is tested with: real chat templates and vocabularies, in llama-cpp-python's source package."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from edgespec.store.mirrors import pip_download
+
+PACKAGE = "llama-cpp-python"
+VERSION = "0.3.36"
+SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+MODELS = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/models/"
+
+
+class IndexUnreachableError(Exception):
+    """The package index cannot be reached; the message says why."""
+
+
+def read_models(folder: Path, ending: str) -> dict[str, bytes]:
+    """The files below llama.cpp's folder of models with such a name, fetched by way of ``folder``."""
+    with TemporaryDirectory(prefix="source-", dir=folder) as work, tarfile.open(_download(Path(work))) as members:
+        found = {}
+        for member in members:
+            if member.name.startswith(MODELS) and member.name.endswith(ending):
+                file = members.extractfile(member)
+                assert file is not None
+                found[member.name.removeprefix(MODELS)] = file.read()
+        return found
+
+
+def _download(folder: Path) -> Path:
+    # pip checks the hash before it runs anything of the package; what it then runs for the metadata compiles nothing.
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", f"--no-binary={PACKAGE}"]
+    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command += ["-d", str(folder), "-r", str(wanted)]
+    pip = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, check=False
+    )
+    if pip.returncode != 0:
+        log = pip.stdout.decode("utf-8", "replace")
+        reason = pip_download._reason(log, pip.returncode)
+        if reason in {sentence for _, sentence in pip_download._REASONS}:
+            raise IndexUnreachableError(reason)
+        raise AssertionError(f"pip could not deliver the source package of {PACKAGE}: {reason}\n{log[-2000:]}")
+    (archive,) = folder.glob("*.tar.gz")
+    with archive.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == SHA256
+    return archive

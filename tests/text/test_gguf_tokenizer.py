@@ -1,0 +1,248 @@
+"""Our tokenizer finds what llama.cpp finds: ids, bytes, control tokens and ends, on made and on real vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.files.gguf.header import read_header
+from edgespec.files.home import home
+from edgespec.text.choice import open_tokenizer
+from edgespec.text.gguf_tokenizer import GgufTokenizer
+from edgespec.text.llama_tokenizer import LlamaTokenizer
+from edgespec.text.vocabulary import unsupported
+from edgespec.text.word_splits import WORD_SPLITS
+from tests.support.llama_sources import IndexUnreachableError
+from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, token_texts
+from tests.support.vocabularies import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    byte_letters,
+    real_vocabularies,
+    write_vocabulary,
+)
+
+MERGES = ["a b", "ab c", "Ġ t", "Ġt h", "Ġth e", "1 2", "12 3", "Ġ Ġ", "ĠĠ ĠĠ", "' s", "Ċ Ċ", "Ã ©", "( J", "J W"]
+LETTERS = [(letter, NORMAL) for letter in byte_letters()]
+MERGED = [(merge.replace(" ", ""), NORMAL) for merge in MERGES]
+
+
+@dataclass(frozen=True)
+class Both:
+    """The two tokenizers of one file."""
+
+    ours: GgufTokenizer
+    reference: LlamaTokenizer
+
+    @classmethod
+    def of(cls, path: Path) -> Both:
+        return cls(GgufTokenizer(read_header(path)), LlamaTokenizer(path))
+
+    def check_facts(self) -> None:
+        ours, reference = self.ours, self.reference
+        assert ours.vocabulary_size == reference.vocabulary_size
+        assert ours.stop_ids == reference.stop_ids
+        assert (ours.bos_token, ours.eos_token) == (reference.bos_token, reference.eos_token)
+        assert ours.adds_bos == reference.adds_bos
+        for token in range(ours.vocabulary_size):
+            assert ours.token_bytes(token) == reference.token_bytes(token), token
+            assert ours.control_token(token) == reference.control_token(token), token
+
+    def differ(self, text: str) -> bool:
+        return any(
+            self.ours.encode(text, special=special, add_bos=special)
+            != self.reference.encode(text, special=special, add_bos=special)
+            for special in (False, True)
+        )
+
+    def pieces(self) -> list[str]:
+        tokens = range(self.ours.vocabulary_size)
+        return [self.ours.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+
+
+# --------------------------------------------------------------------------------------- made vocabularies
+
+
+@pytest.mark.parametrize("pre", WORD_SPLITS)
+def test_every_way_to_split_words(tmp_path: Path, pre: str) -> None:
+    tokens = [*LETTERS, *MERGED, ("<|im_end|>", CONTROL), ("<tool>", USER_DEFINED)]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=MERGES))
+    both.check_facts()
+    texts = token_texts(1, both.pieces(), both.ours.special_texts)
+    assert [text for text in islice(texts, 1500) if both.differ(text)] == []
+
+
+SENTENCEPIECE = [
+    ("<unk>", UNKNOWN),
+    ("<s>", CONTROL),
+    ("</s>", CONTROL),
+    *((f"<0x{byte:02X}>", BYTE) for byte in range(256)),
+    *((piece, NORMAL) for piece in ("▁", "a", "b", "ab", "▁a", "▁ab", "ba", "aba", "é", "▁▁", "▁▁▁▁", "aa", "aaaa")),
+    ("<tool>", USER_DEFINED),
+    ("<pad>", UNUSED),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet="ab é\n<tol>s/", max_size=24))
+def test_pieces_merge_by_their_scores(sentencepiece: Both, text: str) -> None:
+    assert not sentencepiece.differ(text)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    path = tmp_path_factory.mktemp("pieces") / "v.gguf"
+    return Both.of(write_vocabulary(path, SENTENCEPIECE, model="llama", pre="default"))
+
+
+@pytest.mark.parametrize("flags", [{"add_space_prefix": False}, {"add_bos_token": False}, {"add_bos_token": True}])
+def test_what_stands_before_a_text(tmp_path: Path, flags: Mapping[str, bool]) -> None:
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", SENTENCEPIECE, model="llama", pre="default", flags=flags))
+    both.check_facts()
+    for text in ("", " a", "ab<s>ab", "<s>", "<s> ab</s>a", "a<tool>b<tool><tool> a"):
+        assert not both.differ(text), text
+
+
+@pytest.mark.parametrize(
+    ("texts", "ids"),
+    [
+        (["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>", "<|fim_pad|>", "<|file_sep|>"], {}),
+        (["<|return|>", "<|call|>", "<|end|>", "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"], {}),
+        (["<|flush|>", "<|calls|>", "<|end|>"], {}),
+        (["<|call|>", "<|end|>"], {}),
+        (["</s>", "<|tool_response>", "<turn|>", "<eos>"], {}),
+        (["</s>", "<s>", "[PAD]", "[EOS]", "<reponame>"], {}),
+        (["<start_of_turn>", "<end_of_turn>", "xx"], {"eos": 2, "eot": 1}),
+        (["xx", "yy", "zz"], {"eos": 0, "eom": 1, "fim_sep": 2}),
+        (["xx", "<|fim_pad|>", "zz"], {"fim_pad": 0, "eot": 2}),
+        (["xx", "yy"], {"eos": 4096, "bos": 4096}),
+        (["xx", "yy"], {"prefix": 0, "fim_rep": 1}),
+    ],
+)
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED])
+def test_ends_go_by_their_texts(tmp_path: Path, texts: list[str], ids: Mapping[str, int], kind: int) -> None:
+    tokens = [*((text, kind) for text in texts), *LETTERS, *MERGED]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids=ids))
+    both.check_facts()
+    for text in ("".join(texts), f"{texts[0]} a {texts[-1]}\n{texts[0][:3]}"):
+        assert not both.differ(text), text
+
+
+def test_phi_3_strips_what_follows_a_special_token(tmp_path: Path) -> None:
+    tokens = [*SENTENCEPIECE, ("<|end|>", CONTROL), ("<|user|>", CONTROL), ("<|endoftext|>", CONTROL)]
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, model="llama", pre="default", name="Phi-3-mini")
+    both = Both.of(path)
+    both.check_facts()
+    for text in ("<|user|>\n ab <|end|> \n<|user|>", "<|end|>  ", "<s> ab</s> ab<|endoftext|> a", "<tool> a"):
+        assert not both.differ(text), text
+
+
+def test_special_tokens_within_one_another(tmp_path: Path) -> None:
+    specials = [(text, CONTROL) for text in ("<ab>", "<ab", "b><", "><", "<<ab>>", "aa")]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED, *specials], merges=MERGES))
+    for text in ("<ab><ab>", "<<ab>><ab", "aaa<ab>a", "b><ab><", "<ab>" * 40):
+        assert not both.differ(text), text
+
+
+# --------------------------------------------------------------------------------------------- what is refused
+
+
+def test_two_tokens_with_one_text_are_refused(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", [*LETTERS, ("a", NORMAL)])
+    with pytest.raises(ModelFileError, match="tokens 97 and 256 have the same text"):
+        GgufTokenizer(read_header(path))
+
+
+def test_merges_of_what_is_no_token_are_refused(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", LETTERS, merges=["a b"])
+    with pytest.raises(ModelFileError, match="tokenizer cannot be built"):
+        GgufTokenizer(read_header(path))
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "reason"),
+    [("bert", "jina", "its tokenizer is 'bert'"), ("gpt2", "mystery", "its pre-tokenizer is 'mystery'")],
+)
+def test_what_only_llama_cpp_knows_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, pre: str, reason: str
+) -> None:
+    def missing() -> None:
+        raise RuntimeUnavailableError("llama.cpp is not installed")
+
+    path = write_vocabulary(tmp_path / "v.gguf", LETTERS, model=model, pre=pre)
+    assert unsupported(read_header(path)) == reason
+    monkeypatch.setattr("edgespec.text.llama_tokenizer.load", missing)
+    with pytest.raises(RuntimeUnavailableError, match=f"needs llama.cpp: {reason}") as caught:
+        open_tokenizer(path)
+    assert "edgespec[llama]" in (caught.value.hint or "")
+
+
+def test_llama_cpp_takes_what_it_alone_knows(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], pre="falcon", merges=MERGES)
+    with closing(open_tokenizer(path)) as tokenizer:
+        assert isinstance(tokenizer, LlamaTokenizer)
+    known = write_vocabulary(tmp_path / "known.gguf", [*LETTERS, *MERGED], merges=MERGES)
+    with closing(open_tokenizer(known, read_header(known))) as tokenizer:
+        assert isinstance(tokenizer, GgufTokenizer)
+
+
+# ------------------------------------------------------------------------------------------- real vocabularies
+
+KNOWN = ("baichuan", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder")
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, Path]:
+    place = home()
+    try:
+        return real_vocabularies(place.create(place.root / "test-data"))
+    except IndexUnreachableError as error:
+        pytest.skip(f"the vocabularies cannot be fetched: {error}")
+
+
+def test_the_families_known(real: dict[str, Path]) -> None:
+    assert tuple(name for name, path in real.items() if unsupported(read_header(path)) is None) == KNOWN
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", KNOWN)
+def test_real_vocabularies(real: dict[str, Path], name: str) -> None:
+    both = Both.of(real[name])
+    both.check_facts()
+    for text, ids in _own_tests(real[name]):
+        assert both.ours.encode(text) == ids, text
+    texts = token_texts(2, both.pieces(), both.ours.special_texts)
+    found = [text for text in islice(texts, 2000) if both.differ(text)]
+    assert [text for text in found if not any(map(is_of_unicode_16, text))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.models
+def test_both_class_every_character_alike_but_those_of_unicode_16(real: dict[str, Path]) -> None:
+    both = Both.of(real["qwen35"])
+    unlike = [
+        chr(point)
+        for point in range(0x20000)
+        if not 0xD800 <= point < 0xE000 and both.differ(CLASS_PROBE.format(chr(point)))
+    ]
+    assert [hex(ord(character)) for character in unlike if not is_of_unicode_16(character)] == []
+
+
+def _own_tests(path: Path) -> Iterator[tuple[str, list[int]]]:
+    """llama.cpp's test texts of a vocabulary, and the ids that they are."""
+    asked, told = Path(f"{path}.inp"), Path(f"{path}.out")
+    if asked.exists():
+        texts = asked.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+        for text, line in zip(texts, told.read_text(encoding="utf-8").splitlines(), strict=False):
+            yield text, [int(token) for token in line.split()]
