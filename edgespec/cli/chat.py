@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import textwrap
 from collections.abc import Iterator
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -19,10 +21,16 @@ from edgespec.cli.options import (
     DraftOption,
     ExactnessOption,
     JsonOption,
+    MinPOption,
     ProfileOption,
+    SeedOption,
     TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
     open_engine,
     resolve_profile,
+    sampling_of,
     state_of,
 )
 from edgespec.cli.output import decode_input, note, print_error
@@ -31,20 +39,39 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import Home, home
 
-HELP = """/help   this list
-/clear  forget the conversation
-/stats  what the last answer took, and how many guesses were right
-/plan   what runs where, who guesses, and why
-/exit   leave (Ctrl-D too)
-\"\"\"     starts and ends several lines; Ctrl-C stops an answer, twice leaves
+HELP = """/help            this list
+/retry           answer the last prompt again, with another seed
+/undo            take the last prompt and its answer back
+/set             how answers are drawn; /set NAME VALUE changes it, for example /set temperature 0.7
+/system TEXT     another system message; without text it is shown
+/clear           forget the conversation
+/stats           what the last answer took, and how many guesses were right
+/plan            what runs where, who guesses, and why
+/exit            leave (Ctrl-D too)
+//               a prompt that begins with a slash
+\"\"\"              starts and ends several lines; Ctrl-C stops an answer, twice leaves
 A guess is a token that a smaller model, or a copy of the text, proposes. Several are checked at once."""
+
+
+# What /set knows, by the name it is shown under: the fields of Sampling that a person draws answers with.
+SETTINGS = {
+    "temperature": float,
+    "top-p": float,
+    "top-k": int,
+    "min-p": float,
+    "repeat-penalty": float,
+    "presence-penalty": float,
+    "frequency-penalty": float,
+    "seed": int,
+}
 
 
 def chat(
     context: typer.Context,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --target.")] = None,
     profile: ProfileOption = None,
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -53,23 +80,40 @@ def chat(
     exactness: ExactnessOption = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Talk to the model. Reads prompts line by line when stdin is not a terminal."""
+    """Talk to the model. Reads prompts line by line when stdin is not a terminal.
+
+    On a terminal answers are drawn as the model's file says, if it does; from a pipe and with --json greedily.
+    """
     state = state_of(context)
+    if model is not None and target is not None:
+        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    sampling_of(Sampling(), **drawn)  # before a model is loaded for it
     chosen = resolve_profile(
-        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+        profile, target=model or target, draft=draft, context=context_length, depth=depth, exactness=exactness
     )
     with open_engine(chosen, state) as engine, engine.session(system=system) as session:
         interactive = sys.stdin.isatty()
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
-        sampling = Sampling(rule=chosen.rule)
+        usual = engine.file_sampling if interactive and not json else Sampling()
+        sampling = sampling_of(usual, rule=chosen.rule, **drawn)
         with _line_history(home()) if interactive else contextlib.nullcontext():
             status = StatusLine(measuring=interactive and engine.can_calibrate)
             _Chat(engine, session, state.ending, status, as_json=json, max_tokens=max_tokens, sampling=sampling).run(
                 _read_prompts(interactive), interactive
             )
+
+
+def _is_command(prompt: str) -> bool:
+    return prompt.startswith("/") and not prompt.startswith("//")
 
 
 class _Chat:
@@ -93,6 +137,7 @@ class _Chat:
         self._last: Done | None = None
         self._status = status
         self._failed = False
+        self._again: str | None = None  # the prompt that /retry answers next
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
         self._idle = IdleCalibration(engine)
 
@@ -107,10 +152,14 @@ class _Chat:
                         self._fail(error)
                         prompts = _read_prompts(interactive)
                         continue
-                    command = prompt is not None and prompt.startswith("/") and not quoted
+                    command = prompt is not None and _is_command(prompt) and not quoted
                     if prompt is None or (command and self._command(prompt.strip())):
                         break
-                    if command or not prompt.strip():
+                    if command:
+                        prompt, self._again = self._again or "", None
+                    elif prompt.startswith("//") and not quoted:
+                        prompt = prompt[1:]
+                    if not prompt.strip():
                         continue
                     with interrupts.answering():
                         self._answer(prompt)
@@ -146,7 +195,8 @@ class _Chat:
 
     def _command(self, line: str) -> bool:
         """Obey a slash command; True if it ends the chat."""
-        match line.split()[0]:
+        name, *rest = line.split(maxsplit=1)
+        match name:
             case "/exit" | "/quit" | "/bye":
                 return True
             case "/help":
@@ -154,6 +204,15 @@ class _Chat:
             case "/clear":
                 self._session.clear()
                 note("the conversation is forgotten", dim=True)
+            case "/retry":
+                self._retry()
+            case "/undo":
+                undone = self._session.undo()
+                note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
+            case "/set":
+                self._set(rest[0].split() if rest else [])
+            case "/system":
+                self._set_system(rest[0] if rest else None)
             case "/stats":
                 if self._last is None:
                     note("no answer yet")
@@ -166,6 +225,54 @@ class _Chat:
             case other:
                 note(f"{other} is not a command; /help lists them")
         return False
+
+    def _retry(self) -> None:
+        self._again = self._session.undo()
+        if self._again is None:
+            note("there is no answer to try again", dim=True)
+        elif self._sampling.greedy:
+            note("greedy decoding gives the same answer; /set temperature 0.7 gives others", dim=True)
+        else:
+            self._sampling = replace(self._sampling, seed=None)
+
+    def _set_system(self, text: str | None) -> None:
+        if text is not None:
+            self._session.system = text
+        own = self._session.system
+        note("there is no system message" if own is None else f"system message: {_shortened(own)}", dim=True)
+
+    def _set(self, words: list[str]) -> None:
+        """Show how answers are drawn, after changing it as the words say."""
+        try:
+            if words:
+                self._sampling = replace(self._sampling, **_setting(words))
+        except EdgespecError as error:
+            print_error(error, as_json=False)
+            return
+        for name in SETTINGS:
+            value = getattr(self._sampling, name.replace("-", "_"))
+            note(f"{name:18}{'drawn for each answer' if value is None else value}")
+
+
+def _setting(words: list[str]) -> dict[str, Any]:
+    """The field of Sampling that is to change, and its value. Raises InvalidRequestError."""
+    name, kind = words[0].lower().replace("_", "-"), SETTINGS.get(words[0].lower().replace("_", "-"))
+    if kind is None:
+        raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=f"settings: {', '.join(SETTINGS)}")
+    if len(words) != 2:
+        raise InvalidRequestError(f"/set {name} takes one value", hint="for example /set temperature 0.7")
+    if name == "seed" and words[1].lower() in ("none", "drawn"):
+        return {"seed": None}
+    try:
+        return {name.replace("-", "_"): kind(words[1])}
+    except ValueError as error:
+        what = "a whole number" if kind is int else "a number"
+        raise InvalidRequestError(f"{name} is {what}, not {words[1]!r}") from error
+
+
+def _shortened(text: str) -> str:
+    """A text on one line, cut where it is long."""
+    return textwrap.shorten(text, 60, placeholder=" …")
 
 
 def _read_prompts(interactive: bool) -> Iterator[tuple[str, bool]]:

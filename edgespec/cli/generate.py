@@ -14,10 +14,16 @@ from edgespec.cli.options import (
     DraftOption,
     ExactnessOption,
     JsonOption,
+    MinPOption,
     ProfileOption,
+    SeedOption,
     TargetOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
     open_engine,
     resolve_profile,
+    sampling_of,
     state_of,
 )
 from edgespec.cli.output import decode_input
@@ -30,13 +36,11 @@ def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from stdin.")],
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
-    ] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    seed: SeedOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Decode without guesses: the same text.")] = False,
     depth: DepthOption = None,
@@ -57,7 +61,8 @@ def generate(
     chosen = resolve_profile(
         profile, target=target, draft=draft, context=context_length, depth=depth, rule=rule, exactness=exactness
     )
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, rule=chosen.rule)
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    sampling = sampling_of(Sampling(rule=chosen.rule), **drawn)
     text = decode_input(sys.stdin.buffer.read()) if prompt == "-" else prompt
     check_request(text, stop=stop or (), raw=raw)  # before a model is loaded for it
     with open_engine(chosen, state) as engine, engine.session() as session:

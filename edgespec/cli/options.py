@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from edgespec.cli.output import ProgressPrinter, State
+from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
@@ -34,7 +36,19 @@ ExactnessOption = Annotated[
     str | None,
     typer.Option("--exactness", metavar="stable|near", help="near: the text may differ in rare ties."),
 ]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
+TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
+MinPOption = Annotated[float | None, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
+
+
+def sampling_of(usual: Sampling, **flags: Any) -> Sampling:
+    """``usual`` with the options that were given. Raises InvalidRequestError."""
+    return replace(usual, **{key: value for key, value in flags.items() if value is not None})
 
 
 def state_of(context: typer.Context) -> State:

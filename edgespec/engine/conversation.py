@@ -114,9 +114,9 @@ class Conversation:
 
     def __init__(self, prompts: PromptFormat, system: str | None) -> None:
         self._prompts = prompts
-        self._head = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[dict[str, str]] = []
         self._rendered = ""  # the text that the history stands for
+        self.system = system
         self.history: list[int] = []
 
     @property
@@ -127,6 +127,24 @@ class Conversation:
     def clear(self) -> None:
         """Forget the conversation, not the system message or the history."""
         self._messages.clear()
+        self._rendered = ""
+
+    def undo(self) -> str | None:
+        """Take the last turn back, not the history; the prompt of it, None where there is no turn."""
+        if not self._messages:
+            return None
+        self._rendered = ""
+        del self._messages[-1]
+        return self._messages.pop()["content"]
+
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        return self._head[0]["content"] if self._head else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self._head = [] if text is None else [{"role": "system", "content": text}]
         self._rendered = ""
 
     def forget_text(self) -> None:

@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from edgespec.calibration.timing import QUICK, Scope
+from edgespec.decoding.sampling import Sampling
 from edgespec.engine.assembly import (
     WAITING,
     Limits,
@@ -21,7 +22,7 @@ from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, Backgro
 from edgespec.engine.events import LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.engine.session import Session
+from edgespec.engine.session import Session, check_system
 from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.home import Home, home
 from edgespec.files.model_file import LocatedModel
@@ -139,14 +140,21 @@ class Engine:
         """Whether the target can be talked to; otherwise only ``raw`` text can be continued."""
         return self.pair.prompts.has_template
 
+    @property
+    def file_sampling(self) -> Sampling:
+        """How the target's file says that answers are drawn; greedy where it says nothing, or nothing that can be."""
+        try:
+            return Sampling(**cast(dict[str, Any], self.pair.target.header.sampling))
+        except InvalidRequestError:
+            return Sampling()
+
     def session(self, *, system: str | None = None, speculation: Speculation | None = None) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each equals running alone.
 
         ``speculation`` replaces the plan's drafters and policy in this session.
         """
         pair = self.pair
-        if system is not None and not isinstance(system, str):
-            raise InvalidRequestError(f"the system message is text, not {type(system).__name__}")
+        check_system(system)
         with pair.lock:
             if pair.closed:
                 raise ClosedError("this engine is closed")

@@ -113,6 +113,22 @@ class Session:
             drafts, self._drafts = self._drafts, self._start_drafts()
             drafts.close()
 
+    def undo(self) -> str | None:
+        """Take the last turn back; returns its prompt, None where there is no turn. ``generate`` answers it anew."""
+        self._settle_forgotten()
+        return self._conversation.undo()
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Another one holds from the next answer on, for the whole conversation."""
+        return self._conversation.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        check_system(text)
+        self._settle_forgotten()
+        self._conversation.system = text
+
     def generate(
         self,
         prompt: str,
@@ -435,6 +451,12 @@ def check_request(
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
         raise InvalidRequestError(f"stop strings are given as a list of texts, not as {_kind(stop)}")
     StopStrings(stop)
+
+
+def check_system(text: object) -> None:
+    """Raise InvalidRequestError for what is no system message."""
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"the system message is text, not {type(text).__name__}")
 
 
 def _kind(value: object) -> str:

@@ -127,6 +127,84 @@ def test_chat_obeys_slash_commands(pair: tuple[str, ...], root: Path) -> None:
     assert re.search(r"^- target on cpu, 1 thread$", result.err, re.MULTILINE)
 
 
+def test_chat_takes_answers_back_and_tries_again(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "/retry\nhello\n/retry\nwhat is water\n/undo\nwhat is water\n/undo\n/undo\n/undo\n"
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
+    hello, again, water, anew = (json.loads(line) for line in result.out.splitlines())
+    assert again["token_ids"] == hello["token_ids"], "greedy"
+    assert anew["token_ids"] == water["token_ids"]
+    assert anew["stats"]["prompt_tokens"] == water["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"]
+    for words in (
+        "there is no answer to try again",
+        "greedy decoding gives the same answer",
+        "undone: what is water",
+        "undone: hello",
+        "there is nothing to undo",
+    ):
+        assert words in result.err
+
+
+def test_chat_draws_as_it_is_told(pair: tuple[str, ...], root: Path) -> None:
+    options = ("--max-tokens", "12", "--json", "--temperature", "0.9", "--top-k", "50", "--seed", "7")
+    change = "/undo\n/set SEED none\n/set top_p 0.9\n/set temperature 0\n"
+    stdin = f"hello\n/undo\n/set seed 8\nhello\n{change}hello\n/set\n"
+    result = succeeded(run_cli("chat", *pair, *options, home=root, stdin=stdin))
+    first, second, greedy = (json.loads(line)["token_ids"] for line in result.out.splitlines())
+    asked = ("generate", "hello", *pair, *options)
+    assert first == run_cli(*asked, home=root).json["token_ids"] != second
+    assert second == run_cli(*asked[:-1], "8", home=root).json["token_ids"]
+    assert greedy == run_cli("generate", "hello", *pair, *options[:3], home=root).json["token_ids"]
+    assert re.search(r"^temperature +0\.0$", result.err, re.MULTILINE)
+    assert re.search(r"^seed +drawn for each answer$", result.err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set warmth 1", "there is no setting 'warmth'"),
+        ("/set seed x", "seed is a whole number, not 'x'"),
+        ("/set top-p hot", "top-p is a number, not 'hot'"),
+        ("/set temperature", "/set temperature takes one value"),
+        ("/set temperature -1", "temperature cannot be -1.0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_a_sentence(pair: tuple[str, ...], root: Path, line: str, words: str) -> None:
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n"))
+    assert words in result.err
+    assert result.out.strip()
+
+
+def test_chat_changes_its_system_message(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "/system\nhello\n/undo\n/system be kind and be brief\nhello\n"
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
+    without, with_one = (json.loads(line)["stats"]["prompt_tokens"] for line in result.out.splitlines())
+    assert with_one > without + 4
+    assert "there is no system message" in result.err
+    assert "system message: be kind and be brief" in result.err
+
+
+def test_two_slashes_begin_a_prompt_with_one(pair: tuple[str, ...], root: Path) -> None:
+    options = (*pair, "--max-tokens", "3", "--json")
+    result = succeeded(run_cli("chat", *options, home=root, stdin="//help\n"))
+    assert result.json["token_ids"] == run_cli("generate", "/help", *options, home=root).json["token_ids"]
+
+
+def test_chat_takes_the_model_by_itself(tiny: TinyModels, root: Path) -> None:
+    options = ("--draft", "none", "--max-tokens", "3", "--json")
+    result = succeeded(run_cli("chat", tiny.target, *options, home=root, stdin="hello\n"))
+    named = run_cli("generate", "hello", "--target", tiny.target, *options, home=root)
+    assert result.json["token_ids"] == named.json["token_ids"]
+    twice = run_cli("chat", tiny.target, "--target", tiny.drafter, home=root)
+    assert (twice.code, twice.out) == (2, "")
+    assert "the model was named twice" in twice.err
+
+
+def test_a_value_that_cannot_be_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    result = run_cli("chat", "--target", tmp_path / "absent.gguf", "--top-p", "2", home=tmp_path / "home")
+    assert result.code == 2
+    assert "top_p cannot be 2.0" in result.err
+
+
 @pytest.mark.slow
 def test_chat_json_is_one_object_a_line(pair: tuple[str, ...], root: Path) -> None:
     result = succeeded(

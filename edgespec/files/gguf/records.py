@@ -73,6 +73,14 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
 # Tables of which a forward reads one row per token instead of all.
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 
+_SAMPLING_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repeat_penalty",
+}
+
 _CHUNK_BYTES = 1 << 20  # hashing in pieces of 1 MiB keeps memory flat; larger pieces are not faster
 
 Scalar: TypeAlias = bool | int | float | str
@@ -227,6 +235,14 @@ class GgufHeader:
     def chat_template(self) -> str | None:
         template = self.metadata.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None
+
+    @property
+    def sampling(self) -> Mapping[str, float]:
+        """How the file says that answers are drawn, unchecked, by the names of Sampling (``general.sampling.*``)."""
+        stated = ((name, self.metadata.get(f"general.sampling.{key}")) for key, name in _SAMPLING_KEYS.items())
+        return {
+            name: value for name, value in stated if isinstance(value, int | float) and not isinstance(value, bool)
+        }
 
     @property
     def parameter_count(self) -> int:

@@ -1,0 +1,99 @@
+"""A turn taken back and another system message: what follows is what a conversation without them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from edgespec import Sampling
+from edgespec.engine.events import Done
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf.header import read_header
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels
+
+
+def ask(session: Session, prompt: str) -> Done:
+    return next(event for event in session.generate(prompt, max_tokens=6) if isinstance(event, Done))
+
+
+def test_an_undone_turn_leaves_no_trace(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine, engine.session() as session, engine.session() as other:
+        assert session.undo() is None
+        first = ask(session, "hello")
+        ask(session, "what is water")
+        assert session.undo() == "what is water"
+        assert [message["content"] for message in session.messages] == ["hello", first.text]
+        ask(other, "hello")
+        expected = ask(other, "where are they")
+        found = ask(session, "where are they")
+        assert found.token_ids == expected.token_ids
+        assert found.stats.prompt_tokens == expected.stats.prompt_tokens
+        assert found.stats.cached_tokens > 0, "what the two have in common is not read again"
+
+
+def test_another_system_message_holds_for_the_whole_conversation(tiny: TinyModels) -> None:
+    with (
+        tiny.load(draft="none") as engine,
+        engine.session() as session,
+        engine.session(system="be brief") as other,
+    ):
+        assert session.system is None
+        session.system = "be brief"
+        assert session.system == other.system == "be brief"
+        assert session.messages == other.messages == ({"role": "system", "content": "be brief"},)
+        assert ask(session, "hello").token_ids == ask(other, "hello").token_ids
+        session.system = None
+        assert [message["role"] for message in session.messages] == ["user", "assistant"]
+        with pytest.raises(InvalidRequestError, match="the system message is text, not int"):
+            session.system = 3  # type: ignore[assignment]
+
+
+SAMPLING: Mapping[str, Any] = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}
+
+
+def with_sampling(path: Path, values: Mapping[str, Any]) -> Path:
+    """A tiny model whose file says how answers are drawn."""
+    plain = write_tiny_gguf(path)
+    writer = gguf.GGUFWriter(str(path.with_suffix(".new")), "llama")
+    reader = gguf.GGUFReader(plain)
+    for field in reader.fields.values():
+        if field.name.startswith(("GGUF.", "general.architecture")):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+    for key, value in values.items():
+        kind = gguf.GGUFValueType.INT32 if isinstance(value, int) else gguf.GGUFValueType.FLOAT32
+        writer.add_key_value(f"general.sampling.{key}", value, kind)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.with_suffix(".new")
+
+
+def test_how_a_file_says_that_answers_are_drawn(tmp_path: Path, tiny: TinyModels) -> None:
+    path = with_sampling(tmp_path / "drawn.gguf", SAMPLING)
+    assert read_header(path).sampling.keys() == {"temperature", "top_k", "top_p", "min_p", "repeat_penalty"}
+    with tiny.load(path, draft="none") as engine:
+        found = engine.file_sampling
+        assert (found.top_k, found.seed) == (20, None)
+        drawn = (found.temperature, found.top_p, found.min_p, found.repeat_penalty)
+        assert drawn == pytest.approx((0.6, 0.95, 0.05, 1.1))
+
+
+@pytest.mark.parametrize("values", [{}, {"temp": -1.0}, {"temp": float("nan")}, {"top_p": 0.0}])
+def test_a_file_that_says_nothing_that_can_be_is_greedy(
+    tmp_path: Path, tiny: TinyModels, values: Mapping[str, Any]
+) -> None:
+    path = with_sampling(tmp_path / "odd.gguf", values)
+    with tiny.load(path, draft="none") as engine:
+        assert engine.file_sampling == Sampling()
