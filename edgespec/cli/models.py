@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.output import ProgressPrinter, note, print_json
-from edgespec.errors import InvalidRequestError, ModelNotFoundError
+from edgespec.errors import EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
+from edgespec.files.model_file import read_model_file
+from edgespec.interfaces.model import HOST
+from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.found import FoundModel, Places, find_models
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store, StoredModel
 
@@ -60,13 +67,17 @@ def _spec(text: str) -> ModelSpec:
 
 @app.callback()
 def models(context: typer.Context, json: JsonOption = False) -> None:
-    """List the models known and on disk, with sizes."""
+    """List the models known and on disk, and those of other programs, with sizes."""
     if context.invoked_subcommand is not None:
         return
     store = Store(home())
     known, here = catalogue(), {stored.name: stored for stored in store.list()}
+    found = find_models(Places.of(os.environ, Path.home()))
+    own = {stored.path.resolve() for stored in here.values()}
+    others = [_Other.of(model) for model in found.models if model.path.resolve() not in own]
     if json:
-        print_json({"models": [_row_json(name, known.get(name), here.get(name)) for name in _names(known, here)]})
+        rows = [_row_json(name, known.get(name), here.get(name)) for name in _names(known, here)]
+        print_json({"models": [*rows, *(other.as_json() for other in others)]})
         return
     width = max(len(name) for name in _names(known, here))
     for name in _names(known, here):
@@ -76,8 +87,48 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         print(
             f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {_about(spec, stored)}".rstrip()
         )
-    for path, reason in store.ignored().items():
+    for other in others:
+        print(f"{other.model.name}\n{'':{width}}  {'on disk':8}  {megabytes(other.model.bytes):>8}  {other.about}")
+    for path, reason in {**store.ignored(), **found.ignored}.items():
         note(f"ignored {path}: {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """A model of another program: its architecture, and why our kernels do not run it; None where they do."""
+
+    model: FoundModel
+    family: str | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, model: FoundModel) -> _Other:
+        family = None
+        try:
+            located = read_model_file(model.path)
+            family = located.header.architecture
+            RUNTIMES["native"].check(located, HOST)
+        except EdgespecError as error:
+            return cls(model=model, family=family, reason=error.message)
+        return cls(model=model, family=family, reason=None)
+
+    @property
+    def about(self) -> str:
+        runs = "runs on our kernels" if self.reason is None else "needs llama.cpp" if self.family else self.reason
+        return f"{self.model.program}{f', {self.family}' if self.family else ''}, {runs}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.model.name,
+            "kind": "model",
+            "on_disk": True,
+            "path": str(self.model.path),
+            "bytes": self.model.bytes,
+            "program": self.model.program,
+            "family": self.family,
+            "native": self.reason is None,
+            "reason": self.reason,
+        }
 
 
 def _names(known: Mapping[str, ModelSpec], here: Mapping[str, StoredModel]) -> list[str]:

@@ -37,9 +37,13 @@ ExactnessOption = Annotated[
     typer.Option("--exactness", metavar="stable|near", help="near: the text may differ in rare ties."),
 ]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
-TopPOption = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this mass.")]
+TopPOption = Annotated[
+    float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this mass; 1 keeps all.")
+]
 TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")]
-MinPOption = Annotated[float | None, typer.Option("--min-p", help="Drop tokens under this share of the likeliest.")]
+MinPOption = Annotated[
+    float | None, typer.Option("--min-p", help="Drop tokens under this share of the likeliest; 0: none.")
+]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", help="Same seed, same text; without one it is drawn and told.")
 ]

@@ -149,7 +149,7 @@ def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
 
 
 def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
-    target = locator.locate(profile.target)
+    target = locator.locate_to_run(profile.target)
     if target.drafts_only:
         raise InvalidRequestError(
             f"{target.name} has a trimmed output head, so it can only draft",
@@ -357,7 +357,7 @@ def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tu
             return None, f"no drafter is known for {target.name}; {works}"
         wanted = name
     try:
-        located = locator.locate_drafter(wanted)
+        located = locator.locate_to_run(wanted)
     except CancelledError:
         raise
     except EdgespecError as error:

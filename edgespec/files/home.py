@@ -47,7 +47,7 @@ class Home:
 
     @property
     def prepared(self) -> Path:
-        """Weights laid out anew, of drafters outside of the store; safe to delete at any time."""
+        """Weights laid out anew, of models outside of the store; safe to delete at any time."""
         return self.root / "prepared"
 
     @property

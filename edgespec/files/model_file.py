@@ -27,7 +27,7 @@ class LocatedModel:
     folder made by export it is the digest of its manifest. ``artefact`` is set for a trimmed GGUF drafter, whose
     header then joins the trimmed tensors with the source's tokenizer; ``onnx`` for an ONNX model, whose header is
     that of the tokenizer beside it and lists no tensors. ``prepared_folder`` is where a runtime may keep what it
-    prepares of it: the folder of a model from the store, for a drafter that was given by path one of our own, else
+    prepares of it: the folder of a model from the store, one of our own for a model that runs from elsewhere, else
     None. ``runtime`` is the one that was asked for to run this very model, or "auto". ``drafter`` and ``licence`` are
     what the catalogue says of it.
     """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import Cancelled, ProgressCallback
 from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.found import OLLAMA_PREFIX, Places, find_ollama
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
@@ -28,6 +31,9 @@ class Locator:
 
         Raises InvalidRequestError, ModelNotFoundError, ModelFileError, DownloadError, DiskSpaceError.
         """
+        if text.startswith(OLLAMA_PREFIX):
+            name = text.removeprefix(OLLAMA_PREFIX)
+            return replace(read_model_file(find_ollama(Places.of(os.environ, Path.home()), name)), name=name)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
             return read_model_file(reference.path)
@@ -36,8 +42,8 @@ class Locator:
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
         return self.locate_spec(spec)
 
-    def locate_drafter(self, text: str) -> LocatedModel:
-        """As ``locate``. What is prepared of a drafter outside of the store is kept in our own home."""
+    def locate_to_run(self, text: str) -> LocatedModel:
+        """As ``locate``. What is prepared of a model outside of the store is kept in our own home."""
         located = self.locate(text)
         if located.prepared_folder is not None:
             return located

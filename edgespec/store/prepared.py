@@ -17,9 +17,9 @@ from pathlib import Path
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 
-# The folders that were used last stay, as long as they take no more than this together: those of a dozen drafters of
-# 0.5B parameters in four bits, and a tenth of what a small disk has free. A choice.
-MOST_BYTES = 4 * 2**30
+# The folders that were used last stay, as long as they take no more than this together: those of two targets of 8
+# billion parameters in four bits and their drafters. A choice.
+MOST_BYTES = 12 * 2**30
 
 
 def prepared_folder(home: Home, file: LocatedModel) -> Path | None:

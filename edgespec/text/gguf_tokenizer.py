@@ -94,8 +94,8 @@ class GgufTokenizer:
         if self._is_sentencepiece:
             blank = " " if begins and self._vocabulary.adds_blank else ""
             text = (blank + text).replace(" ", _BLANK)
-        ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
-        return ids
+        found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+        return [token for token in found if token < self.vocabulary_size]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
         """The special tokens in the text, and what is between them."""
@@ -184,9 +184,12 @@ class _Merges(Sequence[tuple[str, str]]):
 
 
 def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
-    split = vocabulary.split
+    split, ids = vocabulary.split, vocabulary.ids
+    # Some vocabularies lack rare bytes. Such a byte is left out of the ids, but keeps its neighbours from merging.
+    lacking = [letter for letter in _BYTES if letter not in ids]
+    ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}
     merges = _Merges(_halves(merge) for merge in strings(header, "tokenizer.ggml.merges"))
-    merger = Merger(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
+    merger = Merger(models.BPE(vocab=ids, merges=merges, ignore_merges=split.whole_words))
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     merger.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])

@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def located(home: Home, path: Path) -> LocatedModel:
-    return Locator(store=Store(home)).locate_drafter(str(path))
+    return Locator(store=Store(home)).locate_to_run(str(path))
 
 
 def changed_behind_its_back(path: Path) -> None:
@@ -145,4 +145,4 @@ def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
     use_prepared(home.prepared / "new", 50)
     assert [each.name for each in home.prepared.iterdir()] == []
     use_prepared(Home(home.root / "none").prepared / "new")
-    assert inspect.signature(use_prepared).parameters["most_bytes"].default == MOST_BYTES == 4 * 2**30
+    assert inspect.signature(use_prepared).parameters["most_bytes"].default == MOST_BYTES == 12 * 2**30

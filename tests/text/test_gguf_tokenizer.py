@@ -83,6 +83,17 @@ def test_every_way_to_split_words(tmp_path: Path, pre: str) -> None:
     assert [text for text in islice(texts, 1500) if both.differ(text)] == []
 
 
+def test_a_byte_without_a_token_keeps_its_neighbours_apart(tmp_path: Path) -> None:
+    letters = [token for token in LETTERS if token[0] not in "ñÀ"]
+    both = Both.of(
+        write_vocabulary(tmp_path / "v.gguf", [*letters, *MERGED, ("½½", NORMAL)], merges=[*MERGES, "½ ½"])
+    )
+    text = b"\xf1\xbd\xbd\xbd".decode()
+    assert not both.differ(text)
+    assert both.ours.encode(text * 2) == both.reference.encode(text * 2)
+    assert len(both.ours.encode("a\U0007d148b")) == 5, "four bytes of which one has no token"
+
+
 SENTENCEPIECE = [
     ("<unk>", UNKNOWN),
     ("<s>", CONTROL),

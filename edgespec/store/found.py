@@ -1,0 +1,171 @@
+"""GGUF files that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folders.
+
+They are used where they lie: nothing is copied, and nothing written beside them. All of it is read as hostile input.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import ModelNotFoundError
+
+OLLAMA_PREFIX = "ollama:"
+
+_LIBRARY = Path("registry.ollama.ai") / "library"  # what a name without a host and an owner means to Ollama
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MOST_MANIFEST_BYTES = 1 << 20  # real ones have a kilobyte
+# Second and later parts of a split model, which belong to the first; and projectors, which turn images into tokens.
+_NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj|mmproj.*\.gguf$", re.IGNORECASE)
+
+
+Ignored = dict[Path, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A file that ``program`` keeps, by the name to give as MODEL: its path, or ``ollama:NAME:TAG``."""
+
+    name: str
+    path: Path
+    bytes: int
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where other programs keep models; a folder need not exist."""
+
+    hub_cache: Path
+    ollama: tuple[Path, ...]
+    lm_studio: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], user: Path) -> Places:
+        """As the programs look for them: by environment variables, else in folders of ``user`` or of a service."""
+        cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+        hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
+        named = environ.get("OLLAMA_MODELS")
+        usual = (user / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models"))
+        return cls(
+            hub_cache=Path(environ.get("HF_HUB_CACHE") or hub).expanduser(),
+            ollama=(Path(named),) if named else usual,
+            lm_studio=(user / ".lmstudio" / "models", user / ".cache" / "lm-studio" / "models"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``models`` by program and name; ``ignored``: what cannot be read or used, and why."""
+
+    models: tuple[FoundModel, ...]
+    ignored: Mapping[Path, str]
+
+
+def find_models(places: Places) -> Found:
+    """Every GGUF file that other programs keep. A file that several names lead to is listed once."""
+    ignored: dict[Path, str] = {}
+    models: dict[Path, FoundModel] = {}
+    for find in (_ollama, _lm_studio, _hub_cache):
+        for model in find(places, ignored):
+            models.setdefault(model.path.resolve(), model)
+    return Found(tuple(models.values()), ignored)
+
+
+def find_ollama(places: Places, name: str) -> Path:
+    """The file of ``NAME[:TAG]`` in Ollama's store. Raises ModelNotFoundError."""
+    wanted = OLLAMA_PREFIX + (name if ":" in name else f"{name}:latest")
+    known = {model.name: model.path for model in _ollama(places, {})}
+    if wanted not in known:
+        hint = f"Ollama has {', '.join(known)}" if known else "no model of Ollama was found on this machine"
+        raise ModelNotFoundError(f"Ollama has no model {wanted.removeprefix(OLLAMA_PREFIX)!r}", hint=hint)
+    return known[wanted]
+
+
+def _hub_cache(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
+    for repo in _entries(places.hub_cache, ignored, lambda entry: entry.name.startswith("models--")):
+        for commit in _entries(repo / "snapshots", ignored):
+            for path in _gguf_files(commit, ignored):
+                yield from _model(str(path), path, "Hugging Face", ignored)
+
+
+def _lm_studio(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
+    for folder in places.lm_studio:
+        for path in _gguf_files(folder, ignored):
+            yield from _model(str(path), path, "LM Studio", ignored)
+
+
+def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
+    for folder in places.ollama:
+        manifests = folder / "manifests"
+        for manifest in _files(manifests, ignored, lambda _path: True):
+            place = manifest.relative_to(manifests)
+            own = place.relative_to(_LIBRARY) if place.is_relative_to(_LIBRARY) else place
+            if len(own.parts) < 2:
+                continue
+            try:
+                digest = _model_digest(manifest)
+            except (OSError, ValueError) as error:
+                ignored[manifest] = f"it is no manifest of Ollama's: {error}"
+                continue
+            if digest is not None:  # else it is an adapter, or a model of another kind
+                name = f"{OLLAMA_PREFIX}{'/'.join(own.parts[:-1])}:{own.name}"
+                yield from _model(name, folder / "blobs" / f"sha256-{digest}", "Ollama", ignored)
+
+
+def _model_digest(manifest: Path) -> str | None:
+    """The sha256 of the model's file. Raises OSError, ValueError."""
+    if manifest.stat().st_size > _MOST_MANIFEST_BYTES:
+        raise ValueError("it is too large")
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    layers = content.get("layers") if isinstance(content, dict) else None
+    if not isinstance(layers, list):
+        raise ValueError("it lists no layers")
+    for layer in layers:
+        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER:
+            digest = _DIGEST.fullmatch(str(layer.get("digest")))
+            if digest is None:
+                raise ValueError("the digest of its model is none")
+            return digest[1]
+    return None
+
+
+def _model(name: str, path: Path, program: str, ignored: Ignored) -> Iterator[FoundModel]:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        ignored[path] = f"it cannot be read: {error.strerror}"
+        return
+    if start != b"GGUF":
+        ignored[path] = "it is no GGUF file"
+        return
+    yield FoundModel(name=name, path=path, bytes=size, program=program)
+
+
+def _gguf_files(folder: Path, ignored: Ignored) -> Iterator[Path]:
+    return _files(folder, ignored, lambda path: path.suffix == ".gguf" and not _NO_MODEL.search(path.name))
+
+
+def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Files below a folder, in order; links to folders are not followed, so that none leads around in a circle."""
+    for entry in _entries(folder, ignored):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _files(entry, ignored, wanted)
+        elif wanted(entry) and not entry.is_dir():
+            yield entry
+
+
+def _entries(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool] = lambda _entry: True) -> list[Path]:
+    try:
+        return sorted(entry for entry in folder.iterdir() if wanted(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        ignored[folder] = f"it cannot be read: {error.strerror}"
+        return []

@@ -1,0 +1,220 @@
+"""Models of other programs: found, listed with what runs them, run where they lie, and left as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import ModelNotFoundError
+from edgespec.store.found import Places, find_models, find_ollama
+from tests.support.command_line import Result, run_cli
+from tests.support.tiny_models import TinyModels
+from tests.support.vocabularies import byte_letters, write_vocabulary
+
+
+def succeeded(result: Result) -> Result:
+    assert result.code == 0, result.err
+    return result
+
+
+class User:
+    """A user's folder with what the three programs keep in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ollama = root / ".ollama" / "models"
+        self.places = Places.of({}, root)
+
+    def to_ollama(self, name: str, content: bytes, layer: str = "application/vnd.ollama.image.model") -> Path:
+        digest = hashlib.sha256(content).hexdigest()
+        layers = [
+            {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"},
+            {"mediaType": layer, "digest": f"sha256:{digest}", "size": len(content)},
+        ]
+        self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
+        return _write(self.ollama / "blobs" / f"sha256-{digest}", content)
+
+    def manifest(self, name: str, text: str) -> Path:
+        return _write(self.ollama / "manifests" / name, text.encode())
+
+    def to_lm_studio(self, name: str, content: bytes) -> Path:
+        return _write(self.root / ".lmstudio" / "models" / "publisher" / name, content)
+
+    def to_hub(self, repo: str, name: str, content: bytes) -> Path:
+        folder = self.root / ".cache" / "huggingface" / "hub" / f"models--{repo.replace('/', '--')}"
+        blob = _write(folder / "blobs" / hashlib.sha256(content).hexdigest(), content)
+        pointer = folder / "snapshots" / ("a" * 40) / name
+        pointer.parent.mkdir(parents=True)
+        pointer.symlink_to(blob)
+        return pointer
+
+    def names(self) -> list[str]:
+        return [model.name for model in find_models(self.places).models]
+
+    def everything(self) -> dict[str, tuple[bytes, int]]:
+        files = (path for path in self.root.rglob("*") if path.is_file())
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    return User(tmp_path / "user")
+
+
+@pytest.fixture
+def weights(tiny: TinyModels) -> bytes:
+    return tiny.target.read_bytes()
+
+
+LIBRARY = "registry.ollama.ai/library"
+
+
+def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
+    ollama = user.to_ollama(f"{LIBRARY}/smol/135m", weights)
+    studio = user.to_lm_studio("repo/smol.gguf", weights + b"1")
+    hub = user.to_hub("org/repo-GGUF", "smol-q4.gguf", weights + b"22")
+    found = find_models(user.places)
+    assert [(model.name, model.program, model.path, model.bytes) for model in found.models] == [
+        ("ollama:smol:135m", "Ollama", ollama, len(weights)),
+        (str(studio), "LM Studio", studio, len(weights) + 1),
+        (str(hub), "Hugging Face", hub, len(weights) + 2),
+    ]
+    assert found.ignored == {}
+
+
+def test_names_of_ollama(user: User, weights: bytes) -> None:
+    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/somebody/own/v1"):
+        user.to_ollama(name, weights + name.encode())
+    assert sorted(user.names()) == [
+        "ollama:hf.co/org/repo:q4",
+        "ollama:registry.ollama.ai/somebody/own:v1",
+        "ollama:smol:latest",
+    ]
+    assert find_ollama(user.places, "smol") == find_ollama(user.places, "smol:latest")
+    with pytest.raises(ModelNotFoundError, match="Ollama has no model 'smol:7b'") as caught:
+        find_ollama(user.places, "smol:7b")
+    assert "ollama:smol:latest" in (caught.value.hint or "")
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    places = Places.of({}, tmp_path / "nobody")
+    assert find_models(Places(places.hub_cache, places.ollama[:1], places.lm_studio)).models == ()
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_ollama(Places(places.hub_cache, places.ollama[:1], ()), "smol")
+    assert caught.value.hint == "no model of Ollama was found on this machine"
+
+
+def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
+    told = {"OLLAMA_MODELS": "/models", "HF_HUB_CACHE": "/cache/hub", "HF_HOME": "/hf"}
+    assert (Places.of(told, tmp_path).ollama, Places.of(told, tmp_path).hub_cache) == (
+        (Path("/models"),),
+        Path("/cache/hub"),
+    )
+    assert Places.of({"HF_HOME": "/hf"}, tmp_path).hub_cache == Path("/hf/hub")
+    assert Places.of({"XDG_CACHE_HOME": "/x"}, tmp_path).hub_cache == Path("/x/huggingface/hub")
+    assert Places.of({}, tmp_path).hub_cache == tmp_path / ".cache" / "huggingface" / "hub"
+    assert Path("/usr/share/ollama/.ollama/models") in Places.of({}, tmp_path).ollama
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it lists no layers"),
+        ('{"layers": 3}', "it lists no layers"),
+        (
+            '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../etc/passwd"}]}',
+            "the digest of its model is none",
+        ),
+        (" " * (2**20 + 1), "it is too large"),
+        ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "Expecting value"),
+    ],
+)
+def test_a_damaged_manifest_is_a_sentence(user: User, weights: bytes, text: str, reason: str) -> None:
+    user.to_ollama(f"{LIBRARY}/good/1b", weights)
+    bad = user.manifest(f"{LIBRARY}/bad/1b", text)
+    found = find_models(user.places)
+    assert [model.name for model in found.models] == ["ollama:good:1b"]
+    assert reason in found.ignored[bad]
+
+
+def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
+    user.to_ollama(f"{LIBRARY}/gone/1b", weights).unlink()
+    user.to_ollama(f"{LIBRARY}/adapter/1b", b"GGUF", layer="application/vnd.ollama.image.adapter")
+    page = user.to_lm_studio("repo/page.gguf", b"<!doctype html>")
+    for name in ("mmproj-f16.gguf", "big-00002-of-00003.gguf", "notes.txt", "x.gguf.part"):
+        user.to_lm_studio(f"repo/{name}", weights)
+    first = user.to_lm_studio("repo/big-00001-of-00003.gguf", weights)
+    (user.root / ".lmstudio" / "models" / "again").symlink_to(user.root / ".lmstudio")
+    found = find_models(user.places)
+    assert [model.path for model in found.models] == [first]
+    assert found.ignored[page] == "it is no GGUF file"
+    assert len(found.ignored) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")
+def test_a_folder_that_may_not_be_read_is_a_sentence(user: User, weights: bytes) -> None:
+    path = user.to_lm_studio("repo/x.gguf", weights)
+    path.parent.chmod(0)
+    try:
+        assert find_models(user.places).ignored == {path.parent: "it cannot be read: Permission denied"}
+    finally:
+        path.parent.chmod(0o755)
+
+
+def test_a_file_that_two_programs_share_is_listed_once(user: User, weights: bytes) -> None:
+    path = user.to_lm_studio("repo/x.gguf", weights)
+    (path.parent / "y.gguf").symlink_to(path)
+    assert user.names() == [str(path)]
+
+
+# ------------------------------------------------------------------------------------------------ the commands
+
+
+@pytest.fixture
+def environment(user: User) -> dict[str, str]:
+    return {"HOME": str(user.root), "OLLAMA_MODELS": str(user.ollama), "HF_HOME": "", "HF_HUB_CACHE": ""}
+
+
+def test_models_lists_them_and_generate_runs_them(
+    user: User, environment: dict[str, str], weights: bytes, tmp_path: Path
+) -> None:
+    user.to_ollama(f"{LIBRARY}/smol/135m", weights)
+    only_llama = write_vocabulary(tmp_path / "v.gguf", [(letter, 1) for letter in byte_letters()])
+    data = (
+        only_llama.read_bytes()
+        .replace(b"llama.", b"mamba.")
+        .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
+    )
+    user.to_lm_studio("repo/odd.gguf", data)
+    before, home = user.everything(), tmp_path / "home"
+    shown = succeeded(run_cli("models", home=home, env=environment)).out
+    assert "ollama:smol:135m\n" in shown
+    assert "Ollama, llama, runs on our kernels\n" in shown
+    assert "LM Studio, mamba, needs llama.cpp\n" in shown
+    rows: list[dict[str, Any]] = run_cli("models", "--json", home=home, env=environment).json["models"]
+    own = {row["name"]: row for row in rows if "program" in row}
+    assert own["ollama:smol:135m"]["native"] is True
+    assert (own["ollama:smol:135m"]["family"], own["ollama:smol:135m"]["reason"]) == ("llama", None)
+    options = ("--draft", "none", "--max-tokens", "3", "--json")
+    for _ in range(2):  # the second time from prepared weights
+        found = succeeded(
+            run_cli("generate", "hi", "--target", "ollama:smol:135m", *options, home=home, env=environment)
+        )
+        assert found.json["plan"]["target"]["model"] == "smol:135m"
+    assert list((home / "prepared").glob("*/native.tiles")), "kept in our own home"
+    assert user.everything() == before, "nothing of others was written to"
+    wrong = run_cli("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
+    assert wrong.code == 1
+    assert "Ollama has no model 'absent:latest'" in wrong.err
