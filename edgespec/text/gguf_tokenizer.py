@@ -20,6 +20,8 @@ from edgespec.text.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, s
 
 _BLANK = "\u2581"  # SentencePiece's letter for one
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+# Longer pieces are not merged to: their parts are too many to try. Gemma 3 has some of 31 characters.
+_LONGEST_PIECE = 512
 _ASCII_BLANKS = " \t\n\v\f\r"
 
 
@@ -46,6 +48,8 @@ class GgufTokenizer:
         make = _sentencepiece if self._is_sentencepiece else _bpe
         try:
             self._merger = make(header, vocabulary)
+        except ModelFileError:
+            raise
         except Exception as error:  # the library raises no narrower type
             raise ModelFileError(header.path, f"its tokenizer cannot be built: {error}") from error
         self._pieces: dict[int, bytes] = {}
@@ -188,17 +192,20 @@ def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     # Some vocabularies lack rare bytes. Such a byte is left out of the ids, but keeps its neighbours from merging.
     lacking = [letter for letter in _BYTES if letter not in ids]
     ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}
-    merges = _Merges(_halves(merge) for merge in strings(header, "tokenizer.ggml.merges"))
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for merge in strings(header, "tokenizer.ggml.merges"):
+            first, _, second = merge.partition(" ")
+            if first + second not in ids:  # the library would end in a panic over some of these
+                raise ModelFileError(header.path, f"its merge {merge[:40]!r} makes no token")
+            yield first, second
+
+    merges = _Merges(pairs())
     merger = Merger(models.BPE(vocab=ids, merges=merges, ignore_merges=split.whole_words))
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     merger.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
     return merger
-
-
-def _halves(merge: str) -> tuple[str, str]:
-    first, _, second = merge.partition(" ")
-    return first, second
 
 
 def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
@@ -208,6 +215,8 @@ def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     def pairs() -> Iterator[tuple[str, str]]:
         for token in sorted(range(len(texts)), key=lambda token: -own[token]):
             text = texts[token]
+            if len(text) > _LONGEST_PIECE:
+                continue
             for place in range(1, len(text)):
                 if text[:place] in ids and text[place:] in ids:
                     yield text[:place], text[place:]

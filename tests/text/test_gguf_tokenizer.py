@@ -175,9 +175,25 @@ def test_two_tokens_with_one_text_are_refused(tmp_path: Path) -> None:
         GgufTokenizer(read_header(path))
 
 
+@pytest.mark.parametrize("merges", [["( |"], ["a b", "ab"], ["ab a"], [" "], ["a b c"]])
+def test_odd_merges_are_a_sentence(tmp_path: Path, merges: list[str]) -> None:
+    tokens = [*LETTERS, ("ab", NORMAL), ("a b c", NORMAL)]
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, merges=merges)
+    with pytest.raises(ModelFileError, match=f"{path}: its (merge .+ makes no token|tokenizer cannot be built)"):
+        GgufTokenizer(read_header(path))
+
+
+def test_a_piece_of_any_length_takes_no_time(tmp_path: Path) -> None:
+    long = "ab" * 200_000
+    path = write_vocabulary(tmp_path / "v.gguf", [*SENTENCEPIECE, (long, NORMAL)], model="llama", pre="default")
+    tokenizer = GgufTokenizer(read_header(path))
+    assert tokenizer.encode("ab") == tokenizer.encode("ab", special=True)
+    assert tokenizer.token_bytes(tokenizer.vocabulary_size - 1) == long.encode()
+
+
 def test_merges_of_what_is_no_token_are_refused(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", LETTERS, merges=["a b"])
-    with pytest.raises(ModelFileError, match="tokenizer cannot be built"):
+    with pytest.raises(ModelFileError, match="its merge 'a b' makes no token"):
         GgufTokenizer(read_header(path))
 
 
