@@ -42,21 +42,20 @@ from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import Home, home
 
-HELP = """/help            this list
-/retry           answer the last prompt again, with another seed
-/undo            take the last prompt and its answer back
-/set             how answers are drawn; /set NAME VALUE changes it, for example /set temperature 0.7
-/system TEXT     another system message; without text it is shown
-/clear           forget the conversation
-/stats           what the last answer took, and how many guesses were right
-/plan            what runs where, who guesses, and why
-/exit            leave (Ctrl-D too)
-//               a prompt that begins with a slash
-\"\"\"              starts and ends several lines; Ctrl-C stops an answer, twice leaves
+HELP = """/help         this list
+/retry        answer the last prompt again, with another seed
+/undo         take the last prompt and its answer back
+/set          how answers are drawn; to change it: /set temperature 0.7
+/system TEXT  another system message; without TEXT it is shown
+/clear        forget the conversation
+/stats        what the last answer took, and how many guesses were right
+/plan         what runs where, who guesses, and why
+/exit         leave (Ctrl-D too)
+//            a prompt that begins with a slash
+\"\"\"           starts and ends several lines; Ctrl-C stops, twice leaves
 A guess is a token that a smaller model, or a copy of the text, proposes. Several are checked at once."""
 
-
-# What /set knows, by the name it is shown under: the fields of Sampling that a person draws answers with.
+# What /set knows: fields of Sampling by the names they are shown under.
 SETTINGS = {
     "temperature": float,
     "top-p": float,
