@@ -112,7 +112,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
             print(error.format_message(), file=sys.stderr)
             return EXIT_USAGE
         # The option parser's own errors: a wrong option, a missing argument.
-        usage = InvalidRequestError(_sentence(error.format_message()), hint=f"see `{_command_help(arguments)}`")
+        usage = InvalidRequestError(_sentence(error.format_message()), hint=_usage_hint(arguments))
         print_error(usage, as_json=state.json)
         return EXIT_USAGE
 
@@ -159,6 +159,23 @@ def _stdout_closed(why: str = "the output was closed before everything was writt
     except (AttributeError, OSError, ValueError):
         pass
     return EXIT_FAILED
+
+
+# What other programs of this kind call their commands, and what those are here.
+_CALLED_HERE = {
+    "run": "edgespec chat MODEL",
+    "list": "edgespec models",
+    "ls": "edgespec models",
+    "show": "edgespec models",
+    "rm": "edgespec models rm MODEL",
+    "download": "edgespec pull MODEL",
+}
+
+
+def _usage_hint(arguments: Sequence[str]) -> str:
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    own = _CALLED_HERE.get(command)
+    return f"see `{_command_help(arguments)}`" if own is None else f"it is `{own}` here"
 
 
 def _command_help(arguments: Sequence[str]) -> str:

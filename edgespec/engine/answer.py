@@ -7,6 +7,7 @@ Stop strings are found across chunks and never shown, and nothing is shown that 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import queue
 import sys
@@ -18,7 +19,7 @@ from types import TracebackType
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
-from edgespec.text.tokenizer import IncrementalText, Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 
 class StopStrings:
@@ -88,20 +89,23 @@ _ROUNDS_BETWEEN_LOOKS = 16
 
 
 class AnswerText:
-    """Turns tokens into text to show, holding back what may still become a stop string or half a character."""
+    """Turns tokens into text to show, holding back what may still become a stop string or half a character.
+
+    Bytes that are no UTF-8 are shown as U+FFFD, so that all of it is the text that decoding the bytes at once gives.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stops = StopStrings(stops)
-        self._decoder = IncrementalText()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string is complete)."""
-        return self._stops.feed(self._decoder.feed(self._tokenizer.token_bytes(token)))
+        return self._stops.feed(self._decoder.decode(self._tokenizer.token_bytes(token)))
 
     def flush(self) -> str:
         """What was held back, at the end of the answer."""
-        shown, stopped = self._stops.feed(self._decoder.flush())
+        shown, stopped = self._stops.feed(self._decoder.decode(b"", True))
         return shown if stopped else shown + self._stops.flush()
 
 

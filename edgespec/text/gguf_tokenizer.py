@@ -65,11 +65,14 @@ class GgufTokenizer:
 
     @property
     def bos_token(self) -> str:
-        return self._vocabulary.text_of(self._vocabulary.bos)
+        return self._text_of(self._vocabulary.bos)
 
     @property
     def eos_token(self) -> str:
-        return self._vocabulary.text_of(self._vocabulary.eos)
+        return self._text_of(self._vocabulary.eos)
+
+    def _text_of(self, token: int | None) -> str:
+        return "" if token is None else self._vocabulary.texts[token]
 
     @property
     def adds_bos(self) -> bool:
@@ -120,7 +123,7 @@ class GgufTokenizer:
 
     def control_token(self, token: int) -> ControlToken | None:
         self._check_open()
-        return self._vocabulary.control_token(token)
+        return self._vocabulary.controls.get(token)
 
     def token_bytes(self, token: int) -> bytes:
         known = self._pieces.get(token)
@@ -133,13 +136,13 @@ class GgufTokenizer:
         vocabulary = self._vocabulary
         if not 0 <= token < self.vocabulary_size or token in vocabulary.stop_ids:
             return b""
-        kind, text = vocabulary.kind(token), vocabulary.texts[token]
-        if kind is Kind.USER_DEFINED:
+        kind, text = vocabulary.kinds[token], vocabulary.texts[token]
+        if kind == Kind.USER_DEFINED:
             return text.encode()
-        if kind is Kind.BYTE:
+        if kind == Kind.BYTE:
             found = _BYTE.fullmatch(text)
             return bytes([int(found[1], 16)]) if found else b""
-        if kind is not Kind.NORMAL:
+        if kind != Kind.NORMAL:
             return b""
         if self._is_sentencepiece:
             return text.replace(_BLANK, " ").encode()
@@ -189,6 +192,7 @@ class _Merges(Sequence[tuple[str, str]]):
 
 def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     split, ids = vocabulary.split, vocabulary.ids
+    assert split is not None  # or ``unsupported`` had said so
     # Some vocabularies lack rare bytes. Such a byte is left out of the ids, but keeps its neighbours from merging.
     lacking = [letter for letter in _BYTES if letter not in ids]
     ids = {**ids, **{letter: len(ids) + place for place, letter in enumerate(lacking)}}

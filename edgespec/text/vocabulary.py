@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
 from edgespec.text.tokenizer import ControlToken
-from edgespec.text.word_splits import WORD_SPLITS, WordSplit
+from edgespec.text.word_splits import WORD_SPLITS
 
 BPE, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
 
@@ -31,8 +30,6 @@ class Kind(IntEnum):
     UNUSED = 5
     BYTE = 6
 
-
-_KINDS = {int(kind): kind for kind in Kind}
 
 # Tokens that end an answer in any vocabulary that has them.
 _ENDS = frozenset({
@@ -90,7 +87,10 @@ class Special:
 class Vocabulary:
     """The tokens of a file. Raises ModelFileError where they contradict one another.
 
-    ``texts`` are as the file spells them: BPE with a letter for each byte, SentencePiece with ▁ for a blank.
+    ``texts`` are as the file spells them: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
+    are the tokens by text. ``specials`` are in the order in which they are looked for, the longest first. ``controls``
+    are the control tokens among them. ``split`` is how text is cut into words, for BPE alone. ``adds_bos``: the model
+    expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece begins text with a blank more.
     """
 
     def __init__(self, header: GgufHeader) -> None:
@@ -104,61 +104,41 @@ class Vocabulary:
             twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
         kinds = [int(kind) for kind in _values(header, "tokenizer.ggml.token_type")]
-        self._kinds = kinds or [int(Kind.NORMAL)] * len(self.texts)
+        self.kinds: list[int] = kinds or [Kind.NORMAL] * len(self.texts)
         bos, eos = _DEFAULT_ENDS[self.model]
         self.bos = self._token_named("bos", bos)
         self.eos = self._token_named("eos", eos)
         self.stop_ids = self._find_stops()
+        self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
+        usual = self.split is None or self.split.adds_bos
+        self.adds_bos = self.bos is not None and self._flag("add_bos_token", usual)
+        self.adds_blank = self.model == SENTENCEPIECE and self._flag("add_space_prefix", True)
+        self.specials = self._find_specials()
+        self.controls = {
+            special.token: ControlToken(text=special.text, strips_right=special.strips_right)
+            for special in self.specials
+            if special.is_control
+        }
 
-    @property
-    def split(self) -> WordSplit:
-        """How text is cut into words. For BPE alone."""
-        return WORD_SPLITS[str(self._header.metadata["tokenizer.ggml.pre"])]
+    def _flag(self, name: str, usual: bool) -> bool:
+        stated = self._header.metadata.get(f"tokenizer.ggml.{name}")
+        return stated if isinstance(stated, bool) else usual
 
-    @property
-    def adds_bos(self) -> bool:
-        """Whether the model expects a begin-of-sequence token before raw text."""
-        stated = self._header.metadata.get("tokenizer.ggml.add_bos_token")
-        usual = self.split.adds_bos if self.model == BPE else True
-        return self.bos is not None and (stated if isinstance(stated, bool) else usual)
-
-    @property
-    def adds_blank(self) -> bool:
-        """Whether text begins with a blank more. For SentencePiece alone."""
-        stated = self._header.metadata.get("tokenizer.ggml.add_space_prefix")
-        return stated if isinstance(stated, bool) else True
-
-    def kind(self, token: int) -> Kind:
-        return _KINDS.get(self._kinds[token], Kind.UNDEFINED)
-
-    def text_of(self, token: int | None) -> str:
-        return "" if token is None else self.texts[token]
-
-    def control_token(self, token: int) -> ControlToken | None:
-        """What kind of control token it is; None for an ordinary one."""
-        if not 0 <= token < len(self.texts) or self.kind(token) not in (Kind.UNKNOWN, Kind.CONTROL):
-            return None
-        return ControlToken(text=self.texts[token], strips_right=self._strips_right(token))
-
-    @cached_property
-    def specials(self) -> tuple[Special, ...]:
-        """In the order in which they are looked for: the longest first."""
+    def _find_specials(self) -> tuple[Special, ...]:
         kinds = (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN)
-        found = [token for token, kind in enumerate(self._kinds) if kind in kinds]
+        found = [token for token, kind in enumerate(self.kinds) if kind in kinds]
         found.sort(key=lambda token: -len(self.texts[token].encode()))
+        name = self._header.metadata.get("general.name")
+        strips = isinstance(name, str) and _PHI_3.search(name) is not None
         return tuple(
             Special(
                 token=token,
                 text=self.texts[token],
-                is_control=self._kinds[token] != Kind.USER_DEFINED,
-                strips_right=self._strips_right(token),
+                is_control=self.kinds[token] != Kind.USER_DEFINED,
+                strips_right=strips and self.texts[token] not in _PHI_3_KEEPS,
             )
             for token in found
         )
-
-    def _strips_right(self, token: int) -> bool:
-        name = self._header.metadata.get("general.name")
-        return isinstance(name, str) and bool(_PHI_3.search(name)) and self.texts[token] not in _PHI_3_KEEPS
 
     def _token_named(self, name: str, default: int | None = None) -> int | None:
         """The id that the file names so, if there is such a token."""
@@ -178,13 +158,13 @@ class Vocabulary:
             if token is None:
                 found = [self.ids[text] for text in texts if text in self.ids]
                 for token in found:
-                    self._kinds[token] = Kind.CONTROL
+                    self.kinds[token] = Kind.CONTROL
             if token is not None and name in _FILL_IN_ENDS:
                 stops.add(token)
         for token in stops - {self._token_named(name) for name in _FILL_IN_ENDS}:
-            self._kinds[token] = Kind.CONTROL
+            self.kinds[token] = Kind.CONTROL
         for token in (self.ids[text] for text in _SHOWN if text in self.ids):
-            self._kinds[token] = Kind.USER_DEFINED
+            self.kinds[token] = Kind.USER_DEFINED
         named = (self.eos, self._token_named("eot"), self._token_named("eom"))
         stops.update(token for token in named if token is not None)
         self._take_back(stops)
@@ -199,10 +179,10 @@ class Vocabulary:
         calls = ends("<|call|>") or ends("<|calls|>")
         if ends("<|end|>") and calls and (ends("<|return|>") or ends("<|flush|>")):
             stops.remove(self.ids["<|end|>"])
-            self._kinds[self.ids["<|end|>"]] = Kind.USER_DEFINED
+            self.kinds[self.ids["<|end|>"]] = Kind.USER_DEFINED
         if ends("</s>") and ends("<|tool_response>"):
             stops.remove(self.ids["</s>"])
-            self._kinds[self.ids["</s>"]] = Kind.NORMAL
+            self.kinds[self.ids["</s>"]] = Kind.NORMAL
 
 
 def strings(header: GgufHeader, key: str) -> Iterator[str]:

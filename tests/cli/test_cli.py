@@ -517,6 +517,24 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
     assert "llama_model_loader" not in result.out
 
 
+@pytest.mark.parametrize(
+    ("asked", "here"),
+    [
+        ("run", "edgespec chat MODEL"),
+        ("list", "edgespec models"),
+        ("ls", "edgespec models"),
+        ("show", "edgespec models"),
+        ("rm", "edgespec models rm MODEL"),
+        ("download", "edgespec pull MODEL"),
+    ],
+)
+def test_commands_of_other_programs_say_what_they_are_here(tmp_path: Path, asked: str, here: str) -> None:
+    result = run_cli(asked, "smollm2-135m", home=tmp_path / "home")
+    assert (result.code, result.out) == (2, "")
+    assert f"no such command '{asked}'" in result.err
+    assert f"it is `{here}` here" in result.err
+
+
 @pytest.mark.slow
 def test_a_bug_is_a_sentence_too(tmp_path: Path) -> None:
     """Whatever goes wrong, a person sees a sentence, and a traceback only with --debug."""

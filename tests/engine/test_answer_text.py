@@ -1,13 +1,15 @@
-"""Incremental UTF-8: any split of any bytes gives what decoding them at once gives."""
+"""The text of an answer: whatever bytes its tokens stand for, it is what decoding them at once gives."""
 
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from edgespec.text.tokenizer import IncrementalText
+from edgespec.engine.answer import AnswerText
+from edgespec.text.tokenizer import Tokenizer
 
 HARD = [
     b"plain",
@@ -32,9 +34,23 @@ HARD = [
 ]
 
 
+class Pieces:
+    """A tokenizer whose tokens are these bytes."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._pieces[token]
+
+
+def answer(pieces: list[bytes]) -> AnswerText:
+    return AnswerText(cast(Tokenizer, Pieces(pieces)), ())
+
+
 def decoded(pieces: list[bytes]) -> str:
-    text = IncrementalText()
-    return "".join([text.feed(piece) for piece in pieces]) + text.flush()
+    text = answer(pieces)
+    return "".join([text.feed(token)[0] for token in range(len(pieces))]) + text.flush()
 
 
 @pytest.mark.parametrize("data", HARD, ids=repr)
@@ -63,21 +79,17 @@ def test_random_splits(data: bytes, cuts: list[int]) -> None:
 @given(st.lists(st.one_of(fragments, st.binary(max_size=4)), max_size=8).map(b"".join))
 @settings(max_examples=200, deadline=None)
 def test_only_an_unfinished_character_is_kept_back(data: bytes) -> None:
-    text = IncrementalText()
-    shown = ""
+    text, shown = answer([data[index : index + 1] for index in range(len(data))]), ""
     for index in range(len(data)):
-        shown += text.feed(data[index : index + 1])
-        assert len(text.pending) <= 3
-        whole = data[: index + 1]
-        # Nothing shown is ever taken back, and what is kept back is the end of what came.
+        shown += text.feed(index)[0]
+        # Nothing shown is ever taken back, and what is kept back is at most three bytes at the end.
         assert data.decode("utf-8", "replace").startswith(shown)
-        assert whole.endswith(text.pending)
-        assert shown == whole[: len(whole) - len(text.pending)].decode("utf-8", "replace")
+        ends = (data[: index + 1 - kept].decode("utf-8", "replace") for kept in range(4) if kept <= index + 1)
+        assert shown in ends
 
 
-def test_flush_shows_an_unfinished_character_as_replaced() -> None:
-    text = IncrementalText()
-    assert text.feed("🙂".encode()[:3]) == ""
+def test_an_unfinished_character_is_shown_as_replaced_at_the_end() -> None:
+    text = answer(["🙂".encode()[:3]])
+    assert text.feed(0) == ("", False)
     assert text.flush() == "\ufffd"
     assert text.flush() == ""
-    assert text.feed("é".encode()) == "é"  # as new
