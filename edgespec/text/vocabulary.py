@@ -88,7 +88,7 @@ class Vocabulary:
     """The tokens of a file. Raises ModelFileError where they contradict one another.
 
     ``texts`` are as the file spells them: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
-    are the tokens by text. ``specials`` are in the order in which they are looked for, the longest first. ``controls``
+    are the tokens by text. ``specials`` are in the order in which they are looked for, longest first. ``controls``
     are the control tokens among them. ``split`` is how text is cut into words, for BPE alone. ``adds_bos``: the model
     expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece begins text with a blank more.
     """
