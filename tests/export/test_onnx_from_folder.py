@@ -144,7 +144,7 @@ def test_without_the_package_onnx_it_is_a_sentence(place: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RuntimeUnavailableError, match="needs the package onnx") as raised:
         export(place)
-    assert "edgespec[onnx]" in (raised.value.hint or "")
+    assert "edgespec[export]" in (raised.value.hint or "")
 
 
 # ------------------------------------------------------------------------------------------------ failures
