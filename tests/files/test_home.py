@@ -224,15 +224,15 @@ def test_help_and_version_need_no_home(tmp_path: Path) -> None:
 
 
 def test_an_engine_numbers_its_home_and_refuses_a_newer_one(tiny: TinyModels, tmp_path: Path) -> None:
-    place = Home(tmp_path / "home")
+    place, in_place = Home(tmp_path / "home"), {"native_sidecar": False}
     for nothing_to_check in ({"depth": 0}, {"draft": "none", "lookup": False}):
-        tiny.load(store_home=place, native_sidecar=False, **nothing_to_check).close()
+        tiny.load(store_home=place, **in_place, **nothing_to_check).close()
         assert not place.root.exists(), "nothing was measured or prepared, so nothing is written"
-    # Which widths are bit-equal is worth keeping: no load looks again. A drafter in memory would add its weights.
-    tiny.load(store_home=place, draft="none", depth=2).close()
+    # Which widths are bit-equal is worth keeping: no load looks again.
+    tiny.load(store_home=place, draft="none", depth=2, **in_place).close()
     assert {name.partition("-")[0] for name in files_of(place)} == {"format", "measurements/widths"}
     stored = files_of(place)
-    tiny.load(store_home=place).close()
+    tiny.load(store_home=place, **in_place).close()
     assert files_of(place) == stored, "a plain load that has nothing to check writes nothing"
     place.format_file.write_bytes(b"2\n")
     before = files_of(place)
