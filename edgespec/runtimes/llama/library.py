@@ -103,15 +103,17 @@ def _load() -> LlamaLibrary:
         api: Any = llama_cpp.llama_cpp
         version = str(llama_cpp.__version__)
     except ImportError as error:
-        raise RuntimeUnavailableError("llama.cpp is not installed", hint=INSTALL_HINT) from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name in (None, "llama_cpp")
+        reason = "llama.cpp is not installed" if missing else f"llama-cpp-python cannot be imported: {error}"
+        raise RuntimeUnavailableError(reason, hint=INSTALL_HINT) from error
     except (OSError, RuntimeError, AttributeError) as error:
         raise RuntimeUnavailableError(
             f"llama-cpp-python is installed but its native library does not load: {error}", hint=INSTALL_HINT
         ) from error
-    missing = [name for name in _NEEDED if not hasattr(api, name)]
-    if missing:
+    lacking = [name for name in _NEEDED if not hasattr(api, name)]
+    if lacking:
         raise RuntimeUnavailableError(
-            f"llama-cpp-python {version} lacks {missing[0]}; edgespec needs {MINIMUM_VERSION} or newer",
+            f"llama-cpp-python {version} lacks {lacking[0]}; edgespec needs {MINIMUM_VERSION} or newer",
             hint=INSTALL_HINT,
         )
     bridge = _install_log_bridge(api)
