@@ -46,7 +46,7 @@ HELP = """/help         this list
 /retry        answer the last prompt again, with another seed
 /undo         take the last prompt and its answer back
 /set          how answers are drawn; to change it: /set temperature 0.7
-/system TEXT  another system message; without TEXT it is shown
+/system TEXT  another system message; "none" removes it, nothing shows it
 /clear        forget the conversation
 /stats        what the last answer took, and how many guesses were right
 /plan         what runs where, who guesses, and why
@@ -137,6 +137,7 @@ class _Chat:
         self._status = status
         self._failed = False
         self._again: str | None = None  # the prompt that /retry answers next
+        self._asked: str | None = None  # the latest prompt, answered or not; None once it is taken back
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
         self._idle = IdleCalibration(engine)
 
@@ -180,6 +181,7 @@ class _Chat:
             note(line, dim=True)
 
     def _answer(self, prompt: str) -> None:
+        self._asked = prompt
         try:
             generation = self._session.generate(prompt, max_tokens=self._max_tokens, sampling=self._sampling)
             self._last = follow_answer(generation, as_json=self._as_json)
@@ -202,11 +204,12 @@ class _Chat:
                 note(HELP)
             case "/clear":
                 self._session.clear()
+                self._asked = None
                 note("the conversation is forgotten", dim=True)
             case "/retry":
                 self._retry()
             case "/undo":
-                undone = self._session.undo()
+                undone = self._take_back()
                 note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
             case "/set":
                 self._set(rest[0].split() if rest else [])
@@ -225,8 +228,16 @@ class _Chat:
                 note(f"{other} is not a command; /help lists them")
         return False
 
+    def _take_back(self) -> str | None:
+        """Forget the latest prompt: the turn that it became, or only itself where nothing was answered."""
+        asked, self._asked = self._asked, None
+        turns = [message["content"] for message in self._session.messages if message["role"] == "user"]
+        if asked is not None and turns[-1:] != [asked]:
+            return asked
+        return self._session.undo()
+
     def _retry(self) -> None:
-        self._again = self._session.undo()
+        self._again = self._take_back()
         if self._again is None:
             note("there is no answer to try again", dim=True)
         elif self._sampling.greedy:
@@ -236,7 +247,7 @@ class _Chat:
 
     def _set_system(self, text: str | None) -> None:
         if text is not None:
-            self._session.system = text
+            self._session.system = None if text.strip().lower() == "none" else text
         own = self._session.system
         note("there is no system message" if own is None else f"system message: {_shortened(own)}", dim=True)
 
@@ -266,7 +277,8 @@ def _setting(words: list[str]) -> dict[str, Any]:
         return {name.replace("-", "_"): kind(words[1])}
     except ValueError as error:
         what = "a whole number" if kind is int else "a number"
-        raise InvalidRequestError(f"{name} is {what}, not {words[1]!r}") from error
+        hint = f"for example /set {name} {'7' if kind is int else '0.7'}"
+        raise InvalidRequestError(f"{name} is {what}, not {words[1]!r}", hint=hint) from error
 
 
 def _shortened(text: str) -> str:

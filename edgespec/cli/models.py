@@ -22,6 +22,7 @@ from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.found import FoundModel, Places, find_models
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store, StoredModel
+from edgespec.text.vocabulary import unsupported
 
 app = typer.Typer(
     help="List the models known and on disk; remove or verify one.",
@@ -90,7 +91,11 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     for other in others:
         print(f"{other.model.name}\n{'':{width}}  {'on disk':8}  {megabytes(other.model.bytes):>8}  {other.about}")
     for path, reason in {**store.ignored(), **found.ignored}.items():
-        note(f"ignored {path}: {reason}")
+        note(f"ignored {_printable(str(path))}: {reason}")
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +113,10 @@ class _Other:
             located = read_model_file(model.path)
             family = located.header.architecture
             RUNTIMES["native"].check(located, HOST)
+            reason = unsupported(located.header)
         except EdgespecError as error:
-            return cls(model=model, family=family, reason=error.message)
-        return cls(model=model, family=family, reason=None)
+            reason = error.message
+        return cls(model=model, family=family, reason=reason)
 
     @property
     def about(self) -> str:

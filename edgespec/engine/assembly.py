@@ -41,7 +41,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
-from edgespec.text.choice import open_tokenizer
+from edgespec.text.choice import open_tokenizer, require_tokenizer
 
 WAITING = Loading("waiting for another calibration to end")
 
@@ -71,6 +71,7 @@ def load_pair(
     machine = describe_machine()
     allowed = _allowed_bytes(profile, machine, limits)
     target = _find_target(profile, locator)
+    require_tokenizer(target.tokenizer_path, target.header)  # before a drafter is fetched for it
     context_length = min(profile.context, target.header.context_length or profile.context)
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
     threads = choose_threads(profile, machine, limits.max_threads)

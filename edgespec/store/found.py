@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ _LIBRARY = Path("registry.ollama.ai") / "library"  # what a name without a host 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_MANIFEST_BYTES = 1 << 20  # real ones have a kilobyte
+_DEEPEST = 8  # folders below another; the programs make three at most
 # Second and later parts of a split model, which belong to the first; and projectors, which turn images into tokens.
 _NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj|mmproj.*\.gguf$", re.IGNORECASE)
 
@@ -109,7 +111,7 @@ def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
                 continue
             try:
                 digest = _model_digest(manifest)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 ignored[manifest] = f"it is no manifest of Ollama's: {error}"
                 continue
             if digest is not None:  # else it is an adapter, or a model of another kind
@@ -118,10 +120,12 @@ def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
 
 
 def _model_digest(manifest: Path) -> str | None:
-    """The sha256 of the model's file. Raises OSError, ValueError."""
-    if manifest.stat().st_size > _MOST_MANIFEST_BYTES:
+    """The sha256 of the model's file. Raises OSError, ValueError, RecursionError."""
+    with manifest.open("rb") as file:
+        data = file.read(_MOST_MANIFEST_BYTES + 1)
+    if len(data) > _MOST_MANIFEST_BYTES:
         raise ValueError("it is too large")
-    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content = json.loads(data)
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):
         raise ValueError("it lists no layers")
@@ -136,16 +140,22 @@ def _model_digest(manifest: Path) -> str | None:
 
 def _model(name: str, path: Path, program: str, ignored: Ignored) -> Iterator[FoundModel]:
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(4)
+        status = path.stat()
+        regular = stat.S_ISREG(status.st_mode)  # opening a named pipe would wait for ever
+        start = b""
+        if regular:
+            with path.open("rb") as file:
+                start = file.read(4)
     except OSError as error:
         ignored[path] = f"it cannot be read: {error.strerror}"
+        return
+    if not name.isprintable():
+        ignored[path] = "its name holds control characters"
         return
     if start != b"GGUF":
         ignored[path] = "it is no GGUF file"
         return
-    yield FoundModel(name=name, path=path, bytes=size, program=program)
+    yield FoundModel(name=name, path=path, bytes=status.st_size, program=program)
 
 
 def _gguf_files(folder: Path, ignored: Ignored) -> Iterator[Path]:
@@ -153,12 +163,23 @@ def _gguf_files(folder: Path, ignored: Ignored) -> Iterator[Path]:
 
 
 def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> Iterator[Path]:
-    """Files below a folder, in order; links to folders are not followed, so that none leads around in a circle."""
-    for entry in _entries(folder, ignored):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from _files(entry, ignored, wanted)
-        elif wanted(entry) and not entry.is_dir():
-            yield entry
+    """Files below a folder, not too far; links to folders are not followed, so that none leads around in a circle."""
+    folders = [(folder, 0)]
+    while folders:
+        place, depth = folders.pop()
+        below = []
+        for entry in _entries(place, ignored):
+            try:
+                is_folder = stat.S_ISDIR(entry.lstat().st_mode)
+                is_file = not is_folder and wanted(entry) and stat.S_ISREG(entry.stat().st_mode)
+            except OSError as error:
+                ignored[entry] = f"it cannot be read: {error.strerror}"
+                continue
+            if is_file:
+                yield entry
+            elif is_folder and depth < _DEEPEST:
+                below.append((entry, depth + 1))
+        folders += reversed(below)
 
 
 def _entries(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool] = lambda _entry: True) -> list[Path]:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 from edgespec.files.home import Home
@@ -32,14 +33,21 @@ def prepared_folder(home: Home, file: LocatedModel) -> Path | None:
     return home.prepared / hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 
-def use_prepared(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Note that ``folder`` is used now, and remove those used longest ago that are too many beside it."""
+# A target and its drafter are used one after the other, and neither makes room for the other.
+RECENT_S = 3600.0
+
+
+def use_prepared(folder: Path, most_bytes: int = MOST_BYTES, recent_s: float = RECENT_S) -> None:
+    """Note that ``folder`` is used now, and remove those used longest ago that are too many beside it.
+
+    What was used in the last ``recent_s`` stays.
+    """
     with contextlib.suppress(OSError):
         os.utime(folder)
     left = most_bytes
     for other in sorted(_folders(folder.parent), key=_used_at, reverse=True):
         left -= _bytes_in(other)
-        if left < 0 and other != folder:
+        if left < 0 and other != folder and _used_at(other) < time.time() - recent_s:
             shutil.rmtree(other, ignore_errors=True)
 
 

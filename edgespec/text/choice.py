@@ -7,7 +7,7 @@ from pathlib import Path
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
-from edgespec.runtimes.llama.library import INSTALL_HINT
+from edgespec.runtimes.llama.library import load
 from edgespec.text.gguf_tokenizer import GgufTokenizer
 from edgespec.text.llama_tokenizer import LlamaTokenizer
 from edgespec.text.tokenizer import Tokenizer
@@ -20,10 +20,16 @@ def open_tokenizer(path: Path, header: GgufHeader | None = None) -> Tokenizer:
     The file is checked first, unless its ``header`` was read before. Raises ModelFileError, RuntimeUnavailableError.
     """
     header = read_header(path) if header is None else header
+    require_tokenizer(path, header)
+    return GgufTokenizer(header) if unsupported(header) is None else LlamaTokenizer(path, header)
+
+
+def require_tokenizer(path: Path, header: GgufHeader) -> None:
+    """Raises RuntimeUnavailableError where a vocabulary needs llama.cpp and that cannot be used."""
     reason = unsupported(header)
-    if reason is None:
-        return GgufTokenizer(header)
-    try:
-        return LlamaTokenizer(path, header)
-    except RuntimeUnavailableError as error:
-        raise RuntimeUnavailableError(f"{path.name} needs llama.cpp: {reason}", hint=INSTALL_HINT) from error
+    if reason is not None:
+        try:
+            load()
+        except RuntimeUnavailableError as error:
+            what = f"{path.name} needs llama.cpp, because {reason}; {error.message}"
+            raise RuntimeUnavailableError(what, hint=error.hint) from error

@@ -13,7 +13,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer as Merger, models, pre_tokenizers
 
-from edgespec.errors import ClosedError, ModelFileError
+from edgespec.errors import ClosedError, InvalidRequestError, ModelFileError
+from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizer import ControlToken
 from edgespec.text.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
@@ -48,10 +49,11 @@ class GgufTokenizer:
         make = _sentencepiece if self._is_sentencepiece else _bpe
         try:
             self._merger = make(header, vocabulary)
-        except ModelFileError:
-            raise
-        except Exception as error:  # the library raises no narrower type
-            raise ModelFileError(header.path, f"its tokenizer cannot be built: {error}") from error
+        except BaseException as error:  # the library raises no narrower type
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
+            reason = _odd_merge(header, vocabulary) or f"its tokenizer cannot be built: {error}"
+            raise ModelFileError(header.path, reason, hint=DOWNLOAD_AGAIN) from error
         self._pieces: dict[int, bytes] = {}
         self._closed = False
 
@@ -101,7 +103,14 @@ class GgufTokenizer:
         if self._is_sentencepiece:
             blank = " " if begins and self._vocabulary.adds_blank else ""
             text = (blank + text).replace(" ", _BLANK)
-        found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+        try:
+            found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise InvalidRequestError(
+                "the text cannot be cut into words", hint="it may hold millions of blanks in a row: shorten them"
+            ) from error
         return [token for token in found if token < self.vocabulary_size]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
@@ -190,6 +199,20 @@ class _Merges(Sequence[tuple[str, str]]):
         raise IndexError(index)
 
 
+def _is_panic(error: BaseException) -> bool:
+    """Whether native code of the library gave up; such an error is no Exception, and has no type to import."""
+    return type(error).__name__ == "PanicException"
+
+
+def _odd_merge(header: GgufHeader, vocabulary: Vocabulary) -> str | None:
+    """What is wrong with the first merge that makes no token; None if all of them do."""
+    for merge in strings(header, "tokenizer.ggml.merges"):
+        first, _, second = merge.partition(" ")
+        if first + second not in vocabulary.ids:
+            return f"its merge {merge[:40]!r} makes no token"
+    return None
+
+
 def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     split, ids = vocabulary.split, vocabulary.ids
     assert split is not None  # or ``unsupported`` had said so
@@ -201,7 +224,7 @@ def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
         for merge in strings(header, "tokenizer.ggml.merges"):
             first, _, second = merge.partition(" ")
             if first + second not in ids:  # the library would end in a panic over some of these
-                raise ModelFileError(header.path, f"its merge {merge[:40]!r} makes no token")
+                raise ValueError(merge)
             yield first, second
 
     merges = _Merges(pairs())

@@ -94,6 +94,7 @@ class Vocabulary:
     """
 
     def __init__(self, header: GgufHeader) -> None:
+        _ = header.vocabulary_size  # says so where there is none
         self._header = header
         self.model = str(header.metadata["tokenizer.ggml.model"])
         self.texts = [

@@ -158,6 +158,18 @@ def test_chat_draws_as_it_is_told(pair: tuple[str, ...], root: Path) -> None:
     assert re.search(r"^seed +drawn for each answer$", result.err, re.MULTILINE)
 
 
+def test_chat_takes_back_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
+    """And nothing of the answers before it."""
+    options = ("--context", "256", "--max-tokens", "5", "--json")
+    stdin = "hello\n" + "water " * 500 + "\n/retry\n/undo\n/retry\n/undo\n"
+    result = run_cli("chat", *pair, *options, home=root, stdin=stdin)
+    found = [json.loads(line) for line in result.out.splitlines()]
+    assert [sorted(each.keys() & {"text", "error"}) for each in found] == [["text"], ["error"], ["error"], ["text"]]
+    assert found[3]["token_ids"] == found[0]["token_ids"]
+    assert "undone: water water" in result.err
+    assert "undone: hello" in result.err
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -175,10 +187,11 @@ def test_a_setting_that_cannot_be_is_a_sentence(pair: tuple[str, ...], root: Pat
 
 
 def test_chat_changes_its_system_message(pair: tuple[str, ...], root: Path) -> None:
-    stdin = "/system\nhello\n/undo\n/system be kind and be brief\nhello\n"
+    stdin = "/system\nhello\n/undo\n/system be kind and be brief\nhello\n/undo\n/system none\nhello\n"
     result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
-    without, with_one = (json.loads(line)["stats"]["prompt_tokens"] for line in result.out.splitlines())
+    without, with_one, removed = (json.loads(line)["stats"]["prompt_tokens"] for line in result.out.splitlines())
     assert with_one > without + 4
+    assert removed == without
     assert "there is no system message" in result.err
     assert "system message: be kind and be brief" in result.err
 

@@ -63,11 +63,9 @@ def test_a_chat_answers(run: Run, tiny: TinyModels) -> None:
 
 
 def test_a_file_that_only_llama_cpp_runs_names_the_extra(run: Run, tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "odd.gguf")
-    data = path.read_bytes()
-    path.write_bytes(
-        data.replace(b"llama.", b"mamba.").replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
-    )
+    path, size = write_tiny_gguf(tmp_path / "odd.gguf"), b"\x05\0\0\0\0\0\0\0"
+    data = path.read_bytes().replace(b"llama.", b"mamba.")
+    path.write_bytes(data.replace(size + b"llama", size + b"mamba", 1))  # its architecture, not its tokenizer
     done = run("generate", "hi", "--target", path)
     assert done.returncode == 1
     assert "the native runtime does not run odd" in done.stderr

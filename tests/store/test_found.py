@@ -138,6 +138,7 @@ def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
             "the digest of its model is none",
         ),
         (" " * (2**20 + 1), "it is too large"),
+        ("[" * 200_000, "recursion"),
         ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "Expecting value"),
     ],
 )
@@ -161,6 +162,27 @@ def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
     assert [model.path for model in found.models] == [first]
     assert found.ignored[page] == "it is no GGUF file"
     assert len(found.ignored) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -> None:
+    path = user.to_lm_studio("repo/x.gguf", weights)
+    os.mkfifo(path.with_name("pipe.gguf"))
+    user.manifest(f"{LIBRARY}/smol/x", "{}").unlink()
+    os.mkfifo(user.ollama / "manifests" / LIBRARY / "smol" / "pipe")
+    deep = path.parent.joinpath(*["d"] * 300)
+    deep.mkdir(parents=True)
+    (deep / "deep.gguf").write_bytes(weights)
+    assert user.names() == [str(path)]
+
+
+def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
+    odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
+    assert find_models(user.places).ignored == {odd: "its name holds control characters"}
+    environment = {"HOME": str(user.root), "OLLAMA_MODELS": str(user.ollama), "HF_HOME": "", "HF_HUB_CACHE": ""}
+    shown = succeeded(run_cli("models", home=tmp_path / "home", env=environment))
+    assert "\x1b" not in shown.out + shown.err
+    assert "its name holds control characters" in shown.err
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")

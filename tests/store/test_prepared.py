@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NATIVE_SIDECAR, NativeRuntime
 from edgespec.runtimes.native.weights import NativeWeights
 from edgespec.store.locate import Locator
-from edgespec.store.prepared import MOST_BYTES, prepared_folder, use_prepared
+from edgespec.store.prepared import MOST_BYTES, RECENT_S, prepared_folder, use_prepared
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -138,11 +139,25 @@ def folder_of(home: Home, name: str, size: int, used_at: float) -> Path:
 def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
     for number in range(5):
         folder_of(home, f"old-{number}", 100, 1000.0 + number)
-    use_prepared(home.prepared / "old-1", 300)
+    use_prepared(home.prepared / "old-1", 300, 0.0)
     assert sorted(each.name for each in home.prepared.iterdir()) == ["old-1", "old-3", "old-4"]
-    use_prepared(home.prepared / "old-3", 50)
+    use_prepared(home.prepared / "old-3", 50, 0.0)
     assert [each.name for each in home.prepared.iterdir()] == ["old-3"], "what is in use stays, however large"
-    use_prepared(home.prepared / "new", 50)
+    use_prepared(home.prepared / "new", 50, 0.0)
     assert [each.name for each in home.prepared.iterdir()] == []
     use_prepared(Home(home.root / "none").prepared / "new")
-    assert inspect.signature(use_prepared).parameters["most_bytes"].default == MOST_BYTES == 12 * 2**30
+    defaults = inspect.signature(use_prepared).parameters
+    assert defaults["most_bytes"].default == MOST_BYTES == 12 * 2**30
+
+
+def test_what_is_used_together_stays_together(home: Home) -> None:
+    """However large: the drafter is used right after its target."""
+    now = time.time()
+    folder_of(home, "old", 100, now - RECENT_S - 60)
+    for name in ("target", "drafter"):
+        folder_of(home, name, 100, now - RECENT_S - 60)
+    use_prepared(home.prepared / "target", 250)
+    use_prepared(home.prepared / "drafter", 50)
+    left = sorted(each.name for each in home.prepared.iterdir())
+    assert "target" in left
+    assert "old" not in left

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.text.choice import open_tokenizer
@@ -183,6 +183,23 @@ def test_odd_merges_are_a_sentence(tmp_path: Path, merges: list[str]) -> None:
         GgufTokenizer(read_header(path))
 
 
+def test_a_text_that_the_library_gives_up_on_is_a_sentence(tmp_path: Path) -> None:
+    tokenizer = GgufTokenizer(read_header(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES)))
+    try:
+        ids = tokenizer.encode(" " * 11_000_000 + "x")
+    except InvalidRequestError as error:
+        assert "blanks" in (error.hint or "")  # noqa: PT017 - another build of the library may take more
+    else:
+        assert ids
+
+
+def test_a_file_without_tokens_is_a_sentence(tmp_path: Path) -> None:
+    header = read_header(write_vocabulary(tmp_path / "v.gguf", [*LETTERS, *MERGED], merges=MERGES))
+    metadata = {key: value for key, value in header.metadata.items() if key != "tokenizer.ggml.tokens"}
+    with pytest.raises(ModelFileError, match="it holds no vocabulary"):
+        GgufTokenizer(replace(header, metadata=metadata))
+
+
 def test_a_piece_of_any_length_takes_no_time(tmp_path: Path) -> None:
     long = "ab" * 200_000
     path = write_vocabulary(tmp_path / "v.gguf", [*SENTENCEPIECE, (long, NORMAL)], model="llama", pre="default")
@@ -205,12 +222,14 @@ def test_what_only_llama_cpp_knows_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, pre: str, reason: str
 ) -> None:
     def missing() -> None:
-        raise RuntimeUnavailableError("llama.cpp is not installed")
+        raise RuntimeUnavailableError("llama.cpp is not installed", hint="pip install 'edgespec[llama]'")
 
     path = write_vocabulary(tmp_path / "v.gguf", LETTERS, model=model, pre=pre)
     assert unsupported(read_header(path)) == reason
-    monkeypatch.setattr("edgespec.text.llama_tokenizer.load", missing)
-    with pytest.raises(RuntimeUnavailableError, match=f"needs llama.cpp: {reason}") as caught:
+    monkeypatch.setattr("edgespec.text.choice.load", missing)
+    with pytest.raises(
+        RuntimeUnavailableError, match=f"needs llama.cpp, because {reason}; llama.cpp is not installed"
+    ) as caught:
         open_tokenizer(path)
     assert "edgespec[llama]" in (caught.value.hint or "")
 

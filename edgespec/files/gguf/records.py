@@ -241,7 +241,9 @@ class GgufHeader:
         """How the file says that answers are drawn, unchecked, by the names of Sampling (``general.sampling.*``)."""
         stated = ((name, self.metadata.get(f"general.sampling.{key}")) for key, name in _SAMPLING_KEYS.items())
         return {
-            name: value for name, value in stated if isinstance(value, int | float) and not isinstance(value, bool)
+            name: value if isinstance(value, int) else float(f"{value:.7g}")  # of float32, as it was meant
+            for name, value in stated
+            if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
     @property

@@ -23,7 +23,7 @@ INSTALL_HINT = (
     "install it with `pip install 'edgespec[llama]'`; without a prebuilt wheel this compiles for about 5 minutes"
 )
 
-# What runtimes/llama/model.py and text/tokenizer.py call; a build that lacks one of them is too old.
+# What runtimes/llama/model.py and text/llama_tokenizer.py call; a build that lacks one of them is too old.
 _NEEDED = (
     "llama_backend_init",
     "llama_print_system_info",
