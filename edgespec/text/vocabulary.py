@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from edgespec.errors import ModelFileError
-from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
+from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizer import ControlToken
 from edgespec.text.word_splits import WORD_SPLITS
 
@@ -104,7 +104,7 @@ class Vocabulary:
         if len(self.ids) != len(self.texts):
             twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
-        kinds = [int(kind) for kind in _values(header, "tokenizer.ggml.token_type")]
+        kinds = [int(kind) for kind in header.values("tokenizer.ggml.token_type")]
         self.kinds: list[int] = kinds or [Kind.NORMAL] * len(self.texts)
         bos, eos = _DEFAULT_ENDS[self.model]
         self.bos = self._token_named("bos", bos)
@@ -188,19 +188,9 @@ class Vocabulary:
 
 def strings(header: GgufHeader, key: str) -> Iterator[str]:
     """A table's texts; bytes that are not UTF-8 as ``\\xNN``."""
-    value = header.metadata.get(key, ())
-    if isinstance(value, GgufArray):
-        return value.strings()
-    return (str(text) for text in value) if isinstance(value, tuple) else iter(())
+    return map(str, header.values(key))
 
 
 def scores(header: GgufHeader) -> list[float]:
     """Of each token, the higher the likelier its piece."""
-    return [float(score) for score in _values(header, "tokenizer.ggml.scores")]
-
-
-def _values(header: GgufHeader, key: str) -> Iterator[Scalar]:
-    value = header.metadata.get(key, ())
-    if isinstance(value, GgufArray):
-        return value.values()
-    return iter(value if isinstance(value, tuple) else ())
+    return [float(score) for score in header.values("tokenizer.ggml.scores")]

@@ -186,6 +186,13 @@ class GgufHeader:
     tensors: tuple[TensorInfo, ...]
     data_offset: int
 
+    def values(self, key: str) -> Iterator[Scalar]:
+        """The elements of an array, wherever it lies; none where there is no array of that name."""
+        value = self.metadata.get(key, ())
+        if isinstance(value, GgufArray):
+            return value.values()
+        return iter(value if isinstance(value, tuple) else ())
+
     @property
     def vocabulary_size(self) -> int:
         """Tokens in the tokenizer's table."""

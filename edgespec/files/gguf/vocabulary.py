@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from edgespec.files.gguf.records import GgufArray, GgufHeader, Scalar
+from edgespec.files.gguf.records import GgufArray, GgufHeader
 
 # Tables are padded to a multiple of at most 1024 rows in the models we know (Qwen pads by 128 to 512); more than
 # that is another vocabulary.
@@ -56,7 +56,7 @@ def _texts_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
             f"the {who} has {extra} tokens more than the {shorter}, and at most {_MOST_PADDING} can be padding",
             token_id=shared,
         )
-    types = dict(enumerate(_values(longer, "tokenizer.ggml.token_type")))
+    types = dict(enumerate(longer.values("tokenizer.ggml.token_type")))
     for token, text in enumerate(islice(_texts(longer), shared, None), start=shared):
         if types.get(token) != _UNUSED and not _PADDING_TEXT.fullmatch(text):
             return VocabularyDifference(
@@ -70,7 +70,7 @@ def _types_differ(target: GgufHeader, drafter: GgufHeader) -> VocabularyDifferen
     key = "tokenizer.ggml.token_type"
     if key not in target.metadata or key not in drafter.metadata or _same_bytes(target, drafter, key):
         return None
-    for token, (left, right) in enumerate(zip(_values(target, key), _values(drafter, key), strict=False)):
+    for token, (left, right) in enumerate(zip(target.values(key), drafter.values(key), strict=False)):
         if left != right:
             text = next(islice(_texts(target), token, None))
             return _different(token, text, text, f" of type {left}", f" of type {right}")
@@ -103,13 +103,6 @@ def _texts(header: GgufHeader) -> Iterator[bytes]:
         return tokens.raw_strings()
     assert isinstance(tokens, tuple)  # read_header let nothing else through
     return (str(token).encode("utf-8") for token in tokens)
-
-
-def _values(header: GgufHeader, key: str) -> Iterator[Scalar]:
-    value = header.metadata.get(key, ())
-    if isinstance(value, GgufArray):
-        return value.values()
-    return iter(value if isinstance(value, tuple) else ())
 
 
 def _show(text: bytes) -> str:
