@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.gguf.records import GgufArray, GgufHeader
+from edgespec.files.gguf.records import GgufHeader
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -30,7 +30,7 @@ def always_kept(header: GgufHeader) -> TokenIds:
     Without them a drafter could neither end an answer nor spell what has no token. Raises ModelFileError if the file
     holds no vocabulary.
     """
-    types = np.fromiter(_token_types(header), dtype=np.int64)
+    types = np.fromiter(map(int, header.values("tokenizer.ggml.token_type")), dtype=np.int64)
     kept = set(np.flatnonzero(np.isin(types, _KEPT_TYPES)).tolist())
     for key in _NAMED_IDS:
         value = header.metadata.get(key)
@@ -38,12 +38,6 @@ def always_kept(header: GgufHeader) -> TokenIds:
         if isinstance(value, int) and 0 <= value < header.vocabulary_size:
             kept.add(int(value))
     return np.array(sorted(kept), dtype=np.int32)
-
-
-def _token_types(header: GgufHeader) -> Iterator[int]:
-    types = header.metadata.get("tokenizer.ggml.token_type", ())
-    values = types.values() if isinstance(types, GgufArray) else types if isinstance(types, tuple) else ()
-    return (int(each) for each in values)
 
 
 def rank_tokens(counts: Mapping[int, int], vocabulary_size: int) -> TokenIds:
