@@ -94,9 +94,9 @@ def _parts(done: Done) -> list[str]:
     speed = stats.decode_tokens_per_s
     parts = [_count(stats.emitted_tokens, "token") if speed is None else f"{speed:.1f} tok/s"]
     if stats.proposed:
-        if speed is not None and done.plain_tokens_per_s:
-            # A round takes no less than a plain step: what says otherwise is noise in the plain speed.
-            parts.append(_times(min(speed / done.plain_tokens_per_s, stats.tokens_per_round or 1.0)))
+        times = stats.times_plain(done.plain_tokens_per_s) if done.plain_tokens_per_s else None
+        if times is not None:
+            parts.append(_times(times))
         parts += [_guesses(done), _same_text(done)]
     if not done.sampling.greedy:
         parts.append(f"seed {done.sampling.seed}")

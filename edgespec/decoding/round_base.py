@@ -258,7 +258,8 @@ class DecodeStats:
     ``cached_tokens`` of the ``prompt_tokens`` were still in the cache. ``guessed_tokens`` of the ``emitted_tokens``
     are a drafter's; ``accepted`` may be more, since a stop string drops what its round had accepted behind it.
     ``proposed`` counts siblings too. ``ttft_s`` runs from the request to the first token, ``decode_s`` from there to
-    the last; both are None until there is such a token.
+    the last; both are None until there is such a token. ``guessing_s`` is what the ``guessing_rounds`` took, in which
+    there were guesses or a drafter was at work, and asking for guesses in the others.
     """
 
     prompt_tokens: int = 0
@@ -274,6 +275,8 @@ class DecodeStats:
     verify_s: float = 0.0
     ttft_s: float | None = None
     decode_s: float | None = None
+    guessing_s: float = 0.0
+    guessing_rounds: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     rounds_by_source: Counter[str] = field(default_factory=Counter)
 
@@ -286,6 +289,11 @@ class DecodeStats:
         self.invalid_proposals += record.invalid
         self.draft_s += record.draft_s
         self.verify_s += record.verify_s
+        if record.width > 1 or record.overlapped:
+            self.guessing_s += record.round_s
+            self.guessing_rounds += 1
+        else:
+            self.guessing_s += record.draft_s
         if record.proposed:
             self.accepted_lengths[record.accepted] += 1
         if record.source is not None:
@@ -303,6 +311,19 @@ class DecodeStats:
     @property
     def decode_tokens_per_s(self) -> float | None:
         return (self.emitted_tokens - 1) / self.decode_s if self.decode_s and self.emitted_tokens > 1 else None
+
+    def times_plain(self, plain_tokens_per_s: float) -> float | None:
+        """How many times as fast as without guesses the answer was decoded; None without a decoded token.
+
+        Rounds without guesses would have taken what they took. What disturbed them is no cost of guessing.
+        A round takes no less than a plain step, so the result is at most ``tokens_per_round``: what says otherwise is
+        noise in the plain speed.
+        """
+        if not self.decode_s or self.tokens_per_round is None:
+            return None
+        guessing_tokens = self.emitted_tokens - 1 - (self.rounds - self.guessing_rounds)
+        without_s = self.decode_s - self.guessing_s + guessing_tokens / plain_tokens_per_s
+        return min(without_s / self.decode_s, self.tokens_per_round)
 
     @property
     def target_idle_s(self) -> float | None:

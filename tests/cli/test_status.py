@@ -63,6 +63,8 @@ def drafted(**changed: Any) -> DecodeStats:
         "verify_s": 4.2666,
         "ttft_s": 0.36049,
         "decode_s": 5.0,
+        "guessing_s": changed.get("decode_s", 5.0) or 0.0,
+        "guessing_rounds": changed.get("rounds", 69),
         "accepted_lengths": Counter({0: 7, 1: 20, 2: 34}),
         "rounds_by_source": Counter({"lookup": 9, "model": 52}),
     }
@@ -143,6 +145,15 @@ def test_an_answer_is_no_faster_than_its_tokens_a_round() -> None:
     useless = drafted(accepted=0, guessed_tokens=0, rounds=157)
     assert "as fast as without" in line(done(useless, plain_tokens_per_s=15.7))
     assert "0.80x the speed without" in line(done(useless, plain_tokens_per_s=39.25))
+
+
+def test_what_disturbed_rounds_without_guesses_is_no_cost_of_guessing() -> None:
+    """One round of 10 tokens took 0.1 s; 148 others 4.9 s, more than plain decoding takes for them."""
+    stats = drafted(rounds=149, guessing_rounds=1, guessing_s=0.1)
+    assert stats.times_plain(100.0) == pytest.approx((4.9 + 9 / 100) / 5.0)
+    assert stats.times_plain(2.0) == stats.tokens_per_round
+    assert drafted(decode_s=None).times_plain(20.0) is None
+    assert drafted(rounds=0, guessing_rounds=0).times_plain(20.0) is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -195,3 +196,15 @@ def test_a_record_counts_what_lies_beside_as_proposed() -> None:
     stats = DecodeStats()
     stats.add_round(record)
     assert (record.depth, stats.proposed) == (1, 4)
+
+
+def test_what_guessing_took() -> None:
+    """Rounds with guesses, or beside a drafter at work, whole; of the others only asking for guesses."""
+    plain = RoundRecord(
+        width=1, context_length=9, proposed=0, evaluated=0, accepted=0, invalid=0, emitted=1, source=None,
+        draft_s=0.01, sync_s=0.0, verify_s=0.2, round_s=0.22,
+    )  # fmt: skip
+    stats = DecodeStats()
+    for record in (plain, replace(plain, width=3, round_s=0.5), replace(plain, overlapped=True, round_s=0.3)):
+        stats.add_round(record)
+    assert (stats.guessing_s, stats.guessing_rounds) == (pytest.approx(0.01 + 0.5 + 0.3), 2)
