@@ -1,0 +1,45 @@
+"""An application made with PyInstaller carries edgespec: the hook that the package brings finds all it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from edgespec import Engine
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+# What is installed for developing and no application needs.
+LEFT_OUT = ("gguf", "llama_cpp", "matplotlib", "onnx", "onnxruntime", "pytest")
+
+
+def test_the_embedding_example_runs_as_a_frozen_application(tmp_path: Path) -> None:
+    (hooks,) = entry_points(group="pyinstaller40", name="hook-dirs").select(module="edgespec.__pyinstaller")
+    (directory,) = hooks.load()()
+    assert (Path(directory) / "hook-edgespec.py").is_file()
+    with Engine.load("smollm2-135m", draft="none", download=True):
+        pass  # the application finds it in the store
+    without = [part for name in LEFT_OUT for part in ("--exclude-module", name)]
+    folders = ["--distpath", tmp_path / "dist", "--workpath", tmp_path / "work", "--specpath", tmp_path]
+    built = subprocess.run(
+        [sys.executable, "-m", "PyInstaller", "--log-level", "WARN", *without, *folders, ROOT / "examples/embed.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    # Nothing of this environment: the application stands on its own.
+    alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [tmp_path / "dist" / "embed" / "embed"], capture_output=True, text=True, cwd=tmp_path, env=alone, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped: cancelled" in done.stdout
+    (library,) = (tmp_path / "dist").rglob("*edgespec_kernels*")
+    assert library.stat().st_size > 0
