@@ -27,7 +27,7 @@ def stream(engine: Engine) -> None:
 def cancel_from_another_thread(engine: Engine) -> None:
     """What a stop button does."""
     with engine.session() as session:
-        threading.Timer(1.5, session.cancel).start()
+        threading.Timer(0.5, session.cancel).start()
         for event in session.generate("Write a long story about a fox and a bear.", max_tokens=1500):
             if isinstance(event, Done):
                 print(f"stopped: {event.finish_reason}, {event.stats.emitted_tokens} tokens were written")
