@@ -25,11 +25,13 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.output import print_json
 from edgespec.cli.status import EXACTNESS_WORDS
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.plan import Plan, PlannedDrafter
 from edgespec.planning.choice.ranking import explain as explained
+from edgespec.runtimes.llama import library as llama_library
+from edgespec.runtimes.llama.library import INSTALL_HINT
 
 _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
@@ -81,6 +83,16 @@ def plan(
         _print_list("why", engine.plan.reasons)
         if explain:
             _print_list("considered", ["nothing yet: not measured"] if ranking is None else explained(ranking))
+            _print_list("missing", _missing())
+
+
+def _missing() -> list[str]:
+    """What an extra that is not installed would add to the ways that were considered."""
+    try:
+        llama_library.load()
+    except RuntimeUnavailableError as error:
+        return [f"{error.message}: it would add GPUs, and the faster of the two runtimes would run; {INSTALL_HINT}"]
+    return []
 
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:

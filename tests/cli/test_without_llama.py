@@ -20,6 +20,7 @@ CODE = (
     "for name in ('llama_cpp', 'gguf', 'onnx', 'onnxruntime', 'matplotlib'): sys.modules[name] = None\n"
     "from edgespec.cli import main; main()"
 )
+ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Run:
         return subprocess.run(
             [sys.executable, "-c", CODE, *map(str, arguments)],
             input=stdin,
-            env={"EDGESPEC_HOME": str(tmp_path / "home"), "PATH": "/nonexistent"},
+            env={"EDGESPEC_HOME": str(tmp_path / "home"), "PATH": "/nonexistent", "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
@@ -54,6 +55,14 @@ def test_commands_work(run: Run, tiny: TinyModels, command: str) -> None:
     done = run(command, *models)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_plan_says_what_the_extra_would_add(run: Run, tiny: TinyModels) -> None:
+    done = run("plan", "--explain", "--target", tiny.target)
+    (missing,) = (line for line in done.stdout.splitlines() if line.startswith("missing"))
+    assert "llama.cpp is not installed: it would add GPUs" in missing
+    assert "pip install 'edgespec[llama]'" in missing
+    assert "llama.cpp" not in run("plan", "--target", tiny.target).stdout
 
 
 def test_a_chat_answers(run: Run, tiny: TinyModels) -> None:
