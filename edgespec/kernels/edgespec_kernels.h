@@ -16,7 +16,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 7
+#define ES_ABI 8
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_DRAWN = 8 };
@@ -212,6 +212,8 @@ ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32
 ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
 ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
+/* For tests: the cosine and the sine of each angle, [count][2]. */
+ES_EXPORT void es_turns(const double *angles, int64_t count, float *y);
 /* For tests: quantised activations, a struct activation_block for each 32 of x. */
 ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
 /* For tests: attention of `queries` heads, each [head_length]; query i sees positions seen[i][0] .. seen[i][1] - 1 of

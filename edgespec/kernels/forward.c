@@ -1,8 +1,8 @@
 /* A whole model's forward: every thread runs forward_on, doing its share of each step, with barriers between. */
-#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "angle.h"
 #include "forward_step.h"
 #include "multiply.h"
 
@@ -13,11 +13,8 @@ static void turn(const struct step *step, size_t row)
     for (size_t table = 0; table < (size_t)model->rope_tables; table++) {
         const double *frequencies = model->rope_frequencies + table * pairs;
         float *rotation = rotation_of(step, table, row);
-        for (size_t i = 0; i < pairs; i++) {
-            double angle = (double)position_of(step->forward, row) * frequencies[i];
-            rotation[2 * i] = (float)cos(angle);
-            rotation[2 * i + 1] = (float)sin(angle);
-        }
+        for (size_t i = 0; i < pairs; i++)
+            turn_of((double)position_of(step->forward, row) * frequencies[i], rotation + 2 * i);
     }
 }
 

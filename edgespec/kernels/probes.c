@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "angle.h"
 #include "float_mode.h"
 #include "level.h"
 
@@ -37,6 +38,14 @@ int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, i
 int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t number)
 {
     ON_LEVEL(quantise(x, (size_t)length / BLOCK, (struct activation_block *)(void *)blocks, 1));
+}
+
+void es_turns(const double *angles, int64_t count, float *y)
+{
+    unsigned mode = float_mode_set();
+    for (int64_t i = 0; i < count; i++)
+        turn_of(angles[i], y + 2 * i);
+    float_mode_restore(mode);
 }
 
 int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,

@@ -187,6 +187,23 @@ static void compare_rows(void)
     }
 }
 
+/* No level computes these: they are compared with those of other processors, in the digest. */
+static void compare_turns(void)
+{
+    enum { ANGLES = 20000 };
+    static double angles[ANGLES];
+    static float found[ANGLES][2];
+    double frequency = 1.0;
+    for (int i = 0; i < ANGLES; i++) {
+        angles[i] = (double)(i * 6569 % 131072) * frequency;
+        frequency = i % 64 == 63 ? 1.0 : frequency * 0.8659643233600653; /* 10000^(-1/64) */
+    }
+    for (int i = 0; i < 64; i++)
+        angles[i] = ldexp(1.0 + draw() * 0.5, 16 * i); /* up to the largest */
+    es_turns(angles, ANGLES, found[0]);
+    expect("turns", 0, ES_OK, found, found, sizeof found);
+}
+
 static void compare_attention(void)
 {
     enum { POSITIONS = 600, LONGEST = 128, QUERIES = 7 };
@@ -342,6 +359,7 @@ int main(int argc, char **argv)
         compare_products();
         compare_coarse();
         compare_rows();
+        compare_turns();
         compare_attention();
         compare_draws(draws);
         compare_models();

@@ -137,6 +137,14 @@ def multiply(library: NativeLibrary, level: str, weights: Weights, x: Floats, bi
     return y
 
 
+def turns(library: NativeLibrary, angles: NDArray[np.float64]) -> Floats:
+    """Cosines and sines: float32, of the shape of ``angles`` with a last axis of 2."""
+    y = np.empty((*angles.shape, 2), dtype=np.float32)
+    angles = np.ascontiguousarray(angles)
+    library.api.es_turns(angles.ctypes.data, angles.size, y.ctypes.data)
+    return y
+
+
 def quantise(library: NativeLibrary, level: str, x: Floats) -> NDArray[Any]:
     """Activation blocks of one row: ACTIVATIONS of shape (len(x) / 32,)."""
     blocks = np.zeros(len(x) // 32, dtype=ACTIVATIONS)

@@ -23,7 +23,7 @@ LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
 NOTE_NAME = "not_built.txt"
 INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
 
-ABI = 7
+ABI = 8
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
 MOST_THREADS = 8192  # the most processors that Linux is built for
 PORTABLE = "portable"
@@ -182,6 +182,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_geglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_dequantise": (c_int32, (c_int64, _BYTES, c_int64, _FLOATS)),
+    "es_turns": (None, (c_void_p, c_int64, _FLOATS)),
     "es_quantise": (c_int32, (_FLOATS, c_int64, _BYTES, c_int32)),
 }
 

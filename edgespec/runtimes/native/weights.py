@@ -7,6 +7,7 @@ what a model computes with of such weights: all layers or some, the whole head o
 from __future__ import annotations
 
 import ctypes
+import decimal
 import functools
 import hashlib
 import json
@@ -150,14 +151,12 @@ class NativeWeights:
 
     def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
         """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
-        exponents = np.arange(0, layout.rope_length, 2, dtype=np.float64) / layout.rope_length
         factors = None if rope.factors is None else _read_floats(self._file, rope.factors).astype(np.float64)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("rope factors must be finite and positive")
-        try:
-            frequencies = np.array([rope.base**-exponent for exponent in exponents.tolist()])
-        except OverflowError:
-            frequencies = np.full(len(exponents), np.inf)
+        frequencies = np.array(
+            [_power(rope.base, -pair, layout.rope_length) for pair in range(0, layout.rope_length, 2)]
+        )
         with np.errstate(over="ignore"):
             frequencies /= rope.scale
             if factors is not None:
@@ -368,6 +367,20 @@ def _relaid_bytes(library: NativeLibrary, weight: WeightTensor, rows: int | None
     needed = int(library.api.es_relaid_bytes(weight.type_number, count, weight.columns))
     assert needed > 0 or count == 0, weight  # the layout let only types and shapes through that have one
     return -(-needed // _LINE_BYTES) * _LINE_BYTES
+
+
+# More than twice the digits of a double, so that what is rounded to one is the nearest; as the calling thread's own
+# context is not.
+_DECIMAL = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN, traps=[])
+
+
+def _power(base: float, over: int, under: int) -> float:
+    """``base ** (over / under)`` as the nearest double, or infinity.
+
+    In decimal, whose digits are the same everywhere: powers of C libraries differ in the last bit.
+    """
+    context = _DECIMAL.copy()
+    return float(context.power(decimal.Decimal(base), context.divide(decimal.Decimal(over), decimal.Decimal(under))))
 
 
 def _read_floats(file: mmap.mmap, tensor: TensorInfo) -> NDArray[np.float32]:
