@@ -1,13 +1,21 @@
-"""Compiles the kernels while edgespec is being built or installed, also in place for an editable installation.
+"""Puts the kernels' library into a wheel while edgespec is built or installed; in place for an editable installation.
 
 A wheel with the library fits every Python of its platform, since the library knows nothing of Python. Where it does
-not compile the wheel is a pure one with a note in it, and everything but the native runtime works.
+not compile the wheel is a pure one with a note in it, and everything but the native runtime works. The sources are
+only read, but for an editable installation, whose library lies beside them.
+
+scripts/build_wheels.py compiles for other systems, and says here what to put in:
+
+    EDGESPEC_WHEEL_LIBRARY=FILE   take this library, compile nothing
+    EDGESPEC_WHEEL_PLATFORM=TAG   of the wheel with it
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sysconfig
+import os
+import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,31 +24,49 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]
-    """Runs before a wheel, editable or not, is put together."""
+    """Runs before a wheel, editable or not, is put together, and after."""
 
     PLUGIN_NAME = "custom"
+    _place: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
         kernels = Path(self.root) / "edgespec" / "kernels"
-        compiling = _load(kernels / "compile.py")
-        reason = compiling.build_in_place()
-        name = compiling.LIBRARY_NAME if reason is None else compiling.NOTE_NAME
-        # Made by the build and ignored by git, so nothing else would take it along.
-        build_data["artifacts"].append(f"/edgespec/kernels/{name}")
-        if reason is None:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform}"
+        compiling, binaries = _load(kernels / "compile.py"), _load(kernels / "binary.py")
+        given = os.environ.get("EDGESPEC_WHEEL_LIBRARY")
+        reason: str | None = None
+        if version == "editable":
+            reason = compiling.build_in_place()
+            library = kernels / compiling.LIBRARY_NAME
+        elif given:
+            library = Path(given)
         else:
+            self._place = tempfile.TemporaryDirectory()
+            reason = compiling.build(Path(self._place.name))
+            library = Path(self._place.name, compiling.LIBRARY_NAME)
+        made = library if reason is None else library.with_name(compiling.NOTE_NAME)
+        if version != "editable" and made.is_file():
+            build_data["force_include"][str(made)] = f"edgespec/kernels/{made.name}"
+        if reason is not None:
             self.app.display_warning(f"edgespec is built without its native runtime: {reason}")
+            return
+        binary = binaries.read_binary(library) or binaries.this_process()
+        tag = os.environ.get("EDGESPEC_WHEEL_PLATFORM") or binaries.platform_tag(binary)
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{tag}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._place is not None:
+            self._place.cleanup()
 
 
 def _load(path: Path) -> ModuleType:
     """The module at ``path``; the package around it may lack what it needs to be imported."""
-    spec = importlib.util.spec_from_file_location("edgespec_kernels_compile", path)
+    name = f"edgespec_kernels_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018 (a path of ours)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look themselves up
     spec.loader.exec_module(module)
     return module

@@ -18,7 +18,13 @@ static const uint64_t two_over_pi[20] = {
     0x7527bac7ebe5f17bu, 0x3d0739f78a5292eau, 0x6bfb5fb11f8d5d08u, 0x56033046fc7b6babu,
 };
 
-__extension__ typedef unsigned __int128 angle_product;
+/* The upper half of a product; 32-bit compilers have no type for all of it. */
+static inline uint64_t upper_product(uint64_t a, uint64_t b)
+{
+    uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
+    uint64_t middle = a_high * b_low + (a_low * b_low >> 32);
+    return a_high * b_high + (middle >> 32) + (a_low * b_high + (uint32_t)middle >> 32);
+}
 
 /* Which quarter of a turn is nearest, and what is left of the angle, at most pi / 4 to either side. For a finite angle
  * from pi / 4 on. */
@@ -36,10 +42,10 @@ static inline unsigned nearest_quarter(double angle, double *rest)
         int into = first % 64;
         digits[i] = into ? from[0] << into | from[1] >> (64 - into) : from[0];
     }
-    angle_product low = (angle_product)whole * digits[2], middle = (angle_product)whole * digits[1] + (low >> 64);
-    uint64_t high = whole * digits[0] + (uint64_t)(middle >> 64);
+    uint64_t low = whole * digits[2], carried = upper_product(whole, digits[2]), middle = whole * digits[1] + carried;
+    uint64_t high = whole * digits[0] + upper_product(whole, digits[1]) + (middle < carried);
     /* The product has 190 digits behind the point; two stand before it. */
-    uint64_t fraction = high << 2 | (uint64_t)middle >> 62, finer = (uint64_t)middle << 2 | (uint64_t)low >> 62;
+    uint64_t fraction = high << 2 | middle >> 62, finer = middle << 2 | low >> 62;
     double quarters = (double)(int64_t)fraction * 0x1p-64 + (double)finer * 0x1p-128;
     *rest = quarters * 0x1.921fb54442d18p+0;
     return (unsigned)(high >> 62) + (unsigned)(fraction >> 63);

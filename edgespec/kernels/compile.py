@@ -6,6 +6,8 @@ A machine without a working C compiler gets a note instead of a library, and edg
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import platform
 import shlex
@@ -18,7 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LIBRARY_NAME = f"libedgespec_kernels{'.dylib' if sys.platform == 'darwin' else '.so'}"
+LIBRARY_NAMES = {
+    "linux": "libedgespec_kernels.so",
+    "darwin": "libedgespec_kernels.dylib",
+    "win32": "libedgespec_kernels.dll",
+}
+LIBRARY_NAME = LIBRARY_NAMES.get(sys.platform, LIBRARY_NAMES["linux"])
 NOTE_NAME = "not_built.txt"
 
 # clang first: on these kernels version 19 was 4 to 16 % faster than GCC 12.
@@ -26,8 +33,6 @@ _COMPILERS = ("clang", "cc", "gcc")
 _FLAGS = (
     "-std=c11",
     "-O3",
-    "-fPIC",
-    "-pthread",
     "-fvisibility=hidden",
     # The kernels promise bits: a product is rounded before it is added unless the source says fma.
     "-ffp-contract=off",
@@ -38,16 +43,23 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
 )
+# Windows has threads of its own, all of its code can be moved, and its functions of math are in its C library.
+_POSIX_FLAGS, _POSIX_LIBRARIES = ("-fPIC", "-pthread"), ("-lm",)
 # Each level's file, the processors it is for, its flags, and the macro that tells the others it is there.
-_X86, _ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
+_X86, _ARM = ("x86_64", "AMD64", "amd64"), ("aarch64", "arm64", "ARM64")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
-_LEVELS = (
+_DOT_PRODUCTS = "-march=armv8.2-a+dotprod"
+_LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
     ("level_avx2.c", _X86, _AVX2, "EDGESPEC_HAS_AVX2"),
     ("level_avx_vnni.c", _X86, (*_AVX2, "-mavxvnni"), "EDGESPEC_HAS_AVX_VNNI"),
     ("level_avx512_vnni.c", _X86, (*_AVX2, *_AVX512), "EDGESPEC_HAS_AVX512_VNNI"),
-    ("level_neon_dotprod.c", _ARM, ("-march=armv8.2-a+dotprod",), "EDGESPEC_HAS_NEON_DOTPROD"),
+    ("level_neon_dotprod.c", _ARM, (_DOT_PRODUCTS,), "EDGESPEC_HAS_NEON_DOTPROD"),
 )
+# zig's compiler is clang, and refuses features in -march.
+_FOR_ZIG = {_DOT_PRODUCTS: "-mcpu=generic+v8_2a+dotprod"}
+# What is built for macOS runs on the first one for ARM, if MACOSX_DEPLOYMENT_TARGET says nothing.
+_LEAST_MACOS = "-mmacosx-version-min=11.0"
 _LONGEST_SAID = 300  # characters of a compiler's message
 _COMPILE_S = 300.0  # one file takes a second or two; this is a compiler that hangs
 
@@ -57,26 +69,53 @@ class CompileError(Exception):
 
 
 def compile_library(
-    output: Path, *, compiler: str | None = None, machine: str | None = None, extra_flags: Sequence[str] = ()
+    output: Path,
+    *,
+    compiler: str | None = None,
+    system: str | None = None,
+    machine: str | None = None,
+    extra_flags: Sequence[str] = (),
 ) -> None:
     """Compile the sources beside this file and put the library at ``output``, all at once or not at all.
 
-    ``compiler`` is a command, by default what CC says, else the first found; ``machine`` is what it compiles for, by
-    default this one. A level that the compiler is too old for is left out. Raises CompileError.
+    ``compiler`` is a command, by default what CC says, else the first found. ``system``, as in ``sys.platform``, and
+    ``machine`` are what it compiles for, by default this system and what the compiler says; on macOS what ARCHFLAGS
+    says, all of it in one library. A level that the compiler is too old for is left out. Raises CompileError.
     """
-    command = _find_compiler(compiler)
-    flags = [*_FLAGS, *extra_flags]
-    levels = {name: (machines, own, macro) for name, machines, own, macro in _LEVELS}
-    with (
-        tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name,
-        ThreadPoolExecutor(max_workers=os.cpu_count()) as pool,
-    ):
+    command, system = _find_compiler(compiler), system or sys.platform
+    is_zig = Path(command[0]).stem == "zig" or "ziglang" in command
+    flags = [*_FLAGS, *(() if system == "win32" else _POSIX_FLAGS), *extra_flags]
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name:
         place = Path(name)
+        if system != "darwin" or is_zig:
+            library = _compile_for(machine or _machine_of(command), command, flags, system, is_zig, place)
+        else:
+            machines = [machine] if machine else _architectures()
+            oldest = [] if os.environ.get("MACOSX_DEPLOYMENT_TARGET") else [_LEAST_MACOS]
+            library = _joined(
+                [
+                    _compile_for(each, command, [*flags, "-arch", each, *oldest], system, is_zig, _made(place / each))
+                    for each in machines
+                ],
+                place,
+            )
+        library.replace(output)  # a process that has the old one open keeps it
+
+
+def _compile_for(
+    machine: str, command: Sequence[str], common: Sequence[str], system: str, is_zig: bool, place: Path
+) -> Path:
+    """The library for one processor, somewhere in ``place``."""
+    flags = list(common)
+    levels = {name: (machines, own, macro) for name, machines, own, macro in _LEVELS}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         begun: list[tuple[str, Future[Path]]] = []
         for source in sorted(FOLDER.glob("level_*.c")):
             machines, own, macro = levels.get(source.name, ((), (), ""))
-            if not macro or (machine or platform.machine()) in machines:
-                begun.append((macro, pool.submit(_compile, command, [*flags, *own], source, place)))
+            if is_zig:
+                own = tuple(_FOR_ZIG.get(flag, flag) for flag in own)
+            if not macro or machine in machines:
+                begun.append((macro, pool.submit(_compile, command, [*common, *own], source, place)))
         objects: list[Path] = []
         for macro, level in begun:
             try:
@@ -89,31 +128,68 @@ def compile_library(
                 flags.append(f"-D{macro}")
         others = sorted(set(FOLDER.glob("*.c")) - set(FOLDER.glob("level_*.c")))
         objects += pool.map(lambda source: _compile(command, flags, source, place), others)
-        library = place / output.name
-        _run([*command, *flags, "-shared", "-o", os.fspath(library), *map(os.fspath, objects), "-lm"])
-        library.replace(output)  # a process that has the old one open keeps it
+    library = place / LIBRARY_NAMES.get(system, LIBRARY_NAMES["linux"])
+    libraries = () if system == "win32" else _POSIX_LIBRARIES
+    _run([*command, *flags, "-shared", "-o", os.fspath(library), *map(os.fspath, objects), *libraries])
+    return library
+
+
+def _machine_of(command: Sequence[str]) -> str:
+    """The processor that it compiles for, which may be another one than this: CC=aarch64-linux-gnu-gcc."""
+    try:
+        said = _run([*command, "-dumpmachine"])
+    except CompileError:
+        return platform.machine()  # an unusual one; if it does not run at all, compiling says so
+    return said.partition("-")[0].strip() or platform.machine()
+
+
+def _architectures() -> list[str]:
+    """What ARCHFLAGS asks for ("-arch arm64 -arch x86_64"), as for every extension on macOS; else this process's."""
+    words = shlex.split(os.environ.get("ARCHFLAGS", ""))
+    asked = [value for flag, value in itertools.pairwise(words) if flag == "-arch"]
+    return list(dict.fromkeys(asked)) or [platform.machine()]
+
+
+def _joined(libraries: Sequence[Path], place: Path) -> Path:
+    if len(libraries) == 1:
+        return libraries[0]
+    joined = place / libraries[0].name
+    _run(["lipo", "-create", *map(os.fspath, libraries), "-output", os.fspath(joined)])
+    return joined
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def build_in_place(extra_flags: Sequence[str] = ()) -> str | None:
     """Put the library, or a note with the reason why there is none, beside this file; returns the reason."""
-    library, note = FOLDER / LIBRARY_NAME, FOLDER / NOTE_NAME
+    return build(FOLDER, extra_flags)
+
+
+def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
+    """Put the library, or a note with the reason why there is none, into ``folder``; returns the reason.
+
+    Where the folder cannot be written there is no note either. Never raises.
+    """
+    library, note = folder / LIBRARY_NAME, folder / NOTE_NAME
     try:
         compile_library(library, extra_flags=extra_flags)
+        note.unlink(missing_ok=True)
     except (CompileError, OSError) as error:
         reason = str(error)
-        library.unlink(missing_ok=True)  # an older one would not fit the newer sources beside it
-        note.write_text(f"{reason}\n", encoding="utf-8")
+        with contextlib.suppress(OSError):
+            library.unlink(missing_ok=True)  # an older one would not fit the newer sources beside it
+            note.write_text(f"{reason}\n", encoding="utf-8")
         return reason
-    note.unlink(missing_ok=True)
     return None
 
 
 def _find_compiler(compiler: str | None) -> list[str]:
-    if sys.platform == "win32":
-        raise CompileError("the kernels use POSIX threads and are not built on Windows yet")
     chosen = compiler or os.environ.get("CC", "")
     if chosen:
-        return shlex.split(chosen)
+        return shlex.split(chosen, posix=os.name != "nt")
     for name in _COMPILERS:
         if shutil.which(name):
             return [name]
@@ -126,7 +202,8 @@ def _compile(command: Sequence[str], flags: Sequence[str], source: Path, place: 
     return made
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
+    """What it prints. Raises CompileError."""
     try:
         done = subprocess.run(
             command,
@@ -142,6 +219,7 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         said = " ".join(done.stderr.split())[:_LONGEST_SAID] or f"it ended with code {done.returncode}"
         raise CompileError(f"the C compiler {command[0]!r} failed: {said}")
+    return done.stdout
 
 
 if __name__ == "__main__":

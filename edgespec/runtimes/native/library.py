@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
@@ -19,9 +21,10 @@ from edgespec.errors import RuntimeUnavailableError
 from edgespec.interfaces.drawing import MOST_DRAWN
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
-LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib")
+# Of Linux and others, macOS, Windows; kernels/compile.py names them.
+LIBRARY_NAMES = ("libedgespec_kernels.so", "libedgespec_kernels.dylib", "libedgespec_kernels.dll")
 NOTE_NAME = "not_built.txt"
-INSTALL_HINT = "install a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install) and install edgespec again"
+_COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
 ABI = 8
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE = range(5)
@@ -228,7 +231,26 @@ def _load() -> NativeLibrary:
         reason = (KERNELS / NOTE_NAME).read_text(encoding="utf-8").strip()
     except OSError:
         reason = "its library was not built"
-    raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=INSTALL_HINT)
+        if _has_sources() and not os.access(KERNELS, os.W_OK):
+            reason += f", and {KERNELS} cannot be written"
+    raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=install_hint())
+
+
+def _has_sources() -> bool:
+    """Whether this is a checkout, where an installation compiles; a wheel has no sources."""
+    return any(KERNELS.glob("level_*.c"))
+
+
+def install_hint() -> str:
+    """What gives this installation a library of kernels that fits."""
+    from edgespec.kernels.binary import this_process  # only where something is wrong
+
+    if _has_sources():
+        return f"install {_COMPILER} and install edgespec again"
+    return (
+        f"install the wheel for {this_process()}, or {_COMPILER} and edgespec from its sources "
+        "(pip install --force-reinstall --no-cache-dir --no-binary edgespec ...)"
+    )
 
 
 def load_from(path: Path) -> NativeLibrary:
@@ -237,12 +259,10 @@ def load_from(path: Path) -> NativeLibrary:
         calls: Any = _Calls(path)
         abi = int(calls.es_abi())
     except (OSError, AttributeError) as error:
-        raise RuntimeUnavailableError(
-            f"the native runtime's library does not load: {error}", hint=INSTALL_HINT
-        ) from error
+        raise RuntimeUnavailableError(_why_unloadable(path, error), hint=install_hint()) from error
     if abi != ABI:
         raise RuntimeUnavailableError(
-            f"the native runtime's library has interface {abi} and edgespec needs {ABI}", hint=INSTALL_HINT
+            f"the native runtime's library has interface {abi} and edgespec needs {ABI}", hint=install_hint()
         )
     wanted = [name for name, number in LEVELS.items() if calls.es_level_runs(number)]
     built = [name for name in wanted if calls.es_level_name(LEVELS[name])]
@@ -252,7 +272,18 @@ def load_from(path: Path) -> NativeLibrary:
     return NativeLibrary(api=calls, build=f"{ABI}+{digest[:12]}", levels=levels, left_out=left_out)
 
 
-_NOT_BUILT = "the C compiler could not build it; with a newer one, install edgespec again"
+def _why_unloadable(path: Path, error: Exception) -> str:
+    from edgespec.kernels.binary import read_binary, this_process
+
+    here, found = this_process(), None
+    with contextlib.suppress(OSError):
+        found = read_binary(path)
+    if found is not None and not found.runs(here):
+        return f"the native runtime's library is for {found}, and this is {here}"
+    return f"the native runtime's library does not load: {error}"
+
+
+_NOT_BUILT = "the C compiler could not build it; with a newer one, install edgespec again from its sources"
 _UNSOUND = "it does not compute here what portable C does"
 
 # Number in GGUF, columns of a block, its bytes, and where halves stand that may not be just anything: scales, what

@@ -1,0 +1,213 @@
+"""Wheels as an installation builds them: what is in them, how they are called, what is missing where that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import RuntimeUnavailableError
+from edgespec.kernels import compile as compiling
+from edgespec.runtimes.native import library as native_library
+from tests.support.binaries import elf, mach_o
+
+CHECKOUT = compiling.FOLDER.parents[1]
+posix = pytest.mark.skipif(os.name == "nt", reason="the compilers of these tests are shell scripts")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout as small as a wheel of it can be."""
+    tree = tmp_path / "tree"
+    kernels = tree / "edgespec" / "kernels"
+    kernels.mkdir(parents=True)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "edgespec/__init__.py"):
+        shutil.copy(CHECKOUT / name, tree / name)
+    for source in compiling.FOLDER.iterdir():
+        if source.suffix in {".c", ".h", ".py"}:
+            shutil.copy(source, kernels)
+    return tree
+
+
+def compiler(folder: Path, content: bytes) -> str:
+    """One that makes a library of those bytes, whatever it is asked for, and notes what that was."""
+    made, script = folder / "made", folder / "cc"
+    made.write_bytes(content)
+    script.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >>{folder}/asked\n'
+        'while [ $# -gt 0 ]; do case "$1" in -o|-output) out="$2"; shift;; esac; shift; done\n'
+        f'if [ "$out" ]; then cp {made} "$out"; else echo aarch64-linux-gnu; fi\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def build(tree: Path, **environment: str) -> tuple[Path, str]:
+    """The wheel that comes of it, and what is said meanwhile."""
+    out = tree.parent / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=tree,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = out.glob("*.whl")
+    return wheel, done.stdout + done.stderr
+
+
+def kernels_in(wheel: Path) -> set[str]:
+    """What a wheel has of the kernels that is not Python."""
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+    return {name for name in names if name.startswith("edgespec/kernels/") and not name.endswith(".py")}
+
+
+@posix
+@pytest.mark.parametrize(
+    ("content", "tag"), [(elf(183), "linux_aarch64"), (mach_o(0x0100000C, (12, 3)), "macosx_12_0_arm64")]
+)
+def test_a_wheels_tag_is_what_its_library_is_for(tree: Path, content: bytes, tag: str) -> None:
+    wheel, _ = build(tree, CC=compiler(tree.parent, content))
+    assert wheel.name.endswith(f"-py3-none-{tag}.whl")
+    assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.LIBRARY_NAME}"}
+    assert not (tree / "edgespec" / "kernels" / compiling.LIBRARY_NAME).exists()  # sources are only read
+
+
+@posix
+def test_a_cross_compilers_levels_are_those_of_what_it_compiles_for(tree: Path) -> None:
+    build(tree, CC=compiler(tree.parent, elf(183)))
+    asked = (tree.parent / "asked").read_text(encoding="utf-8")
+    assert "level_neon_dotprod.c" in asked
+    assert "level_avx2.c" not in asked
+
+
+@posix
+def test_a_wheel_is_built_of_sources_that_cannot_be_written(tree: Path) -> None:
+    for path in sorted(tree.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(tree.rglob("*"))
+    wheel, _ = build(tree, CC=compiler(tree.parent, elf(62)))
+    assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.LIBRARY_NAME}"}
+    assert sorted(tree.rglob("*")) == before
+    for path in tree.rglob("*"):
+        path.chmod(0o755)
+
+
+def test_a_build_in_a_place_that_cannot_be_written_gives_the_reason(tmp_path: Path) -> None:
+    """As an editable installation of a read-only checkout, which then succeeds without the library."""
+    reason = compiling.build(tmp_path / "there is no such folder")
+    assert reason is not None
+    assert "there is no such folder" in reason
+
+
+@posix
+def test_without_a_compiler_the_wheel_is_pure_and_says_why(tree: Path) -> None:
+    wheel, said = build(tree, CC="/nonexistent/cc")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert kernels_in(wheel) == {f"edgespec/kernels/{compiling.NOTE_NAME}"}
+    assert "without its native runtime" in said
+    with zipfile.ZipFile(wheel) as file:
+        assert "/nonexistent/cc" in file.read(f"edgespec/kernels/{compiling.NOTE_NAME}").decode()
+
+
+def test_a_library_that_was_compiled_before_is_packed_as_it_is(tree: Path, tmp_path: Path) -> None:
+    """scripts/build_wheels.py compiles for other systems."""
+    library = tmp_path / "libedgespec_kernels.dll"
+    library.write_bytes(b"of Windows")
+    wheel, _ = build(tree, EDGESPEC_WHEEL_LIBRARY=str(library), EDGESPEC_WHEEL_PLATFORM="win_arm64", CC="/bin/false")
+    assert wheel.name.endswith("-py3-none-win_arm64.whl")
+    assert kernels_in(wheel) == {"edgespec/kernels/libedgespec_kernels.dll"}
+
+
+# ---------------------------------------------------------------------------------------------- for macOS
+
+
+@posix
+@pytest.mark.parametrize(
+    ("environment", "asked", "oldest"),
+    [
+        ({"ARCHFLAGS": "-arch x86_64"}, ["x86_64"], True),
+        ({"ARCHFLAGS": "-arch arm64 -arch x86_64", "MACOSX_DEPLOYMENT_TARGET": "12.3"}, ["arm64", "x86_64"], False),
+        ({"ARCHFLAGS": ""}, [compiling.platform.machine()], True),
+    ],
+)
+def test_macos_libraries_are_for_the_processors_that_archflags_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asked: list[str], oldest: bool
+) -> None:
+    monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    command = compiler(tmp_path, b"library")
+    (tmp_path / "lipo").symlink_to(command)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    compiling.compile_library(tmp_path / "libedgespec_kernels.dylib", compiler=command, system="darwin")
+    lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    compiled = [line for line in lines if "level_portable.c" in line]
+    assert sorted(line.split(" -arch ")[1].split()[0] for line in compiled) == sorted(asked)
+    assert all(("-mmacosx-version-min=11.0" in line) == oldest for line in compiled)
+    assert any(line.startswith("-create") for line in lines) == (len(asked) > 1)
+    for line in lines:  # each processor's levels are compiled for that one alone
+        assert ("level_neon_dotprod.c" not in line) or "-arch arm64" in line
+        assert ("level_avx2.c" not in line) or "-arch x86_64" in line
+
+
+# ------------------------------------------------------------------------------------------ in an installation
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernels of an installed wheel: no sources."""
+    monkeypatch.setattr(native_library, "KERNELS", tmp_path)
+    monkeypatch.setattr(native_library, "_load", native_library._load.__wrapped__)  # what is cached is the real one
+    return tmp_path
+
+
+def test_a_library_for_another_processor_says_so(folder: Path) -> None:
+    other = 183 if compiling.platform.machine() == "x86_64" else 62
+    (folder / "libedgespec_kernels.so").write_bytes(elf(other))
+    with pytest.raises(RuntimeUnavailableError, match=r"library is for (64-bit ARM|x86-64) on Linux, and this is"):
+        native_library.load()
+
+
+def test_a_library_of_another_system_says_so(folder: Path) -> None:
+    (folder / "libedgespec_kernels.dylib").write_bytes(mach_o(0x0100000C, (11, 0)))
+    if sys.platform == "darwin":
+        pytest.skip("this system's own")
+    with pytest.raises(RuntimeUnavailableError, match="is for 64-bit ARM on macOS, and this is") as caught:
+        native_library.load()
+    assert caught.value.hint is not None
+    assert "install the wheel for" in caught.value.hint
+
+
+def test_an_installation_without_sources_is_not_told_to_compile_them(folder: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        native_library.load()
+    assert caught.value.hint is not None
+    assert "from its sources" in caught.value.hint
+    (folder / "level_portable.c").write_text("", encoding="utf-8")
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        native_library.load()
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith("and install edgespec again")
+
+
+def test_a_read_only_checkout_is_said_to_be_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "level_portable.c").write_text("", encoding="utf-8")
+    monkeypatch.setattr(native_library.os, "access", lambda path, mode: False)
+    with pytest.raises(RuntimeUnavailableError, match="cannot be written"):
+        native_library.load()
+
+
+def test_names_are_those_that_compiling_gives() -> None:
+    assert set(native_library.LIBRARY_NAMES) == set(compiling.LIBRARY_NAMES.values())
+    assert native_library.NOTE_NAME == compiling.NOTE_NAME
