@@ -15,7 +15,7 @@ from edgespec.cli.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
 from edgespec.cli.output import ProgressPrinter, State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.files.atomic import sha256_file
+from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.home import home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import ProgressCallback, ProgressEvent
@@ -216,7 +216,7 @@ def _sha256(source: LocatedModel, progress: ProgressCallback) -> str:
         progress(ProgressEvent(stage="hashing", source=source.name, done_bytes=done, total_bytes=total))
 
     try:
-        return sha256_file(source.path, tell)
+        return sha256_of_parts([sha256_file(part.path, tell) for part in source.header.parts])
     except OSError as error:
         raise ModelFileError(source.path, f"the file cannot be read: {error.strerror or error}") from error
 

@@ -110,7 +110,7 @@ class _Other:
     def of(cls, model: FoundModel) -> _Other:
         family = None
         try:
-            located = read_model_file(model.path)
+            located = read_model_file(model.path, model.others)
             family = located.header.architecture
             RUNTIMES["native"].check(located, HOST)
             reason = unsupported(located.header)
@@ -129,6 +129,7 @@ class _Other:
             "kind": "model",
             "on_disk": True,
             "path": str(self.model.path),
+            "parts": [str(path) for path in (self.model.path, *self.model.others)],
             "bytes": self.model.bytes,
             "program": self.model.program,
             "family": self.family,
@@ -162,6 +163,7 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
         "name": stored.name,
         "kind": stored.kind,
         "path": str(stored.path),
+        "parts": [str(path) for path in stored.paths],
         "bytes": stored.bytes,
         "sha256": stored.sha256,
         "source": stored.source,
@@ -178,8 +180,8 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
         print_json({"removed": model, "freed_bytes": removed.freed_bytes})
         return
     print(f"removed {model}: {megabytes(removed.freed_bytes)} freed")
-    if removed.kept is not None:
-        note(f"the hub's cache still holds {removed.kept}")
+    for path in removed.kept:
+        note(f"the hub's cache still holds {path}")
 
 
 @app.command("verify")

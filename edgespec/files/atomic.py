@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -159,3 +159,13 @@ def sha256_file(
             if progress is not None:
                 progress(done, total)
     return digest.hexdigest()
+
+
+def sha256_of_parts(digests: Sequence[str]) -> str:
+    """What stands for a file in several parts: the sha256 of its parts' sha256 in order, each on a line.
+
+    A file in one part is known by its own. `sha256sum PARTS | cut -c-64 | sha256sum` gives the same.
+    """
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
@@ -73,8 +75,11 @@ class LocatedModel:
         return sha256 if isinstance(sha256, str) else None
 
 
-def read_model_file(path: Path) -> LocatedModel:
-    """The model of a ``.gguf`` file, a folder with one of them, or an exported folder. Raises ModelFileError."""
+def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
+    """The model of a ``.gguf`` file, a folder with one of them, or an exported folder. Raises ModelFileError.
+
+    Of a split model ``path`` is any part; ``others`` are what ``read_header`` takes them for.
+    """
     if path.is_dir() and is_trimmed_drafter(path):
         artefact = read_artefact(path)
         return LocatedModel(
@@ -93,16 +98,29 @@ def read_model_file(path: Path) -> LocatedModel:
             identity=onnx.identity,
             onnx=onnx,
         )
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if len(files) != 1:
-            raise ModelFileError(
-                path, f"the folder holds {len(files)} .gguf files, not one", hint="name the file itself"
-            )
-        path = files[0]
-    header = read_header(path)
-    status = path.stat()
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(header.data_offset))
-    digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
-    return LocatedModel(name=path.stem, path=path, header=header, identity=f"header:{digest.hexdigest()}")
+    header = read_header(_file_in(path) if path.is_dir() else path, others)
+    first, name = header.path, part_name(header.path.name)
+    digest = hashlib.sha256()
+    for number, part in enumerate(header.parts):
+        status = part.path.stat()
+        if number == 0:
+            with first.open("rb") as file:
+                digest.update(file.read(header.data_offset))
+        digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
+    return LocatedModel(
+        name=first.stem if name is None else name.stem,
+        path=first,
+        header=header,
+        identity=f"header:{digest.hexdigest()}",
+    )
+
+
+def _file_in(folder: Path) -> Path:
+    """The one model in a folder, which may be in several parts. Raises ModelFileError."""
+    files = [path for path in sorted(folder.glob("*.gguf")) if not is_auxiliary(path.name)]
+    names = [part_name(path.name) for path in files]
+    models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}
+    if len(models) != 1:
+        reason = f"the folder holds {len(models)} models, not one"
+        raise ModelFileError(folder, reason, hint="name the .gguf file itself")
+    return next(iter(models.values()))

@@ -74,6 +74,7 @@ class PreparedModel:
         request = LoadRequest(
             runtime=self.settings.runtime,
             path=file.path if folder is None else folder.folder,
+            others=tuple(part.path for part in file.header.split[1:]),
             settings=asdict(self.settings),  # type: ignore[call-overload]
             name=file.name,
             sha256=file.identity,

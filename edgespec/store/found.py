@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ModelNotFoundError
+from edgespec.files.gguf.names import MOST_PARTS, is_auxiliary, part_name
 
 OLLAMA_PREFIX = "ollama:"
 
@@ -21,8 +22,6 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_MANIFEST_BYTES = 1 << 20  # real ones have a kilobyte
 _DEEPEST = 8  # folders below another; the programs make three at most
-# Second and later parts of a split model, which belong to the first; and projectors, which turn images into tokens.
-_NO_MODEL = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj|mmproj.*\.gguf$", re.IGNORECASE)
 
 
 Ignored = dict[Path, str]
@@ -30,12 +29,16 @@ Ignored = dict[Path, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """A file that ``program`` keeps, by the name to give as MODEL: its path, or ``ollama:NAME:TAG``."""
+    """A file that ``program`` keeps, by the name to give as MODEL: its path, or ``ollama:NAME:TAG``.
+
+    ``others`` are the further parts of a split model, and ``bytes`` the size of all.
+    """
 
     name: str
     path: Path
     bytes: int
     program: str
+    others: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,10 @@ def find_models(places: Places) -> Found:
     return Found(tuple(models.values()), ignored)
 
 
-def find_ollama(places: Places, name: str) -> Path:
-    """The file of ``NAME[:TAG]`` in Ollama's store. Raises ModelNotFoundError."""
+def find_ollama(places: Places, name: str) -> FoundModel:
+    """``NAME[:TAG]`` of Ollama's store. Raises ModelNotFoundError."""
     wanted = OLLAMA_PREFIX + (name if ":" in name else f"{name}:latest")
-    known = {model.name: model.path for model in _ollama(places, {})}
+    known = {model.name: model for model in _ollama(places, {})}
     if wanted not in known:
         hint = f"Ollama has {', '.join(known)}" if known else "no model of Ollama was found on this machine"
         raise ModelNotFoundError(f"Ollama has no model {wanted.removeprefix(OLLAMA_PREFIX)!r}", hint=hint)
@@ -91,14 +94,14 @@ def find_ollama(places: Places, name: str) -> Path:
 def _hub_cache(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
     for repo in _entries(places.hub_cache, ignored, lambda entry: entry.name.startswith("models--")):
         for commit in _entries(repo / "snapshots", ignored):
-            for path in _gguf_files(commit, ignored):
-                yield from _model(str(path), path, "Hugging Face", ignored)
+            for paths in _gguf_models(commit, ignored):
+                yield from _model(str(paths[0]), paths, "Hugging Face", ignored)
 
 
 def _lm_studio(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
     for folder in places.lm_studio:
-        for path in _gguf_files(folder, ignored):
-            yield from _model(str(path), path, "LM Studio", ignored)
+        for paths in _gguf_models(folder, ignored):
+            yield from _model(str(paths[0]), paths, "LM Studio", ignored)
 
 
 def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
@@ -110,17 +113,18 @@ def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
             if len(own.parts) < 2:
                 continue
             try:
-                digest = _model_digest(manifest)
+                digests = _model_digests(manifest)
             except (OSError, ValueError, RecursionError) as error:
                 ignored[manifest] = f"it is no manifest of Ollama's: {error}"
                 continue
-            if digest is not None:  # else it is an adapter, or a model of another kind
+            if digests:  # else it is an adapter, or a model of another kind
                 name = f"{OLLAMA_PREFIX}{'/'.join(own.parts[:-1])}:{own.name}"
-                yield from _model(name, folder / "blobs" / f"sha256-{digest}", "Ollama", ignored)
+                blobs = [folder / "blobs" / f"sha256-{digest}" for digest in digests]
+                yield from _model(name, blobs, "Ollama", ignored)
 
 
-def _model_digest(manifest: Path) -> str | None:
-    """The sha256 of the model's file. Raises OSError, ValueError, RecursionError."""
+def _model_digests(manifest: Path) -> list[str]:
+    """The sha256 of the model's file, or of each of its parts. Raises OSError, ValueError, RecursionError."""
     with manifest.open("rb") as file:
         data = file.read(_MOST_MANIFEST_BYTES + 1)
     if len(data) > _MOST_MANIFEST_BYTES:
@@ -129,37 +133,59 @@ def _model_digest(manifest: Path) -> str | None:
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):
         raise ValueError("it lists no layers")
+    found = []
     for layer in layers:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER:
             digest = _DIGEST.fullmatch(str(layer.get("digest")))
             if digest is None:
                 raise ValueError("the digest of its model is none")
-            return digest[1]
-    return None
+            found.append(digest[1])
+    if len(found) > MOST_PARTS:
+        raise ValueError(f"its model is in {len(found)} files")
+    return found
 
 
-def _model(name: str, path: Path, program: str, ignored: Ignored) -> Iterator[FoundModel]:
-    try:
-        status = path.stat()
-        regular = stat.S_ISREG(status.st_mode)  # opening a named pipe would wait for ever
-        start = b""
-        if regular:
-            with path.open("rb") as file:
-                start = file.read(4)
-    except OSError as error:
-        ignored[path] = f"it cannot be read: {error.strerror}"
-        return
+def _model(name: str, paths: Sequence[Path], program: str, ignored: Ignored) -> Iterator[FoundModel]:
+    """The model of a file, or of all of its parts; nothing where one of them cannot be used."""
+    size = 0
+    for path in paths:
+        try:
+            status = path.stat()
+            regular = stat.S_ISREG(status.st_mode)  # opening a named pipe would wait for ever
+            start = b""
+            if regular:
+                with path.open("rb") as file:
+                    start = file.read(4)
+        except OSError as error:
+            ignored[path] = f"it cannot be read: {error.strerror}"
+            return
+        if start != b"GGUF":
+            ignored[path] = "it is no GGUF file"
+            return
+        size += status.st_size
     if not name.isprintable():
-        ignored[path] = "its name holds control characters"
+        ignored[paths[0]] = "its name holds control characters"
         return
-    if start != b"GGUF":
-        ignored[path] = "it is no GGUF file"
-        return
-    yield FoundModel(name=name, path=path, bytes=status.st_size, program=program)
+    yield FoundModel(name=name, path=paths[0], bytes=size, program=program, others=tuple(paths[1:]))
 
 
-def _gguf_files(folder: Path, ignored: Ignored) -> Iterator[Path]:
-    return _files(folder, ignored, lambda path: path.suffix == ".gguf" and not _NO_MODEL.search(path.name))
+def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
+    """The file of each model, or its parts in order; those of which a part is missing are ignored."""
+    sets: dict[Path, dict[str, Path]] = {}
+    for path in _files(folder, ignored, lambda path: path.suffix == ".gguf" and not is_auxiliary(path.name)):
+        name = part_name(path.name)
+        if name is None:
+            yield [path]
+        else:
+            sets.setdefault(path.with_name(name.first), {})[path.name] = path
+    for first, here in sets.items():
+        name = part_name(first.name)
+        assert name is not None
+        missing = [number for number, each in enumerate(name.names, start=1) if each not in here]
+        if missing:
+            ignored[min(here.values())] = f"part {missing[0]} of {name.count} of this model is missing"
+        else:
+            yield [here[each] for each in name.names]
 
 
 def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> Iterator[Path]:

@@ -33,7 +33,8 @@ class Locator:
         """
         if text.startswith(OLLAMA_PREFIX):
             name = text.removeprefix(OLLAMA_PREFIX)
-            return replace(read_model_file(find_ollama(Places.of(os.environ, Path.home()), name)), name=name)
+            found = find_ollama(Places.of(os.environ, Path.home()), name)
+            return replace(read_model_file(found.path, found.others), name=name)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
             return read_model_file(reference.path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.files.atomic import write_json
+from edgespec.files.gguf.names import MOST_PARTS
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -29,15 +31,36 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 
+_FILE_FIELDS = ("path", "sha256", "bytes", "mtime_ns")
+
+
 class BadManifest(Exception):  # noqa: N818 - a reason to ignore a file, not an error that anybody sees
     """Why a manifest is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """``path`` is relative to the manifest's folder for our own files, absolute for files of the hub's cache.
+class FileRecord:
+    """A file as it was when its sha256 was last found right; ``mtime_ns`` in nanoseconds.
 
-    ``mtime_ns`` (nanoseconds) and ``bytes`` are the file's when its sha256 was last found right.
+    ``path`` is relative to the manifest's folder for our own files, absolute for files of the hub's cache.
+    """
+
+    path: str
+    sha256: str
+    bytes: int
+    mtime_ns: int
+
+    def file_in(self, folder: Path) -> Path:
+        """Where the file is, for a manifest that lies in ``folder``."""
+        return folder / self.path  # an absolute right side wins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What is known of a model in one file, which is then described like a ``FileRecord``, or in several ``parts``.
+
+    Of a split model ``path`` and ``mtime_ns`` are those of the first part, ``bytes`` the sum, and ``sha256`` is what
+    ``sha256_of_parts`` makes of its parts'.
     """
 
     name: str
@@ -50,10 +73,17 @@ class Manifest:
     mtime_ns: int
     how_made: str
     path: str
+    parts: tuple[FileRecord, ...] = ()
 
-    def file_in(self, folder: Path) -> Path:
-        """Where the model's file is, for a manifest that lies in ``folder``."""
-        return folder / self.path  # an absolute right side wins
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The model's files, in order."""
+        own = FileRecord(path=self.path, sha256=self.sha256, bytes=self.bytes, mtime_ns=self.mtime_ns)
+        return self.parts or (own,)
+
+    def paths_in(self, folder: Path) -> tuple[Path, ...]:
+        """Where the model's files are, for a manifest that lies in ``folder``."""
+        return tuple(file.file_in(folder) for file in self.files)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -73,19 +103,32 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise BadManifest("it is not a JSON object")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise BadManifest(f"its schema_version is {document.get('schema_version')!r}, this edgespec reads 1")
+    values = _values(document, _FIELDS)
+    parts = document.get("parts", [])
+    if not isinstance(parts, list) or len(parts) > MOST_PARTS or not all(isinstance(part, dict) for part in parts):
+        raise BadManifest("parts is of the wrong type")
+    records = tuple(FileRecord(**_values(part, {key: _FIELDS[key] for key in _FILE_FIELDS})) for part in parts)
+    manifest = Manifest(**values, parts=records)
+    for file in (manifest.path, *(record.path for record in records)):
+        relative = Path(file)
+        if not file or (not relative.is_absolute() and len(relative.parts) != 1) or relative.name == "..":
+            raise BadManifest("its path leaves the model's folder")
+    return manifest
+
+
+def _values(table: dict[str, Any], fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """The fields of a table. Raises BadManifest."""
     values: dict[str, Any] = {}
-    for key, types in _FIELDS.items():
-        value = document.get(key)
+    for key, types in fields.items():
+        value = table.get(key)
         if not isinstance(value, types) or isinstance(value, bool) or (isinstance(value, str) and "\0" in value):
             raise BadManifest(f"{key} is missing or of the wrong type")
         values[key] = value
-    relative = Path(values["path"])
-    if not values["path"] or (not relative.is_absolute() and len(relative.parts) != 1) or relative.name == "..":
-        raise BadManifest("its path leaves the model's folder")
-    return Manifest(**values)
+    return values
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest in ``folder``. Raises DiskSpaceError, OSError."""
     fields = {key: getattr(manifest, key) for key in _FIELDS}
-    write_json(folder / MANIFEST_NAME, {"schema_version": SCHEMA_VERSION, **fields})
+    parts = {"parts": [asdict(part) for part in manifest.parts]} if manifest.parts else {}
+    write_json(folder / MANIFEST_NAME, {"schema_version": SCHEMA_VERSION, **fields, **parts})

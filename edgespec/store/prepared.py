@@ -25,11 +25,13 @@ MOST_BYTES = 12 * 2**30
 
 def prepared_folder(home: Home, file: LocatedModel) -> Path | None:
     """The folder for this content of the file, which need not exist; None if the file cannot be looked at."""
+    seen: tuple[str | int, ...] = (file.identity,)
     try:
-        status = file.path.stat()
+        for part in file.header.split or [file]:
+            status = part.path.stat()
+            seen += (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     except OSError:
         return None
-    seen = (file.identity, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return home.prepared / hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 

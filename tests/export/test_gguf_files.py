@@ -24,6 +24,7 @@ from edgespec.files.progress import ProgressEvent
 from edgespec.runtimes.llama.library import load
 from edgespec.text.llama_tokenizer import LlamaTokenizer
 from tests.export.models import VOCABULARY_SIZE, WIDTH, loads, logits, write_model
+from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 
 EVERY_THIRD = np.arange(0, VOCABULARY_SIZE, 3, dtype=np.int32)
@@ -400,3 +401,51 @@ def test_a_source_that_shrinks_meanwhile_is_an_error(models: Path, tmp_path: Pat
     with pytest.raises(ModelFileError, match="shorter"):
         trim(source, tmp_path / "out", progress=cut)
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+# -------------------------------------------------------------------------------------------- split sources
+
+
+@pytest.fixture
+def split(models: Path, tmp_path: Path) -> Path:
+    """Any part but the first of the model ``tied``."""
+    return split_gguf(models / "tied.gguf", tmp_path / "set", tensors=9, name="tied")[1]
+
+
+def test_a_split_model_is_copied_into_one_file(models: Path, split: Path, tmp_path: Path) -> None:
+    manifest = export_whole(split, tmp_path / "out", name="tied", sha256=None)
+    out, source = read_header(tmp_path / "out" / "model.gguf"), read_header(models / "tied.gguf")
+    assert out.split == ()
+    assert "split.count" not in out.metadata
+    assert values(out) == values(source)
+    assert tensors(out.path) == tensors(source.path)
+    assert manifest["source"]["bytes"] == sum(path.stat().st_size for path in split.parent.iterdir())
+    assert logits(out.path, TOKENS).tobytes() == logits(source.path, TOKENS).tobytes()
+
+
+def test_a_trimmed_drafter_of_a_split_model(models: Path, split: Path, tmp_path: Path) -> None:
+    trim(models / "tied.gguf", tmp_path / "whole")
+    trim(split, tmp_path / "split")
+    for name in ("drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"):
+        if name.endswith("gguf"):
+            one, other = (tmp_path / folder / name for folder in ("whole", "split"))
+            assert values(read_header(one)) == values(read_header(other))
+            assert tensors(one) == tensors(other)
+        else:
+            assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "split" / name).read_bytes()
+
+
+def test_a_split_model_is_requantised(split: Path, tmp_path: Path) -> None:
+    export_whole(split, tmp_path / "out", name="tied", sha256=None, quant="q8_0")
+    assert read_header(tmp_path / "out" / "model.gguf").split == ()
+    assert loads(tmp_path / "out" / "model.gguf")
+
+
+def test_a_part_that_became_shorter_meanwhile_is_told(
+    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(split)
+    monkeypatch.setattr(gguf_files, "read_header", lambda _path: header)
+    split.write_bytes(split.read_bytes()[:64])
+    with pytest.raises(ModelFileError, match="became shorter after its header was read"):
+        export_whole(split, tmp_path / "out", name="tied", sha256=None)

@@ -229,12 +229,18 @@ def test_what_are_no_facts_is_refused(value: Any) -> None:
 
 
 def test_a_request_arrives_as_it_was() -> None:
-    request = LoadRequest(runtime="llama", path=Path("a") / "b.gguf", settings={"threads": 2}, name="n")
+    others = (Path("a") / "c.gguf",)
+    request = LoadRequest(
+        runtime="llama", path=Path("a") / "b.gguf", others=others, settings={"threads": 2}, name="n"
+    )
     assert LoadRequest.from_json(through_json(request.as_json())) == request
     assert LoadRequest.from_json(replace(request, name=None, sha256="00").as_json()).sha256 == "00"
 
 
-@pytest.mark.parametrize("wrong", [{"path": 5}, {"runtime": None}, {"settings": []}, {"loader": "os:system"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"path": 5}, {"runtime": None}, {"settings": []}, {"others": [5]}, {"others": "a"}, {"loader": "os:system"}],
+)
 def test_a_request_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     request = LoadRequest(runtime="llama", path=Path("a"))
     with pytest.raises(WorkerLostError):

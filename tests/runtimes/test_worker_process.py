@@ -43,6 +43,7 @@ from edgespec.runtimes.process.model import StartingWorker, WorkerModel, start_m
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
+from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import Quant
 from tests.support.worker_loaders import command
 
@@ -104,6 +105,15 @@ def test_every_number_is_that_of_the_model_in_this_process(near_model: LlamaMode
         assert (found_ids.dtype, found_scores.dtype) == (best_ids.dtype, best_scores.dtype)
         for index in range(5):
             assert np.array_equal(found.logits(index), expected.logits(index))
+
+
+def test_a_split_model_whose_parts_no_name_tells(near_model: LlamaModel, tiny_gguf: Path, tmp_path: Path) -> None:
+    """As Ollama keeps them: the request names each part."""
+    split = split_gguf(tiny_gguf, tmp_path, tensors=9)
+    parts = [part.rename(part.with_name(f"sha256-{number}")) for number, part in enumerate(split)]
+    request = replace(llama_request(parts[0]), others=tuple(parts[1:]))
+    with start_model(request) as model, model.open(64) as far, near_model.open(64) as near:
+        assert np.array_equal(far.forward([1, 2, 3], 1).logits(0), near.forward([1, 2, 3], 1).logits(0))
 
 
 @pytest.mark.parametrize("k", [0, -1, 10**6])

@@ -13,6 +13,7 @@ import pytest
 from edgespec.errors import ModelNotFoundError
 from edgespec.store.found import Places, find_models, find_ollama
 from tests.support.command_line import Result, run_cli
+from tests.support.split_gguf import split_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vocabularies import byte_letters, write_vocabulary
 
@@ -39,6 +40,15 @@ class User:
         self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
         return _write(self.ollama / "blobs" / f"sha256-{digest}", content)
 
+    def split_to_ollama(self, name: str, parts: list[Path]) -> None:
+        """As `ollama create` keeps a model that came in several files: each a layer, and no name tells which."""
+        digests = [self.to_ollama(f"{name}-part", part.read_bytes()).name.removeprefix("sha256-") for part in parts]
+        layers = [
+            {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{each}"} for each in digests[::-1]
+        ]
+        self.manifest(f"{name}-part", "{}").unlink()
+        self.manifest(name, json.dumps({"layers": layers}))
+
     def manifest(self, name: str, text: str) -> Path:
         return _write(self.ollama / "manifests" / name, text.encode())
 
@@ -49,7 +59,7 @@ class User:
         folder = self.root / ".cache" / "huggingface" / "hub" / f"models--{repo.replace('/', '--')}"
         blob = _write(folder / "blobs" / hashlib.sha256(content).hexdigest(), content)
         pointer = folder / "snapshots" / ("a" * 40) / name
-        pointer.parent.mkdir(parents=True)
+        pointer.parent.mkdir(parents=True, exist_ok=True)
         pointer.symlink_to(blob)
         return pointer
 
@@ -156,12 +166,16 @@ def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
     page = user.to_lm_studio("repo/page.gguf", b"<!doctype html>")
     for name in ("mmproj-f16.gguf", "big-00002-of-00003.gguf", "notes.txt", "x.gguf.part"):
         user.to_lm_studio(f"repo/{name}", weights)
+    whole = user.to_lm_studio("repo/whole.gguf", weights)
     first = user.to_lm_studio("repo/big-00001-of-00003.gguf", weights)
+    second = user.to_lm_studio("late/big-00002-of-00002.gguf", weights)
     (user.root / ".lmstudio" / "models" / "again").symlink_to(user.root / ".lmstudio")
     found = find_models(user.places)
-    assert [model.path for model in found.models] == [first]
+    assert [model.path for model in found.models] == [whole]
     assert found.ignored[page] == "it is no GGUF file"
-    assert len(found.ignored) == 2
+    assert found.ignored[first] == "part 3 of 3 of this model is missing"
+    assert found.ignored[second] == "part 1 of 2 of this model is missing"
+    assert len(found.ignored) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
@@ -240,3 +254,33 @@ def test_models_lists_them_and_generate_runs_them(
     wrong = run_cli("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
     assert wrong.code == 1
     assert "Ollama has no model 'absent:latest'" in wrong.err
+
+
+def test_split_models_are_listed_once_and_run_from_any_part(
+    user: User, environment: dict[str, str], tiny: TinyModels, tmp_path: Path
+) -> None:
+    parts = split_gguf(tiny.target, tmp_path / "set", tensors=9, name="tiny")
+    studio = [user.to_lm_studio(f"repo/{part.name}", part.read_bytes()) for part in parts]
+    hub = [user.to_hub("org/repo-GGUF", part.name, part.read_bytes() + bytes(32)) for part in parts]
+    user.split_to_ollama(f"{LIBRARY}/smol/135m", [*parts[:2], _write(tmp_path / "3", parts[2].read_bytes() + b"0")])
+    before, home = user.everything(), tmp_path / "home"
+    rows: list[dict[str, Any]] = run_cli("models", "--json", home=home, env=environment).json["models"]
+    own = {row["name"]: row for row in rows if "program" in row}
+    assert list(own) == ["ollama:smol:135m", str(studio[0]), str(hub[0])]
+    assert own[str(studio[0])]["parts"] == [str(path) for path in studio]
+    assert own[str(studio[0])]["bytes"] == sum(path.stat().st_size for path in parts)
+    assert all(row["native"] for row in own.values())
+    texts = set()
+    for name in (str(tiny.target), "ollama:smol:135m", str(studio[1]), str(hub[2])):
+        for runtime in ("native", "llama"):
+            profile = _write(tmp_path / f"{runtime}.toml", f'inherits = "laptop"\nruntime = "{runtime}"\n'.encode())
+            options = ("--draft", "none", "--max-tokens", "6", "--profile", str(profile), "--json")
+            found = succeeded(run_cli("generate", "hi", "--target", name, *options, home=home, env=environment))
+            assert found.json["plan"]["target"]["runtime"] == runtime
+            texts.add((runtime, found.json["text"]))
+    assert len(texts) == 2, "each runtime writes of the parts what it writes of the whole"
+    assert user.everything() == before, "nothing of others was written to"
+    studio[1].unlink()
+    gone = run_cli("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
+    assert gone.code == 1
+    assert f"{studio[1]}: part 2 of 3 of this model is missing" in gone.err

@@ -17,7 +17,7 @@ from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashM
 from edgespec.files import disk
 from edgespec.files.progress import ProgressEvent
 from edgespec.store.hub import http as hub_http
-from edgespec.store.hub.file import FetchedHubFile, choose_gguf, fetch_hub_file
+from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.http import transport_failure
 from edgespec.store.references import HubFile
 from tests.support.hub_server import COMMIT, HubServer, running
@@ -78,20 +78,6 @@ def test_what_the_hubs_library_cached_is_used_but_verified(fetch: Fetch, hub: Hu
     assert len(hub.bodies()) == 1
 
 
-def test_without_a_file_name_the_gguf_is_chosen(fetch: Fetch) -> None:
-    assert fetch(HubFile("org/repo", None)).filename == "model-q4_k_m.gguf"
-
-
-def test_which_gguf_is_chosen() -> None:
-    assert choose_gguf(["a.txt", "x.GGUF"], "o/r") == "x.GGUF"
-    assert choose_gguf(["m-q8_0.gguf", "m-Q4_K_M.gguf", "m-00001-of-00002.gguf"], "o/r") == "m-Q4_K_M.gguf"
-    with pytest.raises(DownloadError, match=r"a-q8_0\.gguf, b-q5_0\.gguf") as caught:
-        choose_gguf(["b-q5_0.gguf", "a-q8_0.gguf"], "o/r")
-    assert caught.value.hint == "write hf:o/r/FILE"
-    with pytest.raises(DownloadError, match="no single-file"):
-        choose_gguf(["README.md"], "o/r")
-
-
 def test_small_files_are_verified_by_gits_hash(fetch: Fetch, hub: HubServer) -> None:
     assert fetch(HubFile("org/repo", "README.md")).path.read_bytes() == b"read me"
     hub.etag_override, hub.requests = "0" * 40, []
@@ -134,7 +120,6 @@ def test_a_refusal_has_its_own_sentence_and_is_not_retried(
         (HubFile("org/other", "x.gguf"), "no repository org/other"),
         (HubFile("org/repo", "x.gguf", "v9"), "no revision 'v9'"),
         (HubFile("org/repo", "x.gguf"), "no file 'x.gguf'"),
-        (HubFile("org/repo", None, "v9"), "no revision 'v9'"),
     ],
 )
 def test_what_does_not_exist_is_named(fetch: Fetch, wanted: HubFile, sentence: str) -> None:
@@ -222,7 +207,6 @@ def test_offline_uses_the_cache_and_asks_nobody(fetch: Fetch, hub: HubServer, tm
     fetched = fetch()
     hub.requests = []
     assert fetch(offline=True) == fetched
-    assert fetch(HubFile("org/repo", None), offline=True).path == fetched.path
     assert fetch(HubFile("org/repo", WANTED.filename, COMMIT), offline=True).path == fetched.path
     assert hub.requests == []
     fetched.path.resolve().write_bytes(b"changed")

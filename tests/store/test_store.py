@@ -92,7 +92,7 @@ def test_a_model_of_the_hub_stays_in_the_hubs_cache(home: Home, tmp_path: Path) 
         assert store.fetch(spec) == model
         assert len(hub.requests) == asked
         removed = store.remove("hf:org/repo")
-        assert removed.kept == model.path
+        assert removed.kept == (model.path,)
         assert model.path.read_bytes() == WHOLE
         assert store.find("hf:org/repo") is None
         assert store.fetch(spec, offline=True) == model
@@ -249,7 +249,7 @@ def test_removing_frees_the_model_and_its_partial_downloads(home: Home, spec: Mo
     (store.list()[0].folder / "what a runtime keeps").write_bytes(b"12345")
     removed = store.remove("tiny")
     assert removed.freed_bytes >= len(WHOLE) + 9
-    assert removed.kept is None
+    assert removed.kept == ()
     assert list(home.models.iterdir()) == list(home.parts.iterdir()) == []
     with pytest.raises(ModelNotFoundError):
         store.remove("tiny")

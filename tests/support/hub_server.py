@@ -38,6 +38,8 @@ class HubServer:
     files: dict[str, bytes] = field(default_factory=dict)
     repo: str = "org/repo"
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
+    sizes: dict[str, int] = field(default_factory=dict)  # what the listing claims, where that is not the truth
+    described: dict[str, Any] = field(default_factory=dict)  # what else the listing says: cardData, gguf, tags
     small_files: set[str] = field(default_factory=set)  # kept in git, not LFS: the etag is git's sha1
     requests: list[Request] = field(default_factory=list)
     # Faults.
@@ -102,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         hub, headers = self.state, self.headers
-        path = unquote(self.path)
+        path, _, query = unquote(self.path).partition("?")
         hub.requests.append(Request(self.command, path, headers.get("Range"), headers.get("Authorization")))
         time.sleep(hub.answer_delay_s)
         refusal = hub.refuse_next.pop(0) if hub.refuse_next else hub.refuse_always
@@ -111,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/cdn/"):
             self._body(path.removeprefix("/cdn/"))
         elif path.startswith("/api/models/"):
-            self._listing(path.removeprefix("/api/models/"))
+            self._listing(path.removeprefix("/api/models/"), with_sizes="blobs=true" in query)
         elif "/resolve/" in path:
             self._resolve(path.lstrip("/"))
         else:
@@ -130,13 +132,21 @@ class _Handler(BaseHTTPRequestHandler):
             return hub.revisions[revision]
         return None
 
-    def _listing(self, path: str) -> None:
+    def _listing(self, path: str, with_sizes: bool) -> None:
         repo, _, revision = path.partition("/revision/")
         commit = self._commit(repo, revision or "main")
         if commit is not None:
-            siblings = [{"rfilename": name} for name in self.state.files]
-            document = {"id": repo, "sha": commit, "siblings": siblings}
+            siblings = [self._sibling(name, with_sizes) for name in self.state.files]
+            document = {"id": repo, "sha": commit, "siblings": siblings, **self.state.described}
             self._answer(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
+
+    def _sibling(self, name: str, with_sizes: bool) -> dict[str, Any]:
+        size = self.state.sizes.get(name, len(self.state.files[name]))
+        if not with_sizes:
+            return {"rfilename": name}
+        if name in self.state.small_files:
+            return {"rfilename": name, "size": size}
+        return {"rfilename": name, "size": size, "lfs": {"sha256": self.state.etag(name), "size": size}}
 
     def _resolve(self, path: str) -> None:
         hub = self.state

@@ -32,6 +32,7 @@ from edgespec.export.gguf.parts import (
     open_source,
     read_part,
     tokenizer_parts,
+    whole_parts,
 )
 from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
 from edgespec.export.staging import check_replaceable, staged_folder, trim_notes
@@ -131,7 +132,7 @@ def export_whole(
     """
     header = read_header(source)
     trim = trim_notes(notes)
-    files: _Files = {MODEL: [Span(0, header.file_bytes)]} if quant == KEEP else {}
+    files: _Files = {MODEL: whole_parts(header)} if quant == KEEP else {}
     with _staged(header, folder, quant, _total_bytes(files)) as stage:
         model = _requantised(header, stage, quant, threads, progress, cancelled)
         if model is header:

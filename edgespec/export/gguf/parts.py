@@ -7,19 +7,22 @@ bytes, metadata cannot change on the way (strings that are not UTF-8, number typ
 
 from __future__ import annotations
 
+import contextlib
+import io
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.gguf.cursor import Cursor, read_entry
-from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, GgufHeader, TensorInfo
+from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, FilePart, GgufHeader, TensorInfo
 
 EMBEDDING = "token_embd.weight"
 _TRIMMED = (EMBEDDING, "output.weight", "output.bias")  # tables with a row (or an element) for each token
@@ -76,11 +79,48 @@ Part: TypeAlias = Literal | Span | Rows
 
 
 def open_source(header: GgufHeader) -> BinaryIO:
-    """The file of ``header``, open. Raises ModelFileError."""
+    """The file of ``header``, open; of a split model all parts as one. Raises ModelFileError."""
     try:
-        return header.path.open("rb")
+        return io.BufferedReader(_JoinedParts(header.split)) if header.split else header.path.open("rb")
     except OSError as error:
         raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
+
+
+class _JoinedParts(io.RawIOBase):
+    """The parts of a split model as one file. Raises OSError."""
+
+    def __init__(self, parts: Sequence[FilePart]) -> None:
+        with contextlib.ExitStack() as opened:
+            self._parts = [(part, opened.enter_context(part.path.open("rb"))) for part in parts]
+            self._opened = opened.pop_all()
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence in (os.SEEK_SET, os.SEEK_CUR)
+        self._at = offset if whence == os.SEEK_SET else self._at + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As much as there is in the part at hand."""
+        view = memoryview(buffer)
+        for part, file in self._parts:
+            start = self._at - part.start
+            if 0 <= start < part.byte_count:
+                file.seek(start)
+                count = file.readinto(view[: part.byte_count - start])
+                self._at += count
+                return count
+        return 0
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
 
 
 def read_part(part: Part, source: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -126,6 +166,15 @@ def _read(source: BinaryIO, path: Path, offset: int, count: int) -> bytes:
 # --------------------------------------------------------------------------------------------- writing
 
 
+def whole_parts(header: GgufHeader) -> list[Part]:
+    """The source as it is; a split model in one file."""
+    if not header.split:
+        return [Span(0, header.file_bytes)]
+    entries = [span for _, span in _raw_entries(header)]
+    tensors = [(tensor, tensor.shape, Span(tensor.offset, tensor.byte_count)) for tensor in header.tensors]
+    return _model_parts(header, entries, tensors)
+
+
 def tokenizer_parts(header: GgufHeader) -> list[Part]:
     """A GGUF with all of the source's metadata and no tensors."""
     entries = [span for _, span in _raw_entries(header)]
@@ -145,14 +194,24 @@ def drafter_parts(header: GgufHeader, kept: Ids) -> list[Part]:
     no_vocabulary = struct.pack("<I", _VALUE_NUMBERS["string"]) + _string("no_vocab")
     entries.append(Literal(_string("tokenizer.ggml.model") + no_vocabulary))
     entries.append(Literal(_string(size_key) + struct.pack("<II", _VALUE_NUMBERS["uint32"], len(kept))))
-    records, data, offset = bytearray(), list[Part](), 0
+    tensors = []
     for tensor in header.tensors:
         part, shape = _trimmed(tensor, header, kept)
+        tensors.append((tensor, shape, part))
+    return _model_parts(header, entries, tensors)
+
+
+def _model_parts(
+    header: GgufHeader, entries: Sequence[Part], tensors: Sequence[tuple[TensorInfo, tuple[int, ...], Part]]
+) -> list[Part]:
+    """A GGUF of these entries, and of each tensor in its new shape with the part that its data are."""
+    records, data, offset = bytearray(), list[Part](), 0
+    for tensor, shape, part in tensors:
         records += _tensor_record(tensor, shape, offset)
         padding = -part.byte_count % header.alignment
         data += [part, Literal(bytes(padding))] if padding else [part]
         offset += part.byte_count + padding
-    parts: list[Part] = [_start(header, len(header.tensors), len(entries)), *entries, Literal(bytes(records))]
+    parts: list[Part] = [_start(header, len(tensors), len(entries)), *entries, Literal(bytes(records))]
     written = sum(part.byte_count for part in parts)
     return [*parts, Literal(bytes(-written % header.alignment)), *data]
 
@@ -207,7 +266,7 @@ def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, t
 
 
 def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
-    """Every key with the bytes it occupies, key and type included."""
+    """Every key with the bytes it occupies, key and type included; none of those that only a part needs."""
     found = []
     with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(header.path, data, len(data))
@@ -216,7 +275,8 @@ def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
             start = cursor.position
             key = cursor.name("key", _MOST_KEY_BYTES)
             read_entry(cursor, key)
-            found.append((key, Span(start, cursor.position - start)))
+            if not key.startswith("split."):
+                found.append((key, Span(start, cursor.position - start)))
     return found
 
 

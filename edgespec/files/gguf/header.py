@@ -10,13 +10,16 @@ import math
 import mmap
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
-from edgespec.files.gguf.records import GGML_TYPES, GgufArray, GgufHeader, TensorInfo
+from edgespec.files.gguf.names import MOST_PARTS, part_name
+from edgespec.files.gguf.records import GGML_TYPES, FilePart, GgufArray, GgufHeader, TensorInfo
 
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
 _FIXED_BYTES = 24  # magic, version, two counts
@@ -54,6 +57,7 @@ _LIMITS: Mapping[str, tuple[int, int]] = {
 }
 _PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
 _INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
+_SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding"))
 
 # What else people hand over as a model, by its first bytes.
@@ -78,12 +82,25 @@ _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
 )
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path, others: Sequence[Path] = ()) -> GgufHeader:
     """Read and check the header of the GGUF file at ``path``; the weights themselves are not read.
 
-    Raises ModelFileError with the reason, the byte offset and a hint if the file is missing, is not GGUF, or
-    contradicts itself or its own size in any way that native code might trip over.
+    Of a split model ``path`` is any part: the others lie beside it and are called as llama-gguf-split calls them,
+    or they are ``others``, in any order. The header is then that of the whole model.
+
+    Raises ModelFileError with the reason, the byte offset and a hint if a file is missing, is not GGUF, or
+    contradicts itself, its own size or the other parts in any way that native code might trip over.
     """
+    header = _read_file(path)
+    if _parts_of(header) == 1:
+        if others:
+            raise ModelFileError(path, "it is a whole model, and not one part of several")
+        return header
+    return _joined(sorted([header, *map(_read_file, others)], key=_number) if others else _siblings(header))
+
+
+def _read_file(path: Path) -> GgufHeader:
+    """The header of one file, whether or not it is a part."""
     try:
         # Before opening: opening a named pipe would wait for ever.
         mode = path.stat().st_mode
@@ -160,8 +177,11 @@ def _check_start(cursor: Cursor, head: bytes) -> None:
 
 
 def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
-    """Check the keys that we or llama.cpp rely on; returns the architecture."""
+    """Check the keys that we or llama.cpp rely on; returns the architecture, "" for a later part of a split model."""
+    number = _check_split(cursor, entries)
     if "general.architecture" not in entries:
+        if number > 0:
+            return ""
         raise cursor.fail("it does not state general.architecture")
     architecture = _text(cursor, entries, "general.architecture") or ""
     if not _ARCHITECTURE.fullmatch(architecture):
@@ -176,18 +196,27 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
     _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
     _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens)
     _table(cursor, entries, "tokenizer.ggml.merges", "string", None)
-    for key in (*_TOKEN_IDS, "general.file_type", "split.count", "split.no"):
+    for key in (*_TOKEN_IDS, "general.file_type"):
         _integers(cursor, entries, key, 0, 2**32 - 1, per_layer=False)
-    parts = entries.get("split.count")
-    if parts is not None and isinstance(parts.value, int) and parts.value > 1:
-        reason = f"it is one of {parts.value} parts of a split model"
-        raise cursor.fail(
-            reason, parts.offset, "join the parts with llama-gguf-split --merge, or fetch a single file"
-        )
     for suffix, (least, most) in _LIMITS.items():
         _integers(cursor, entries, f"{architecture}.{suffix}", least, most, per_layer=suffix in _PER_LAYER)
     _check_heads(cursor, entries, f"{architecture}.attention.head_count")
     return architecture
+
+
+def _check_split(cursor: Cursor, entries: Mapping[str, Entry]) -> int:
+    """Which part of a split model it is, from 0; 0 for a model in one file."""
+    _integers(cursor, entries, _SPLIT_COUNT, 0, MOST_PARTS, per_layer=False)
+    _integers(cursor, entries, _SPLIT_NUMBER, 0, MOST_PARTS, per_layer=False)
+    _integers(cursor, entries, _SPLIT_TENSORS, 0, _MOST_TENSORS, per_layer=False)
+    count, number = (entries[key].value if key in entries else 0 for key in (_SPLIT_COUNT, _SPLIT_NUMBER))
+    assert isinstance(count, int)
+    assert isinstance(number, int)
+    if number >= max(count, 1):
+        raise cursor.fail(f"it is part {number + 1} of {count}", entries[_SPLIT_NUMBER].offset)
+    if count > 1 and _SPLIT_TENSORS not in entries:
+        raise cursor.fail(f"it is part of a split model and does not state {_SPLIT_TENSORS}")
+    return number
 
 
 def _text(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> str | None:
@@ -317,3 +346,80 @@ def _tensor(cursor: Cursor) -> TensorInfo:
 
 def _round_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
+
+
+# ------------------------------------------------------------------------------------- parts of a split model
+
+_TOGETHER = "the parts of a split model belong in one folder, all from the same place and under their own names"
+
+
+def _stated(header: GgufHeader, key: str) -> int:
+    value = header.metadata.get(key, 0)
+    assert isinstance(value, int)  # checked with the other known keys
+    return int(value)
+
+
+def _number(header: GgufHeader) -> int:
+    """Which part it is, from 1."""
+    return _stated(header, _SPLIT_NUMBER) + 1
+
+
+def _parts_of(header: GgufHeader) -> int:
+    return max(1, _stated(header, _SPLIT_COUNT))
+
+
+def _which(header: GgufHeader) -> str:
+    count = _parts_of(header)
+    return "a whole model" if count == 1 else f"part {_number(header)} of {count}"
+
+
+def _siblings(header: GgufHeader) -> Iterator[GgufHeader]:
+    """All parts, by their names, of the model that ``header`` is one part of. Raises ModelFileError."""
+    path, name = header.path, part_name(header.path.name)
+    if name is None:
+        raise ModelFileError(
+            path,
+            f"it is {_which(header)} of a split model, and its name does not tell where the others are",
+            hint="call the parts as they were published, for example model-00001-of-00003.gguf",
+        )
+    for number, each in enumerate(name.names, start=1):
+        place = path.with_name(each)
+        if place != path and not place.exists():
+            raise ModelFileError(place, f"part {number} of {name.count} of this model is missing", hint=_TOGETHER)
+        part = header if place == path else _read_file(place)
+        if (_number(part), _parts_of(part)) != (number, name.count):
+            said = f"by its name it is part {number} of {name.count}, by its content {_which(part)}"
+            raise ModelFileError(place, said, hint=_TOGETHER)
+        yield part
+
+
+def _joined(in_order: Iterable[GgufHeader]) -> GgufHeader:
+    """One header of all parts. Raises ModelFileError unless they are one model's, and all of them."""
+    parts = iter(in_order)
+    first = next(parts)
+    count, total = _parts_of(first), _stated(first, _SPLIT_TENSORS)
+    split: list[FilePart] = []
+    tensors: dict[str, TensorInfo] = {}
+    start = 0
+    for number, part in enumerate(chain((first,), parts), start=1):
+        if _number(part) != number or _parts_of(part) != count:
+            said = f"it is {_which(part)}, where part {number} of {count} belongs"
+            raise ModelFileError(part.path, said, hint=_TOGETHER)
+        if part.architecture not in ("", first.architecture) or _stated(part, _SPLIT_TENSORS) != total:
+            raise ModelFileError(part.path, f"it is part {number} of another model", hint=_TOGETHER)
+        for tensor in part.tensors:
+            if tensor.name in tensors:
+                reason = f"it holds tensor {quote(tensor.name)}, and so does an earlier part: it is of another model"
+                raise ModelFileError(part.path, reason, hint=_TOGETHER)
+            tensors[tensor.name] = replace(tensor, offset=start + tensor.offset)
+        split.append(FilePart(part.path, start, part.file_bytes))
+        start += part.file_bytes
+        if len(tensors) > total:
+            reason = f"with part {number} there are {len(tensors)} tensors, and the model has {total}"
+            raise ModelFileError(part.path, reason, hint=_TOGETHER)
+    if len(split) != count:
+        raise ModelFileError(first.path, f"it has {count} parts, and {len(split)} are here", hint=_TOGETHER)
+    if len(tensors) < total:
+        reason = f"its {count} parts hold {len(tensors)} tensors together, and it has {total}"
+        raise ModelFileError(first.path, reason, hint=_TOGETHER)
+    return replace(first, file_bytes=start, tensors=tuple(tensors.values()), split=tuple(split))

@@ -156,7 +156,11 @@ MetadataValue: TypeAlias = Scalar | tuple[Scalar, ...] | GgufArray
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: ``shape`` fastest dimension first, ``offset`` absolute in the file, sizes in bytes."""
+    """One tensor: ``shape`` fastest dimension first, sizes in bytes.
+
+    ``offset`` is absolute in the file; of a split model in its parts joined in order, and no tensor crosses from one
+    part into the next.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -169,12 +173,23 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of a split model: ``byte_count`` bytes, which begin at ``start`` in all parts joined in order."""
+
+    path: Path
+    start: int
+    byte_count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
     """A checked GGUF header.
 
     ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer ones as ``GgufArray``.
-    The properties raise ModelFileError where the file does not state what they need.
+    ``split`` are the parts of a split model, in order; it is empty for a model in one file. ``path`` is then the
+    first part, whose metadata this is, and ``file_bytes`` the size of all of them together. The properties raise
+    ModelFileError where the file does not state what they need.
     """
 
     path: Path
@@ -185,6 +200,12 @@ class GgufHeader:
     metadata: Mapping[str, MetadataValue]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
+    split: tuple[FilePart, ...] = ()
+
+    @property
+    def parts(self) -> tuple[FilePart, ...]:
+        """The files that the model is in, in order."""
+        return self.split or (FilePart(self.path, 0, self.file_bytes),)
 
     def values(self, key: str) -> Iterator[Scalar]:
         """The elements of an array, wherever it lies; none where there is no array of that name."""

@@ -6,9 +6,11 @@ return codes of cache edits, and cannot be cancelled.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,14 @@ def load_model(
     settings = usable_settings(settings, header)
     trimmed = None if artefact is None else TrimmedVocabulary(artefact)
     library = load()
-    pointer = _load_weights(library.api, path, settings, device_of(library, settings), stop)
+    pointer = _load_weights(library.api, _paths(path, header), settings, device_of(library, settings), stop)
     weights = _Weights(library.api, pointer)
     return LlamaModel(library, weights, header, settings, name=name or path.stem, sha256=sha256, trimmed=trimmed)
+
+
+def _paths(path: Path, header: GgufHeader) -> list[Path]:
+    """The files to load: those whose headers were checked, and no others that a name might lead to."""
+    return [part.path for part in header.split] or [path]
 
 
 def _check_kv_type(kv_type: str) -> None:
@@ -65,7 +72,7 @@ def _check_kv_type(kv_type: str) -> None:
 
 
 def _load_weights(
-    api: Any, path: Path, settings: LlamaSettings, device: Device | None, stop: threading.Event | None
+    api: Any, paths: Sequence[Path], settings: LlamaSettings, device: Device | None, stop: threading.Event | None
 ) -> Any:
     params = api.llama_model_default_params()
     placed = place(params, device, settings.gpu_layers)
@@ -75,7 +82,7 @@ def _load_weights(
     params.progress_callback = keep_going
     loader = WorkerThread("edgespec-load", interrupted.set)
     try:
-        pointer = loader.run(lambda: api.llama_model_load_from_file(os.fsencode(path), params), stop)
+        pointer = loader.run(lambda: _load_from(api, paths, params), stop)
     finally:
         loader.close()
     del placed  # kept until here: native code read it
@@ -84,9 +91,16 @@ def _load_weights(
             raise CancelledError("loading was cancelled")
         where = "" if device is None else f" on {device.name}, which may be too small for so many layers"
         raise ModelFileError(
-            path, f"llama.cpp could not load it{where}", hint="its log (logger edgespec.native, --debug) says why"
+            paths[0], f"llama.cpp could not load it{where}", hint="its log (logger edgespec.native, --debug) says why"
         )
     return pointer
+
+
+def _load_from(api: Any, paths: Sequence[Path], params: Any) -> Any:
+    names = [os.fsencode(path) for path in paths]
+    if len(names) == 1:
+        return api.llama_model_load_from_file(names[0], params)
+    return api.llama_model_load_from_splits((ctypes.c_char_p * len(names))(*names), len(names), params)
 
 
 class _Weights:

@@ -11,7 +11,6 @@ import decimal
 import functools
 import hashlib
 import json
-import mmap
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitError, ModelFileError
-from edgespec.files.gguf.records import GgufHeader, TensorInfo
+from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
 from edgespec.runtimes.native.tensors import ModelLayout, Rope, WeightTensor
+from edgespec.runtimes.native.weight_files import WeightFiles
 from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
 _TILE_ROWS = 16
@@ -55,14 +55,6 @@ class _Strip:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """The mapped file of the weights, and the one with the rows of the embedding, mostly the same."""
-
-    weights: mmap.mmap
-    embedding: mmap.mmap
-
-
 class NativeWeights:
     """A loaded model as the kernels see it. Freed when the model and every cache made from it have let go.
 
@@ -75,8 +67,7 @@ class NativeWeights:
         self.library = library
         self.layout = layout
         self._level = LEVELS[library.levels[-1]]  # any computes the same
-        self._file, self._table = files.weights, files.embedding  # the embedding's rows stay there
-        self._base = np.frombuffer(self._file, dtype=np.uint8).ctypes.data
+        self.files = files  # the embedding's rows stay there
         self._kept: list[Any] = [tiles]  # and arrays whose addresses the struct holds
         self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
         self._addresses: dict[str, int] = {}
@@ -128,8 +119,7 @@ class NativeWeights:
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # which keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
-            embedding_rows=np.frombuffer(self._table, dtype=np.uint8).ctypes.data
-            + layout.embedding_rows.tensor.offset,
+            embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
             embedding_type=layout.embedding_rows.type_number,
         )
 
@@ -138,7 +128,7 @@ class NativeWeights:
         return array.ctypes.data
 
     def _floats(self, tensor: TensorInfo) -> int:
-        return self._keep(_read_floats(self._file, tensor))
+        return self._keep(_read_floats(self.files, tensor))
 
     def _matrix(self, weight: WeightTensor) -> Matrix:
         return Matrix(
@@ -151,7 +141,7 @@ class NativeWeights:
 
     def _frequencies(self, layout: ModelLayout, rope: Rope) -> NDArray[np.float64]:
         """Radians per position of each pair: float64 of shape (rope_length / 2,)."""
-        factors = None if rope.factors is None else _read_floats(self._file, rope.factors).astype(np.float64)
+        factors = None if rope.factors is None else _read_floats(self.files, rope.factors).astype(np.float64)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError("rope factors must be finite and positive")
         frequencies = np.array(
@@ -168,8 +158,7 @@ class NativeWeights:
     def lay_rows_out(self, weight: WeightTensor, ids: IdArray, tiles: int) -> None:
         """Lay some rows of a matrix out at ``tiles``, whose scales are finite since those of all are."""
         tensor = weight.tensor
-        whole = np.frombuffer(self._file, dtype=np.uint8, count=tensor.byte_count, offset=tensor.offset)
-        rows = np.ascontiguousarray(whole.reshape(weight.rows, -1)[ids])
+        rows = np.ascontiguousarray(self.files.bytes_of(tensor).reshape(weight.rows, -1)[ids])
         self._relay(weight, rows.ctypes.data, len(ids), tiles)
 
     def relay(self, strip: _Strip) -> int:
@@ -177,20 +166,12 @@ class NativeWeights:
         weight, tensor = strip.weight, strip.weight.tensor
         start = _relaid_bytes(self.library, weight, strip.first)
         bad = self._relay_to(strip, self._addresses[tensor.name] + start)
-        self.let_file_go(tensor.offset + strip.first * weight.row_bytes, strip.rows * weight.row_bytes)
+        self.files.let_go(tensor.offset + strip.first * weight.row_bytes, strip.rows * weight.row_bytes)
         return strip.first + bad if bad >= 0 else -1
-
-    def let_file_go(self, offset: int = 0, byte_count: int | None = None) -> None:
-        """Take no memory for a part of the file, by default for all of it, until it is read again."""
-        end = len(self._file) if byte_count is None else offset + byte_count
-        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._file.madvise(mmap.MADV_DONTNEED, first, length)
 
     def _relay_to(self, strip: _Strip, tiles: int) -> int:
         weight = strip.weight
-        source = self._base + weight.tensor.offset + strip.first * weight.row_bytes
+        source = self.files.bytes_of(weight.tensor).ctypes.data + strip.first * weight.row_bytes
         return self._relay(weight, source, strip.rows, tiles)
 
     def _relay(self, weight: WeightTensor, source: int, rows: int, tiles: int) -> int:
@@ -253,21 +234,9 @@ def load_weights(
 
 
 def _open_files(header: GgufHeader, layout: ModelLayout, embedding: Path | None) -> WeightFiles:
-    weights = _mapped(header.path, header.file_bytes)
     if embedding is None:
-        return WeightFiles(weights, weights)
-    return WeightFiles(weights, _mapped(embedding, layout.embedding_rows.tensor.byte_count))
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(path, f"the file cannot be read: {error}") from error
-    if len(mapped) != size:
-        raise ModelFileError(path, "the file changed after its header was read")
-    return mapped
+        return WeightFiles(header.parts)
+    return WeightFiles(header.parts, FilePart(embedding, 0, layout.embedding_rows.tensor.byte_count))
 
 
 def _load(
@@ -297,7 +266,7 @@ def _load(
             raise ModelFileError(header.path, f"row {bad} of tensor {strip.weight.tensor.name} has {what}")
 
     map_on_threads(relay, _strips(layout), threads, "edgespec-relay")
-    weights.let_file_go()
+    weights.files.let_go()
     if sidecar is not None:
         sidecar.write(weights.tiles)
     return weights
@@ -327,7 +296,7 @@ def _map_kept(
     weights = NativeWeights(library, layout, files, tiles)
     if not all(weights.agrees_with_file(weight) for weight in layout.matrices):
         return None
-    weights.let_file_go()
+    weights.files.let_go()
     if tiles.as_fast_as_memory:
         return weights
     copied = NativeWeights(library, layout, files)
@@ -383,8 +352,8 @@ def _power(base: float, over: int, under: int) -> float:
     return float(context.power(decimal.Decimal(base), context.divide(decimal.Decimal(over), decimal.Decimal(under))))
 
 
-def _read_floats(file: mmap.mmap, tensor: TensorInfo) -> NDArray[np.float32]:
-    return np.frombuffer(file, dtype="<f4", count=tensor.elements, offset=tensor.offset).astype(np.float32)
+def _read_floats(files: WeightFiles, tensor: TensorInfo) -> NDArray[np.float32]:
+    return files.bytes_of(tensor).view("<f4").astype(np.float32)
 
 
 class HeadRows:

@@ -139,27 +139,32 @@ def _shown(value: object) -> str:
 class LoadRequest:
     """What a worker process loads: ``path`` is a file or a folder as ``runtime`` wants it.
 
-    ``settings`` are the fields of that runtime's own settings (``dataclasses.asdict``).
+    ``others`` are further parts of a split model. ``settings`` are the fields of that runtime's own settings
+    (``dataclasses.asdict``).
     """
 
     runtime: str
     path: Path
+    others: tuple[Path, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     sha256: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path), "settings": dict(self.settings)}
+        others = [str(path) for path in self.others]
+        return {**asdict(self), "path": str(self.path), "others": others, "settings": dict(self.settings)}
 
     @classmethod
     def from_json(cls, value: object) -> LoadRequest:
         """Raises WorkerLostError."""
         if not isinstance(value, dict) or set(value) != {own.name for own in fields(cls)}:
             _refuse(f"a request to load is {_shown(value)}")
+        others = value["others"]
         texts = (value["runtime"], value["path"], value["name"] or "", value["sha256"] or "")
-        if not all(isinstance(text, str) for text in texts) or not isinstance(value["settings"], dict):
+        sound = isinstance(others, list) and isinstance(value["settings"], dict)
+        if not sound or not all(isinstance(text, str) for text in (*texts, *others)):
             _refuse(f"a request to load is {_shown(value)}")
-        return cls(**{**value, "path": Path(value["path"])})
+        return cls(**{**value, "path": Path(value["path"]), "others": tuple(map(Path, others))})
 
 
 def facts_to_json(facts: ModelFacts) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _load(request: LoadRequest) -> Model:
     runtime = RUNTIMES.get(request.runtime)
     if runtime is None:
         raise InvalidRequestError(f"no runtime {request.runtime!r}", hint=f"one of {', '.join(RUNTIMES)}")
-    settings, file = runtime.read_settings(request.settings), read_model_file(request.path)
+    settings, file = runtime.read_settings(request.settings), read_model_file(request.path, request.others)
     name, sha256 = request.name or file.name, request.sha256 or file.identity
     return runtime.load(replace(file, name=name, identity=sha256), settings)
 

@@ -25,6 +25,11 @@ class RepoCache:
         self._folder = cache / f"models--{repo.replace('/', '--')}"
         self._locks = cache / ".locks" / self._folder.name
 
+    @property
+    def place(self) -> Path:
+        """The repository's own folder, which need not exist."""
+        return self._folder
+
     def prepare(self) -> None:
         """Create what a download needs. Raises DownloadError if the cache cannot be written."""
         try:

@@ -7,8 +7,8 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -34,7 +34,6 @@ POLL_S = 0.1
 GRACE_S = 1.0
 
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
-_SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -69,24 +68,6 @@ class _Status:
     total: int | None = None
 
 
-def choose_gguf(filenames: Sequence[str], repo: str) -> str:
-    """The GGUF meant by a repository without a file name: the only one, else the only Q4_K_M.
-
-    Raises DownloadError that lists the candidates.
-    """
-    found = [name for name in filenames if name.lower().endswith(".gguf") and not _SPLIT_GGUF.search(name)]
-    preferred = [name for name in found if "q4_k_m" in name.lower()]
-    for candidates in (found, preferred):
-        if len(candidates) == 1:
-            return candidates[0]
-    if not found:
-        raise DownloadError(f"{repo} holds no single-file .gguf", hint="choose a repository with GGUF files")
-    raise DownloadError(
-        f"{repo} holds {len(found)} .gguf files, choose one of: {', '.join(sorted(found))}",
-        hint=f"write hf:{repo}/FILE",
-    )
-
-
 def fetch_hub_file(
     wanted: HubFile,
     *,
@@ -96,7 +77,7 @@ def fetch_hub_file(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> FetchedHubFile:
-    """The file, from the hub or, if the hub cannot be asked, from its cache; its hash is always checked.
+    """The named file, from the hub or, if the hub cannot be asked, from its cache; its hash is always checked.
 
     ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError with one precise
     sentence, HashMismatchError, DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
@@ -146,12 +127,7 @@ def _from_cache(
     commit = folder.commit_of(wanted.revision)
     if commit is None:
         raise otherwise
-    filename = wanted.filename
-    if filename is None:
-        names = [name for name in folder.files(commit) if name.lower().endswith(".gguf")]
-        if not names:
-            raise otherwise
-        filename = choose_gguf(names, wanted.repo)
+    filename = wanted.filename or ""
     path = folder.pointer(commit, filename)
     if not path.is_file():
         raise otherwise
@@ -174,10 +150,7 @@ def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
 
 
 def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
-    """Revision to commit, file name if none was given, etag and size."""
-    if wanted.filename is None:
-        commit, names = http.list_files(wanted)
-        wanted = replace(wanted, filename=choose_gguf(names, wanted.repo), revision=commit)
+    """Revision to commit, etag and size."""
     filename = wanted.filename or ""
     if any(piece in ("", ".", "..") for piece in filename.split("/")) or "\\" in filename:
         raise DownloadError(f"the hub offers an unusable file name ({filename!r})")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import DownloadError
-from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
-from edgespec.store.hub.cache import COMMIT, RepoCache
-from edgespec.store.hub.file import fetch_hub_file, run_watched
-from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
+from edgespec.files.progress import Cancelled, ProgressCallback
+from edgespec.store.hub.file import fetch_hub_file
+from edgespec.store.hub.listing import list_hub_files
 from edgespec.store.references import HubFile, HubReference
 
 _CONFIG = "config.json"
@@ -52,36 +50,17 @@ def list_hub_folder(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> HubFolder:
-    """What the repository holds, by the hub or, if it cannot be asked, as far as its cache knows.
-
-    ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError, CancelledError.
-    """
-    settings = hub_settings()
-    wanted = HubFile(reference.repo, None, reference.revision)
-    if not (offline or settings.HF_HUB_OFFLINE):
-
-        def ask(stopped: Callable[[], bool]) -> HubFolder:
-            http = HubHttp(endpoint, stopped)
-            commit, names = http.list_files(wanted)
-            if not COMMIT.fullmatch(commit):
-                raise DownloadError(f"{http.endpoint} does not answer like a model hub (no commit)")
-            return HubFolder(repo=reference.repo, commit=commit, filenames=tuple(names))
-
-        def tick() -> None:
-            if progress is not None:
-                progress(ProgressEvent(stage="asking the hub", source=wanted.label))
-
-        try:
-            return run_watched(ask, tick=tick, cancelled=cancelled, what="asking the hub")
-        except HubUnreachableError as error:
-            reason: DownloadError = error
-    else:
-        reason = DownloadError(f"{reference.repo} is not in the hub's cache, and offline was asked for")
-    folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), reference.repo)
-    commit = folder.commit_of(reference.revision)
-    if commit is None:
-        raise reason
-    return HubFolder(repo=reference.repo, commit=commit, filenames=tuple(folder.files(commit)))
+    """What the repository holds. Arguments and errors are those of ``list_hub_files``."""
+    listing = list_hub_files(
+        reference.repo,
+        reference.revision,
+        offline=offline,
+        endpoint=endpoint,
+        cache=cache,
+        progress=progress,
+        cancelled=cancelled,
+    )
+    return HubFolder(repo=listing.repo, commit=listing.commit, filenames=listing.names)
 
 
 def fetch_hub_folder(

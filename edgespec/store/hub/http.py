@@ -87,13 +87,14 @@ class HubHttp:
         except (ValueError, RecursionError) as error:
             raise DownloadError(f"{self.endpoint} does not answer like a model hub (no JSON)") from error
 
-    def list_files(self, wanted: HubFile) -> tuple[str, list[str]]:
-        """The commit that the revision of ``wanted`` is, and the files of its repository. Raises what JSON raises."""
-        listing: Any = self.get_json(f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}", wanted)
-        try:
-            return str(listing["sha"]), [str(sibling["rfilename"]) for sibling in listing["siblings"]]
-        except (KeyError, TypeError) as error:
-            raise DownloadError(f"{self.endpoint} does not answer like a model hub") from error
+    def get_listing(self, wanted: HubFile) -> Any:
+        """What the hub says of the repository of ``wanted`` at its revision, with the sizes of its files.
+
+        Raises what ``get_json`` raises.
+        """
+        return self.get_json(
+            f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}?blobs=true", wanted
+        )
 
     def head(self, url: str, wanted: HubFile) -> Mapping[str, str]:
         """The headers that describe a file. Redirects inside the hub are followed, one to a CDN is the answer."""

@@ -1,0 +1,138 @@
+"""What a hub repository holds: its files with their sizes, and what its page says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import DownloadError
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
+from edgespec.store.hub.file import run_watched
+from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
+from edgespec.store.references import HubFile
+
+_MOST_WORD = 80  # characters of a licence or an architecture; real ones have thirty at most
+
+
+@dataclass(frozen=True, slots=True)
+class HubEntry:
+    """A file of a repository. ``bytes`` and ``sha256`` are None where the hub does not say."""
+
+    name: str
+    bytes: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubListing:
+    """A repository at a commit. ``licence`` and ``architecture`` (of its GGUF files) are None where it says none.
+
+    ``cached``: only what the hub's cache holds, since the hub could not be asked.
+    """
+
+    repo: str
+    commit: str
+    entries: tuple[HubEntry, ...]
+    licence: str | None = None
+    architecture: str | None = None
+    cached: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.entries)
+
+
+def list_hub_files(
+    repo: str,
+    revision: str,
+    *,
+    offline: bool = False,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    progress: ProgressCallback | None = None,
+    cancelled: Cancelled | None = None,
+) -> HubListing:
+    """What the repository holds, by the hub or, if it cannot be asked, as far as its cache knows.
+
+    ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError, CancelledError.
+    """
+    settings = hub_settings()
+    wanted = HubFile(repo, None, revision)
+    if not (offline or settings.HF_HUB_OFFLINE):
+
+        def ask(stopped: Callable[[], bool]) -> HubListing:
+            http = HubHttp(endpoint, stopped)
+            return _listing(http.get_listing(wanted), repo, http.endpoint)
+
+        def tick() -> None:
+            if progress is not None:
+                progress(ProgressEvent(stage="asking the hub", source=wanted.label))
+
+        try:
+            return run_watched(ask, tick=tick, cancelled=cancelled, what="asking the hub")
+        except HubUnreachableError as error:
+            reason: DownloadError = error
+    else:
+        why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"
+        reason = DownloadError(f"{repo} is not in the hub's cache, and {why}")
+    folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), repo)
+    commit = folder.commit_of(revision)
+    if commit is None:
+        raise reason
+    entries = tuple(HubEntry(name, folder.pointer(commit, name).stat().st_size) for name in folder.files(commit))
+    return HubListing(repo=repo, commit=commit, entries=entries, cached=True)
+
+
+def _listing(document: Any, repo: str, endpoint: str) -> HubListing:
+    """The hub's answer as a listing. Raises DownloadError."""
+    strange = DownloadError(
+        f"{endpoint} does not answer like a model hub", hint="check HF_ENDPOINT, the proxy, and any sign-in page"
+    )
+    if not isinstance(document, dict) or not isinstance(document.get("siblings"), list):
+        raise strange
+    commit = document.get("sha")
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise strange
+    try:
+        entries = tuple(_entry(sibling) for sibling in document["siblings"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise strange from error
+    return HubListing(
+        repo=repo,
+        commit=commit,
+        entries=entries,
+        licence=next(_licences(document), None),
+        architecture=_word(document.get("gguf"), "architecture"),
+    )
+
+
+def _entry(sibling: Mapping[str, Any]) -> HubEntry:
+    """Raises KeyError, TypeError, AttributeError for what is none."""
+    large = sibling.get("lfs") or {}
+    size, sha256 = large.get("size", sibling.get("size")), large.get("sha256")
+    return HubEntry(
+        name=str(sibling["rfilename"]),
+        bytes=size if type(size) is int and size >= 0 else None,
+        sha256=sha256 if isinstance(sha256, str) and SHA256.fullmatch(sha256) else None,
+    )
+
+
+def _licences(document: Mapping[str, Any]) -> Iterator[str]:
+    stated = _word(document.get("cardData"), "license")
+    if stated is not None:
+        yield stated
+    tags = document.get("tags")
+    for tag in tags if isinstance(tags, list) else ():
+        if isinstance(tag, str) and tag.startswith("license:"):
+            word = _word({"tag": tag.removeprefix("license:")}, "tag")
+            if word is not None:
+                yield word
+
+
+def _word(table: Any, key: str) -> str | None:
+    """A short printable text of a table that may be anything."""
+    value = table.get(key) if isinstance(table, dict) else None
+    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MOST_WORD else None
