@@ -479,7 +479,7 @@ def test_hints_name_only_what_there_is(here: InProcess) -> None:
     texts = dict(help_texts(here))
     options = set(OPTION.findall(" ".join(texts.values())))
     commands = {command[0] for command in texts if command}
-    elsewhere = {"--install"}  # of xcode-select
+    elsewhere = {"--install", "--force-reinstall", "--no-binary", "--no-cache-dir"}  # of xcode-select and pip
     for text in hint_texts():
         assert set(OPTION.findall(text)) <= options | elsewhere, text
         assert set(re.findall(r"`edgespec ([a-z]+)", text)) <= commands, text
