@@ -45,6 +45,8 @@ _FLAGS = (
 )
 # Windows has threads of its own, all of its code can be moved, and its functions of math are in its C library.
 _POSIX_FLAGS, _POSIX_LIBRARIES = ("-fPIC", "-pthread"), ("-lm",)
+# By where a program finds it, not by the folder that it was built in.
+_NAME_FOR_MACOS = f"-Wl,-install_name,@rpath/{LIBRARY_NAMES['darwin']}"
 # Each level's file, the processors it is for, its flags, and the macro that tells the others it is there.
 _X86, _ARM = ("x86_64", "AMD64", "amd64"), ("aarch64", "arm64", "ARM64")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -129,8 +131,10 @@ def _compile_for(
         others = sorted(set(FOLDER.glob("*.c")) - set(FOLDER.glob("level_*.c")))
         objects += pool.map(lambda source: _compile(command, flags, source, place), others)
     library = place / LIBRARY_NAMES.get(system, LIBRARY_NAMES["linux"])
-    libraries = () if system == "win32" else _POSIX_LIBRARIES
-    _run([*command, *flags, "-shared", "-o", os.fspath(library), *map(os.fspath, objects), *libraries])
+    rest = [*map(os.fspath, objects), *(() if system == "win32" else _POSIX_LIBRARIES)]
+    if system == "darwin":
+        rest.append(_NAME_FOR_MACOS)
+    _run([*command, *flags, "-shared", "-o", os.fspath(library), *rest])
     return library
 
 
