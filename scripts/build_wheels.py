@@ -2,8 +2,7 @@
 
 The kernels are cross-compiled by zig's C compiler, which comes as a Python package with the C libraries of all these
 systems. It, the build backend and a reader of binaries are installed into build/wheel-tools the first time (100 MB);
-nothing else is needed but Python and pip. With the table of levels and flags in edgespec/kernels/compile.py, which local
-builds use as well.
+nothing else is needed but Python and pip. Levels and flags are those of local builds, in edgespec/kernels/compile.py.
 
     --only TAG      build these wheels alone, by a part of their tag; may be repeated
     --check         then check each as far as this machine can: see docs/kernels.md
@@ -88,7 +87,7 @@ class Result:
     levels: list[str] = field(default_factory=list)
 
 
-class Failed(Exception):
+class WheelError(Exception):
     """A wheel that cannot be built, or is not what it should be, in one sentence."""
 
 
@@ -109,7 +108,7 @@ def install_tools() -> None:
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(TOOLS)]
     done = subprocess.run([*command, *REQUIREMENTS], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Failed(f"the tools cannot be installed: {' '.join(done.stderr.split())[-300:]}")
+        raise WheelError(f"the tools cannot be installed: {' '.join(done.stderr.split())[-300:]}")
     stamp.write_text(wanted, encoding="utf-8")
 
 
@@ -132,14 +131,14 @@ def run(command: list[str], *, where: Path = CHECKOUT, **environment: str) -> st
     )
     if done.returncode:
         said = " ".join((done.stdout + done.stderr).split())[-500:]
-        raise Failed(f"{Path(command[0]).name} ended with {done.returncode}: {said}")
+        raise WheelError(f"{Path(command[0]).name} ended with {done.returncode}: {said}")
     return done.stdout.strip()
 
 
 def load(path: Path) -> ModuleType:
     """A module of the kernels, without the package around it, whose dependencies are not needed here."""
     spec = importlib.util.spec_from_file_location(f"edgespec_kernels_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None and spec.loader is not None  # noqa: PT018 (a path of ours)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -166,7 +165,7 @@ def build(wanted: Platform, place: Path, out: Path) -> tuple[Path, Path]:
             library, compiler=compiler, system=wanted.system, machine=wanted.machine, extra_flags=("-g0", "-s")
         )
     except compiling.CompileError as error:
-        raise Failed(f"{wanted.tag}: {error}") from error
+        raise WheelError(f"{wanted.tag}: {error}") from error
     made = place / "wheel"
     run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)],
@@ -190,15 +189,15 @@ def check_content(wanted: Platform, wheel: Path, library: Path) -> None:
         tags = re.findall(r"^Tag: (.*)$", file.read(next(n for n in names if n.endswith("/WHEEL"))).decode(), re.M)
         kernels = {n for n in names if n.startswith("edgespec/kernels/") and not n.endswith(".py")}
         if kernels != {f"edgespec/kernels/{library.name}"}:
-            raise Failed(f"{wheel.name}: beside Python its kernels are {sorted(kernels)}")
+            raise WheelError(f"{wheel.name}: beside Python its kernels are {sorted(kernels)}")
         packed = file.read(f"edgespec/kernels/{library.name}")
     if tags != [f"py3-none-{wanted.tag}"] or not wheel.name.endswith(f"-py3-none-{wanted.tag}.whl"):
-        raise Failed(f"{wheel.name}: its tags are {tags}")
+        raise WheelError(f"{wheel.name}: its tags are {tags}")
     if packed != library.read_bytes():
-        raise Failed(f"{wheel.name}: its library is not the one that was built")
+        raise WheelError(f"{wheel.name}: its library is not the one that was built")
     for place in (os.fsencode(CHECKOUT), os.fsencode(library.parent)):
         if place in packed:
-            raise Failed(f"{wheel.name}: its library names a folder of this machine, {os.fsdecode(place)}")
+            raise WheelError(f"{wheel.name}: its library names a folder of this machine, {os.fsdecode(place)}")
 
 
 def check_linked(wanted: Platform, library: Path) -> None:
@@ -212,27 +211,27 @@ def check_linked(wanted: Platform, library: Path) -> None:
     names = load(KERNELS / "binary.py")
     expected = (wanted.system, (names.machine_name(wanted.machine),))
     if found is None or (found.system, found.machines) != expected:
-        raise Failed(f"{wanted.tag}: the library is for {found}")
+        raise WheelError(f"{wanted.tag}: the library is for {found}")
     lief.logging.disable()
     binary: Any = lief.parse(str(library))
     if isinstance(binary, lief.MachO.FatBinary):
         binary = binary.at(0)
     exported = {_plain(each.name, wanted.system) for each in binary.exported_functions} - LINKERS_OWN
     if exported != header_functions():
-        raise Failed(f"{wanted.tag}: exports differ from the header's: {sorted(exported ^ header_functions())}")
+        raise WheelError(f"{wanted.tag}: exports differ from the header's: {sorted(exported ^ header_functions())}")
     allowed = next(pattern for kind, pattern in ALLOWED.items() if wanted.tag.startswith(kind))
     strange = [name for name in _needed(binary, wanted.system) if not re.fullmatch(allowed, name)]
     if strange:
-        raise Failed(f"{wanted.tag}: the library needs {', '.join(strange)}")
+        raise WheelError(f"{wanted.tag}: the library needs {', '.join(strange)}")
     if wanted.tag.startswith("manylinux"):
         versions = {tuple(map(int, v.split("."))) for v in _glibc_versions(binary)}
         if not versions or max(versions) > NEWEST_GLIBC:
-            raise Failed(f"{wanted.tag}: the library needs glibc {max(versions, default=None)}")
+            raise WheelError(f"{wanted.tag}: the library needs glibc {max(versions, default=None)}")
     if wanted.system == "darwin":
         if wanted.machine == "arm64" and not binary.has_code_signature:
-            raise Failed(f"{wanted.tag}: the library is not signed, and macOS refuses such on ARM")
+            raise WheelError(f"{wanted.tag}: the library is not signed, and macOS refuses such on ARM")
         if found.least_macos != (11, 0):
-            raise Failed(f"{wanted.tag}: the library needs macOS {found.least_macos}")
+            raise WheelError(f"{wanted.tag}: the library needs macOS {found.least_macos}")
 
 
 def _plain(name: str, system: str) -> str:
@@ -361,7 +360,7 @@ def main(arguments: list[str]) -> int:
     try:
         install_tools()
         results = [one(each, options) for each in wanted]
-    except (Failed, OSError, subprocess.TimeoutExpired) as error:
+    except (WheelError, OSError, subprocess.TimeoutExpired) as error:
         say(str(error))
         return 1
     digests = {result.digest for result in results if result.digest}

@@ -76,6 +76,15 @@ static bool runs(int64_t level)
     const unsigned long dotprod = 1ul << 20; /* HWCAP_ASIMDDP */
     return level == ES_NEON_DOTPROD && (getauxval(AT_HWCAP) & dotprod);
 }
+#elif defined(__aarch64__) && defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+static bool runs(int64_t level)
+{
+    const DWORD dot_products = 43; /* PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE, which older headers do not name */
+    return level == ES_NEON_DOTPROD && IsProcessorFeaturePresent(dot_products);
+}
 #else
 static bool runs(int64_t level)
 {

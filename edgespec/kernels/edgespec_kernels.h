@@ -9,7 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
+#if defined(_WIN32)
+#define ES_EXPORT __declspec(dllexport)
+#elif defined(__GNUC__)
 #define ES_EXPORT __attribute__((visibility("default")))
 #else
 #define ES_EXPORT

@@ -1,10 +1,11 @@
 /* A whole model's forward: every thread runs forward_on, doing its share of each step, with barriers between. */
+#define _GNU_SOURCE
 #include <string.h>
-#include <unistd.h>
 
 #include "angle.h"
 #include "forward_step.h"
 #include "multiply.h"
+#include "threads.h"
 
 static void turn(const struct step *step, size_t row)
 {
@@ -289,7 +290,7 @@ static void forward_on(void *context, int thread)
 
 static int32_t run(struct es_sequence *sequence, struct forward *forward)
 {
-    if (sequence->process != getpid())
+    if (sequence->process != process_number())
         return ES_OTHER_PROCESS;
     for (size_t i = 0; i < forward->rows; i++)
         if (forward->tokens[i] < 0 || forward->tokens[i] >= sequence->model->vocabulary)

@@ -1,9 +1,28 @@
 /* Pages straight from the system: zeroed, private, and given back as a whole. */
 #define _GNU_SOURCE
 #include <stddef.h>
-#include <sys/mman.h>
 
 #include "edgespec_kernels.h"
+
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+void *es_memory_take(int64_t bytes, int32_t huge)
+{
+    (void)huge; /* a privilege that hardly anybody has */
+    return VirtualAlloc(NULL, (size_t)bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+}
+
+void es_memory_give(void *memory, int64_t bytes)
+{
+    (void)bytes;
+    if (memory)
+        (void)VirtualFree(memory, 0, MEM_RELEASE);
+}
+
+#else
+#include <sys/mman.h>
 
 void *es_memory_take(int64_t bytes, int32_t huge)
 {
@@ -24,3 +43,5 @@ void es_memory_give(void *memory, int64_t bytes)
     if (memory)
         (void)munmap(memory, (size_t)bytes);
 }
+
+#endif

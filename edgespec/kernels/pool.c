@@ -1,16 +1,11 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdalign.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "float_mode.h"
+#include "threads.h"
 
 /* How long a thread spins before it sleeps. Steps are 1 to 500 us apart and a wake-up takes 5 to 50 us, so within a
  * forward it pays to wait for about as long as that; between forwards there is Python, for 20 to 100 us. */
@@ -25,19 +20,17 @@ enum { YIELD_NS = 5 * 1000 };
  * next CROWDED_WAITS waits at barriers are slept through, which costs 64 wake-ups once the others are gone. */
 enum { CROWDED_NS = 1000 * 1000, CROWDED_WAITS = 64 };
 enum { LOOKS_PER_CLOCK = 64, CACHE_LINE = 128 };
-/* Attention keeps 110 KB on the stack. Threads have 128 KB on musl unless they ask for more, and 512 KB on macOS. */
-enum { LEAST_STACK = 512 * 1024 };
 
 /* A number that only grows, and threads waiting for it to. */
 struct gate {
     alignas(CACHE_LINE) atomic_uint value;
     atomic_uint sleeping;
-    pthread_mutex_t mutex;
-    pthread_cond_t opened;
+    thread_lock lock;
+    thread_condition opened;
 };
 
 struct worker {
-    pthread_t thread;
+    thread_handle thread;
     struct pool *pool;
     int number;
 };
@@ -67,25 +60,18 @@ static inline void relax(void)
 #endif
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static void gate_init(struct gate *gate)
 {
     atomic_init(&gate->value, 0);
     atomic_init(&gate->sleeping, 0);
-    pthread_mutex_init(&gate->mutex, NULL);
-    pthread_cond_init(&gate->opened, NULL);
+    lock_init(&gate->lock);
+    condition_init(&gate->opened);
 }
 
 static void gate_destroy(struct gate *gate)
 {
-    pthread_mutex_destroy(&gate->mutex);
-    pthread_cond_destroy(&gate->opened);
+    lock_destroy(&gate->lock);
+    condition_destroy(&gate->opened);
 }
 
 static void gate_open(struct gate *gate)
@@ -94,9 +80,9 @@ static void gate_open(struct gate *gate)
     /* A thread counts itself as sleeping before it looks at the value for the last time, and both sides are
      * sequentially consistent: either it sees the new value, or it is seen here. */
     if (atomic_load(&gate->sleeping)) {
-        pthread_mutex_lock(&gate->mutex);
-        pthread_cond_broadcast(&gate->opened);
-        pthread_mutex_unlock(&gate->mutex);
+        lock_take(&gate->lock);
+        condition_wake_all(&gate->opened);
+        lock_give(&gate->lock);
     }
 }
 
@@ -117,19 +103,19 @@ static void gate_wait(struct gate *gate, unsigned old, int64_t spin_ns, atomic_i
                     atomic_fetch_sub_explicit(crowded, 1, memory_order_relaxed);
                     break;
                 }
-                sched_yield();
+                thread_yield();
                 if (crowded && now_ns() >= now + CROWDED_NS)
                     atomic_store_explicit(crowded, CROWDED_WAITS, memory_order_relaxed);
             }
         }
         relax();
     }
-    pthread_mutex_lock(&gate->mutex);
+    lock_take(&gate->lock);
     atomic_fetch_add(&gate->sleeping, 1);
     while (atomic_load(&gate->value) == old)
-        pthread_cond_wait(&gate->opened, &gate->mutex);
+        condition_wait(&gate->opened, &gate->lock);
     atomic_fetch_sub(&gate->sleeping, 1);
-    pthread_mutex_unlock(&gate->mutex);
+    lock_give(&gate->lock);
 }
 
 bool pool_barrier(struct pool *pool)
@@ -147,7 +133,7 @@ bool pool_barrier(struct pool *pool)
     return pool->go_on;
 }
 
-static void *work(void *argument)
+static thread_result THREAD_CALL work(void *argument)
 {
     struct worker *own = argument;
     struct pool *pool = own->pool;
@@ -155,7 +141,7 @@ static void *work(void *argument)
     for (unsigned seen = 0;; seen++) {
         gate_wait(&pool->started, seen, pool->spins ? IDLE_SPIN_NS : 0, NULL);
         if (pool->closing)
-            return NULL;
+            return 0;
         pool->function(pool->context, own->number);
         (void)pool_barrier(pool); /* the last one: pool_run waits in it */
     }
@@ -179,35 +165,7 @@ static bool enough_processors(const struct es_threads *threads)
 {
     if (threads->most_busy && threads->count > threads->most_busy)
         return false;
-#if defined(__linux__)
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-        return threads->count <= CPU_COUNT(&allowed);
-#endif
-    return threads->count <= sysconf(_SC_NPROCESSORS_ONLN);
-}
-
-static bool start(struct worker *worker)
-{
-    pthread_attr_t attributes;
-    size_t stack = 0;
-    if (pthread_attr_init(&attributes))
-        return false;
-    bool started = !pthread_attr_getstacksize(&attributes, &stack) &&
-                   (stack >= LEAST_STACK || !pthread_attr_setstacksize(&attributes, LEAST_STACK)) &&
-                   !pthread_create(&worker->thread, &attributes, work, worker);
-    pthread_attr_destroy(&attributes);
-    return started;
-}
-
-/* Signals are for the application's threads, but for those of a fault: blocked ones end the process without a word, and
- * whoever handles them, Python's faulthandler for one, is never asked. */
-static void fill_with_others(sigset_t *signals)
-{
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
-    sigfillset(signals);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-        sigdelset(signals, faults[i]);
+    return threads->count <= processors_allowed();
 }
 
 struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancelled)
@@ -215,7 +173,7 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     int threads = (int)wanted->count;
     size_t bytes = sizeof(struct pool) + (size_t)(threads - 1) * sizeof(struct worker);
     bytes = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
-    struct pool *pool = aligned_alloc(CACHE_LINE, bytes);
+    struct pool *pool = aligned_take(CACHE_LINE, bytes);
     if (!pool)
         return NULL;
     gate_init(&pool->started);
@@ -229,16 +187,12 @@ struct pool *pool_open(const struct es_threads *wanted, const atomic_int *cancel
     pool->cancelled = cancelled;
     pool->workers = 0;
 
-    sigset_t others, before;
-    fill_with_others(&others);
-    pthread_sigmask(SIG_SETMASK, &others, &before);
     bool failed = false;
     for (int i = 0; i < threads - 1 && !failed; i++) {
         pool->worker[i] = (struct worker){.pool = pool, .number = i + 1};
-        failed = !start(&pool->worker[i]);
+        failed = !thread_start(&pool->worker[i].thread, work, &pool->worker[i]);
         pool->workers += !failed;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed) {
         pool_close(pool);
         return NULL;
@@ -251,10 +205,10 @@ void pool_close(struct pool *pool)
     pool->closing = true;
     gate_open(&pool->started);
     for (int i = 0; i < pool->workers; i++)
-        pthread_join(pool->worker[i].thread, NULL);
+        thread_join(pool->worker[i].thread);
     gate_destroy(&pool->started);
     gate_destroy(&pool->passed);
-    free(pool);
+    aligned_give(pool);
 }
 
 int pool_threads(const struct pool *pool)

@@ -1,8 +1,10 @@
+#define _GNU_SOURCE
 #include "sequence.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "threads.h"
 
 /* Hands out parts of one allocation, each on a cache line of its own; first to count, then to take. */
 struct carver {
@@ -55,7 +57,7 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
     sequence->model = model;
     es_use_heads(sequence, &model->head, 1);
     sequence->level = level_of(level);
-    sequence->process = getpid();
+    sequence->process = process_number();
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
@@ -81,7 +83,7 @@ struct es_sequence *es_open(const struct es_model *model, int64_t context_length
 void es_close(struct es_sequence *sequence)
 {
     /* In a forked child the threads are not there to be waited for. */
-    if (sequence->pool && sequence->process == getpid())
+    if (sequence->pool && sequence->process == process_number())
         pool_close(sequence->pool);
     es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
     es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);

@@ -4,7 +4,6 @@
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/types.h>
 
 #include "activation.h"
 #include "edgespec_kernels.h"
@@ -18,7 +17,7 @@ struct es_sequence {
     size_t head_rows;
     const struct level *level;
     struct pool *pool;
-    pid_t process;
+    long process;
 
     size_t context_length;
     size_t positions; /* context_length rounded up to whole tiles of keys */
