@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli.options import JsonOption, state_of
-from edgespec.cli.output import ProgressPrinter, note, print_json
-from edgespec.errors import EdgespecError, InvalidRequestError, ModelNotFoundError
+from edgespec.cli.output import ProgressPrinter, State, note, print_json
+from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
 from edgespec.files.model_file import read_model_file
@@ -20,9 +20,20 @@ from edgespec.interfaces.model import HOST
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.found import FoundModel, Places, find_models
-from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
+from edgespec.store.references import (
+    CatalogueName,
+    HubFile,
+    HubReference,
+    LocalPath,
+    ModelSpec,
+    parse_reference,
+    spec_of_hub_reference,
+)
 from edgespec.store.store import Store, StoredModel
 from edgespec.text.vocabulary import unsupported
+
+if TYPE_CHECKING:
+    from edgespec.store.hub.quantisations import Quantisation, QuantisationChoice
 
 app = typer.Typer(
     help="List the models known and on disk; remove or verify one.",
@@ -41,29 +52,90 @@ def pull(
 ) -> None:
     """Fetch models into the store: with progress, resumable, verified."""
     state = state_of(context)
-    specs = [_spec(text) for text in model]
+    references = [_fetchable(text) for text in model]
     store = Store(home())
-    fetched = []
-    for spec in specs:
+    rows = []
+    for reference in references:
+        with ProgressPrinter(quiet=json).shown() as progress:
+            spec, choice = _wanted(reference, store, state, progress)
+        if choice is not None and not json:
+            _show_quantisations(choice)
         with ProgressPrinter(quiet=json).shown() as progress:
             stored = store.fetch(spec, offline=state.offline, progress=progress)
-        fetched.append(stored)
-        note(f"{stored.name}: {megabytes(stored.bytes)}, licence {stored.licence or 'not stated'}, {stored.path}")
+        content = _Content.of(stored.path) if stored.kind == "model" else None
+        runs = "" if content is None else f", {content.words}"
+        licence = stored.licence or "not stated"
+        note(f"{stored.name}: {megabytes(stored.bytes)}, licence {licence}{runs}, {stored.path}")
+        found = None if choice is None else [_quantisation_json(choice, each) for each in choice.found]
+        told = {} if content is None else content.as_json()
+        rows.append({**_stored_json(stored), **told, "quantisations": found})
     if json:
-        print_json({"models": [_stored_json(stored) for stored in fetched]})
+        print_json({"models": rows})
 
 
-def _spec(text: str) -> ModelSpec:
+def _fetchable(text: str) -> CatalogueName | HubReference:
     reference = parse_reference(text, catalogue().keys())
     if isinstance(reference, LocalPath):
         raise InvalidRequestError(
             f"{text} is a path: there is nothing to fetch", hint="use the path itself as MODEL in other commands"
         )
-    return (
-        lookup(reference.name, to_fetch=True)
-        if isinstance(reference, CatalogueName)
-        else spec_of_hub_reference(reference)
-    )
+    if isinstance(reference, CatalogueName):
+        lookup(reference.name, to_fetch=True)  # before anything is fetched
+    return reference
+
+
+def _wanted(
+    reference: CatalogueName | HubReference, store: Store, state: State, progress: ProgressPrinter
+) -> tuple[ModelSpec, QuantisationChoice | None]:
+    """What to fetch, and of a repository what there is to choose from."""
+    if isinstance(reference, CatalogueName):
+        return lookup(reference.name, to_fetch=True), None
+    spec = spec_of_hub_reference(reference)
+    if reference.filename is not None:
+        return spec, None
+    here = next((stored for stored in store.list() if stored.name == spec.name), None)
+    try:
+        choice = store.choose_quantisation(reference, offline=state.offline, progress=progress)
+    except DownloadError:
+        if here is None:
+            raise
+        return spec, None  # it is here, whatever the hub says
+    names = [] if here is None else [path.name for path in here.paths]
+    held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
+    if held:
+        choice = replace(choice, chosen=held[0], reason="it is here already")
+    source = HubFile(reference.repo, choice.chosen.files[0], reference.revision)
+    return replace(spec, licence=choice.listing.licence, sources=(source,)), choice
+
+
+def _show_quantisations(choice: QuantisationChoice) -> None:
+    """A line for each, and how to take another."""
+    listing, found = choice.listing, choice.found
+    where = " in the hub's cache" if listing.cached else ""
+    note(f"{listing.reference()} holds {len(found)} model{'s' if len(found) > 1 else ''}{where}")
+    width = max(len(each.name or "?") for each in found)
+    for each in found:
+        amount = "" if each.bytes is None else megabytes(each.bytes)
+        runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header tells"}[each.native]
+        fits = ", too large for this machine" if each.fits is False else ""
+        mark = "*" if each is choice.chosen else " "
+        note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {_printable(each.files[0])}")
+    note(f"* {choice.words}")
+    if len(found) > 1:
+        note(f"another: edgespec pull {listing.reference()}/FILE")
+
+
+def _quantisation_json(choice: QuantisationChoice, each: Quantisation) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "model": choice.listing.reference(each.files[0]),
+        "files": list(each.files),
+        "bytes": each.bytes,
+        "native": each.native,
+        "fits": each.fits,
+        "chosen": each is choice.chosen,
+        "reason": choice.reason if each is choice.chosen else None,
+    }
 
 
 @app.callback()
@@ -99,29 +171,47 @@ def _printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Other:
-    """A model of another program: its architecture, and why our kernels do not run it; None where they do."""
+class _Content:
+    """What a model's file says: its architecture, and why our kernels do not run it; None where they do."""
 
-    model: FoundModel
     family: str | None
     reason: str | None
 
     @classmethod
-    def of(cls, model: FoundModel) -> _Other:
+    def of(cls, path: Path, others: Sequence[Path] = ()) -> _Content:
         family = None
         try:
-            located = read_model_file(model.path, model.others)
+            located = read_model_file(path, others)
             family = located.header.architecture
             RUNTIMES["native"].check(located, HOST)
             reason = unsupported(located.header)
         except EdgespecError as error:
             reason = error.message
-        return cls(model=model, family=family, reason=reason)
+        return cls(family=family, reason=reason)
+
+    @property
+    def words(self) -> str:
+        runs = "runs on our kernels" if self.reason is None else "needs llama.cpp" if self.family else self.reason
+        return f"{f'{self.family}, ' if self.family else ''}{runs}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"family": self.family, "native": self.reason is None, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """A model of another program, and what its file says."""
+
+    model: FoundModel
+    content: _Content
+
+    @classmethod
+    def of(cls, model: FoundModel) -> _Other:
+        return cls(model=model, content=_Content.of(model.path, model.others))
 
     @property
     def about(self) -> str:
-        runs = "runs on our kernels" if self.reason is None else "needs llama.cpp" if self.family else self.reason
-        return f"{self.model.program}{f', {self.family}' if self.family else ''}, {runs}"
+        return f"{self.model.program}, {self.content.words}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -132,9 +222,7 @@ class _Other:
             "parts": [str(path) for path in (self.model.path, *self.model.others)],
             "bytes": self.model.bytes,
             "program": self.model.program,
-            "family": self.family,
-            "native": self.reason is None,
-            "reason": self.reason,
+            **self.content.as_json(),
         }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
@@ -26,9 +27,13 @@ from edgespec.errors import (
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
 from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.hardware.machine import memory_bytes
 from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
 from edgespec.store.mirrors.package import fetch_package_parts
-from edgespec.store.references import HubFile, ModelSpec, PackageParts, Source
+from edgespec.store.references import HubFile, HubReference, ModelSpec, PackageParts, Source
+
+if TYPE_CHECKING:
+    from edgespec.store.hub.quantisations import QuantisationChoice
 
 # The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
@@ -75,6 +80,7 @@ class _Arrival:
 
     files: tuple[tuple[Path, str], ...]
     revision: str | None
+    licence: str | None = None
     how_made: str
 
 
@@ -251,6 +257,29 @@ class Store:
                 folder.rmdir()  # only if it is empty
             raise _nothing_delivered(spec, reasons, offline)
 
+    def choose_quantisation(
+        self,
+        reference: HubReference,
+        *,
+        offline: bool = False,
+        progress: ProgressCallback | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> QuantisationChoice:
+        """What a repository holds, and the quantisation for this machine. Raises DownloadError, CancelledError."""
+        from edgespec.store.hub.listing import list_hub_files
+        from edgespec.store.hub.quantisations import choose_quantisation
+
+        listing = list_hub_files(
+            reference.repo,
+            reference.revision,
+            offline=offline,
+            endpoint=self._hub_endpoint,
+            cache=self._hub_cache,
+            progress=progress,
+            cancelled=cancelled,
+        )
+        return choose_quantisation(listing, memory_bytes()[1])
+
     def _find_sound(
         self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None
     ) -> StoredModel | None:
@@ -285,10 +314,11 @@ class Store:
             progress=progress,
             cancelled=cancelled,
         )
-        first, more = fetched[0], f" and {len(fetched) - 1} more" if len(fetched) > 1 else ""
+        first, others = fetched.files[0], len(fetched.files) - 1
+        more = f" and {others} more" if others else ""
         how = f"file {first.filename}{more} of the hub repository {source.repo}, in the hub's own cache"
-        files = tuple((file.path, file.sha256) for file in fetched)
-        return _Arrival(files=files, revision=first.commit, how_made=how)
+        files = tuple((file.path, file.sha256) for file in fetched.files)
+        return _Arrival(files=files, revision=first.commit, licence=fetched.licence, how_made=how)
 
     def _fetch_from_packages(
         self,
@@ -323,7 +353,7 @@ class Store:
             revision=arrival.revision,
             sha256=sha256_of_parts([file.sha256 for file in files]),
             bytes=sum(file.bytes for file in files),
-            licence=spec.licence,
+            licence=spec.licence or arrival.licence,
             mtime_ns=files[0].mtime_ns,
             how_made=arrival.how_made,
             path=files[0].path,

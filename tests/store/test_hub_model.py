@@ -46,8 +46,8 @@ Fetch = Callable[..., tuple[FetchedHubFile, ...]]
 @pytest.fixture
 def fetch(hub: HubServer, tmp_path: Path) -> Fetch:
     def call(name: str | None = None, revision: str = "main", **options: object) -> tuple[FetchedHubFile, ...]:
-        wanted = HubFile("org/repo", name, revision)
-        return fetch_hub_model(wanted, endpoint=hub.endpoint, cache=tmp_path / "cache", **options)  # type: ignore[arg-type]
+        wanted, cache = HubFile("org/repo", name, revision), tmp_path / "cache"
+        return fetch_hub_model(wanted, endpoint=hub.endpoint, cache=cache, **options).files  # type: ignore[arg-type]
 
     return call
 

@@ -22,6 +22,7 @@ class RepoCache:
     """One repository in the cache. Looking creates nothing."""
 
     def __init__(self, cache: Path, repo: str) -> None:
+        cache = cache.absolute()  # the manifest remembers where a file is, whatever folder a later command runs in
         self._folder = cache / f"models--{repo.replace('/', '--')}"
         self._locks = cache / ".locks" / self._folder.name
 

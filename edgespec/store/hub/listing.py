@@ -12,7 +12,7 @@ from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.file import run_watched
 from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
-from edgespec.store.references import HubFile
+from edgespec.store.references import HubFile, HubReference
 
 _MOST_WORD = 80  # characters of a licence or an architecture; real ones have thirty at most
 
@@ -28,12 +28,14 @@ class HubEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubListing:
-    """A repository at a commit. ``licence`` and ``architecture`` (of its GGUF files) are None where it says none.
+    """A repository at the commit that a revision is.
 
+    ``licence`` and ``architecture`` (of its GGUF files) are None where its page says none.
     ``cached``: only what the hub's cache holds, since the hub could not be asked.
     """
 
     repo: str
+    revision: str
     commit: str
     entries: tuple[HubEntry, ...]
     licence: str | None = None
@@ -43,6 +45,10 @@ class HubListing:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self.entries)
+
+    def reference(self, name: str | None = None) -> str:
+        """A file of it as MODEL, or the repository itself."""
+        return HubReference(self.repo, self.revision, name).text
 
 
 def list_hub_files(
@@ -65,7 +71,7 @@ def list_hub_files(
 
         def ask(stopped: Callable[[], bool]) -> HubListing:
             http = HubHttp(endpoint, stopped)
-            return _listing(http.get_listing(wanted), repo, http.endpoint)
+            return _listing(http.get_listing(wanted), wanted, http.endpoint)
 
         def tick() -> None:
             if progress is not None:
@@ -83,10 +89,10 @@ def list_hub_files(
     if commit is None:
         raise reason
     entries = tuple(HubEntry(name, folder.pointer(commit, name).stat().st_size) for name in folder.files(commit))
-    return HubListing(repo=repo, commit=commit, entries=entries, cached=True)
+    return HubListing(repo=repo, revision=revision, commit=commit, entries=entries, cached=True)
 
 
-def _listing(document: Any, repo: str, endpoint: str) -> HubListing:
+def _listing(document: Any, wanted: HubFile, endpoint: str) -> HubListing:
     """The hub's answer as a listing. Raises DownloadError."""
     strange = DownloadError(
         f"{endpoint} does not answer like a model hub", hint="check HF_ENDPOINT, the proxy, and any sign-in page"
@@ -101,7 +107,8 @@ def _listing(document: Any, repo: str, endpoint: str) -> HubListing:
     except (KeyError, TypeError, AttributeError) as error:
         raise strange from error
     return HubListing(
-        repo=repo,
+        repo=wanted.repo,
+        revision=wanted.revision,
         commit=commit,
         entries=entries,
         licence=next(_licences(document), None),

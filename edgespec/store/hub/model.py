@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import DownloadError
 from edgespec.files.disk import require_space
-from edgespec.files.gguf.names import is_auxiliary, part_name
-from edgespec.files.progress import Cancelled, ProgressCallback
+from edgespec.files.gguf.names import part_name
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
+from edgespec.hardware.machine import memory_bytes
 from edgespec.store.hub.cache import RepoCache
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.http import hub_settings
 from edgespec.store.hub.listing import HubEntry, HubListing, list_hub_files
+from edgespec.store.hub.quantisations import choose_quantisation
 from edgespec.store.references import HubFile
 
 
-def choose_gguf(filenames: Sequence[str], repo: str) -> str:
-    """The GGUF meant by a repository without a file name: the only one, else the only Q4_K_M.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedHubModel:
+    """The file of a model, or all of its parts in order. ``licence`` is the repository's, None where it says none."""
 
-    Of a split model it is the first part. Raises DownloadError that lists the candidates.
-    """
-    found = sorted({_model_of(name) for name in filenames if _is_model(name)})
-    preferred = [name for name in found if "q4_k_m" in name.lower()]
-    for candidates in (found, preferred):
-        if len(candidates) == 1:
-            return candidates[0]
-    if not found:
-        raise DownloadError(f"{repo} holds no .gguf model", hint="choose a repository with GGUF files")
-    raise DownloadError(
-        f"{repo} holds {len(found)} .gguf files, choose one of: {', '.join(found)}", hint=f"write hf:{repo}/FILE"
-    )
-
-
-def _is_model(name: str) -> bool:
-    return name.lower().endswith(".gguf") and not is_auxiliary(name)
-
-
-def _model_of(name: str) -> str:
-    part = part_name(name)
-    return name if part is None else part.first
+    files: tuple[FetchedHubFile, ...]
+    licence: str | None = None
 
 
 def fetch_hub_model(
@@ -50,8 +35,11 @@ def fetch_hub_model(
     cache: Path | None = None,
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
-) -> tuple[FetchedHubFile, ...]:
-    """The model's file, or all of its parts in order. Arguments and errors are those of ``fetch_hub_file``."""
+) -> FetchedHubModel:
+    """The model that is named, else the quantisation for this machine, which ``progress`` is told.
+
+    Arguments and errors are those of ``fetch_hub_file`` and of ``choose_quantisation``.
+    """
 
     def fetch(name: str, revision: str, offline: bool = offline) -> FetchedHubFile:
         return fetch_hub_file(
@@ -64,7 +52,7 @@ def fetch_hub_model(
         )
 
     if wanted.filename is not None and part_name(wanted.filename) is None:
-        return (fetch(wanted.filename, wanted.revision),)
+        return FetchedHubModel(files=(fetch(wanted.filename, wanted.revision),))
     listing = list_hub_files(
         wanted.repo,
         wanted.revision,
@@ -74,7 +62,14 @@ def fetch_hub_model(
         progress=progress,
         cancelled=cancelled,
     )
-    filename = choose_gguf(listing.names, wanted.repo) if wanted.filename is None else wanted.filename
+    filename = wanted.filename
+    if filename is None:
+        choice = choose_quantisation(listing, memory_bytes()[1])
+        filename = choice.chosen.files[0]
+        if progress is not None and not listing.cached:
+            rest = f"; `edgespec pull {listing.reference()}` lists all {len(choice.found)}"
+            note = choice.words + (rest if len(choice.found) > 1 else "")
+            progress(ProgressEvent(stage="chosen", source=wanted.label, note=note))
     part = part_name(filename)
     names = (filename,) if part is None else part.names
     _check_parts(listing, names)
@@ -85,7 +80,8 @@ def fetch_hub_model(
         require_space(folder.place, needed_bytes, f"downloading {wanted.label}")
     offline = offline or listing.cached
     first = fetch(names[0], wanted.revision, offline)  # by the revision as it was given: the cache remembers it
-    return (first, *(fetch(name, first.commit, offline) for name in names[1:]))
+    files = (first, *(fetch(name, first.commit, offline) for name in names[1:]))
+    return FetchedHubModel(files=files, licence=listing.licence)
 
 
 def _check_parts(listing: HubListing, names: Sequence[str]) -> None:

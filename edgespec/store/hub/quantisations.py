@@ -1,0 +1,181 @@
+"""The quantisations that a hub repository holds of a model, and the one for this machine, by what the hub says alone.
+
+Whether our kernels run a file is told by its name until it is here: names are how quantisations are published, and a
+header says what is in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import DownloadError
+from edgespec.files.disk import megabytes
+from edgespec.files.gguf.names import is_auxiliary, part_name
+from edgespec.store.hub.listing import HubListing
+
+# What our kernels know (runtimes/native), which the store must not ask: tests hold both equal.
+KERNEL_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+KERNEL_ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "gemma3"})
+
+# A step reads all weights once, so four bits are the fastest that our kernels run, and Q4_K_M is the usual compromise
+# between size and loss (llama.cpp's README of its quantize tool). Larger ones are better than none.
+PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0")
+_FLOATS = ("BF16", "F16", "F32")
+
+# What may be used of the memory that is available, as the default profile has it; a test holds both equal.
+MEMORY_FRACTION = 0.8
+
+# What a model takes besides its file: buffers of 0.1 to 0.2 GiB, and a cache of 4096 tokens, which with 16 bits is
+# 5 % of Qwen2.5 7B at four bits, 11 % of Llama 3.1 8B and 21 % of Gemma 3 4B (by their config.json).
+_REST_OF_FILE, _LEAST_REST_BYTES = 0.25, 512 * 2**20
+
+_QUANTISATION = re.compile(
+    r"(?<![a-z0-9])(?:ud-)?(?:i?q[1-8]_(?:k(?:_(?:xxs|xs|s|m|l|xl))?|[01](?:_\d_\d)?|nl|xxs|xs|s|m)"
+    r"|bf16|fp?16|fp?32|tq[12]_0|mxfp4(?:_moe)?)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantisation:
+    """A model of the repository in one quantisation: a file, or all ``files`` of a split one.
+
+    ``name`` is None where the file's name tells none. ``native``: whether our kernels run it, None where its name
+    does not tell. ``fits``: whether this machine has memory for it. What the hub does not say is None.
+    """
+
+    name: str | None
+    files: tuple[str, ...]
+    bytes: int | None
+    native: bool | None
+    fits: bool | None
+
+    @property
+    def label(self) -> str:
+        """How it is called in messages."""
+        return self.name or self.files[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisationChoice:
+    """All quantisations of a repository, the smallest first, and the one that was ``chosen``, with a ``reason``."""
+
+    listing: HubListing
+    found: tuple[Quantisation, ...]
+    chosen: Quantisation
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """What was chosen, and why, as a sentence."""
+        size = "" if self.chosen.bytes is None else f", {megabytes(self.chosen.bytes)}"
+        return f"{self.chosen.label}{size}: {self.reason}"
+
+
+def quantisation_name(filename: str) -> str | None:
+    """The quantisation that a file's name tells, else its folder's, as llama.cpp writes it; None if neither does."""
+    part = part_name(filename)
+    stem = filename.removesuffix(".gguf") if part is None else part.stem
+    for piece in reversed(stem.split("/")):
+        found = _QUANTISATION.findall(piece)
+        if found:
+            name = str(found[-1]).upper()
+            return {"FP16": "F16", "FP32": "F32"}.get(name, name)
+    return None
+
+
+def runs_natively(name: str | None, architecture: str | None) -> bool | None:
+    """Whether our kernels run a quantisation of that name; None where that cannot be told before it is here."""
+    if architecture is not None and architecture not in KERNEL_ARCHITECTURES:
+        return False
+    if name is None or name.startswith("UD-"):  # mixtures of types, differently for each model
+        return None
+    k_type = re.match(r"Q\d_K", name)
+    return (k_type[0] if k_type else name) in KERNEL_TYPES
+
+
+def needed_bytes(file_bytes: int) -> int:
+    """About the memory that a model with a file of this size takes."""
+    return file_bytes + max(int(_REST_OF_FILE * file_bytes), _LEAST_REST_BYTES)
+
+
+def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisation, ...]:
+    """Every model of the repository, the smallest first; of what the cache holds alone those with all parts."""
+    sizes = {entry.name: entry.bytes for entry in listing.entries}
+    models: dict[str, tuple[str, ...]] = {}
+    for file in sizes:
+        if file.lower().endswith(".gguf") and not is_auxiliary(file):
+            part = part_name(file)
+            files = (file,) if part is None else part.names
+            models[files[0]] = files
+    found = []
+    for first, files in models.items():
+        if listing.cached and not all(file in sizes for file in files):
+            continue
+        told = [sizes.get(file) for file in files]
+        size = None if None in told else sum(filter(None, told))
+        name = quantisation_name(first)
+        fits = None if size is None else needed_bytes(size) <= room_bytes
+        native = runs_natively(name, listing.architecture)
+        found.append(Quantisation(name=name, files=files, bytes=size, native=native, fits=fits))
+    return tuple(sorted(found, key=lambda each: (each.bytes or 0, each.files)))
+
+
+def choose_quantisation(listing: HubListing, available_bytes: int) -> QuantisationChoice:
+    """The quantisation for a machine with so many bytes of memory left.
+
+    Of those that fit: first what our kernels run, four bits before more; else what llama.cpp runs, four bits before
+    more and otherwise the largest. Raises DownloadError where there is none, none that fits, or where the repository
+    holds several models.
+    """
+    room = int(MEMORY_FRACTION * available_bytes)
+    repo, found = listing.repo, find_quantisations(listing, room)
+    if not found:
+        raise DownloadError(f"{repo} holds no .gguf model", hint="choose a repository with GGUF files")
+    fitting = [each for each in found if each.fits is not False]
+    if not fitting:
+        least = found[0]
+        raise DownloadError(
+            f"no quantisation of {repo} fits in the {megabytes(room)} of memory that may be used here: the smallest, "
+            f"{least.label}, needs about {megabytes(needed_bytes(least.bytes or 0))}",
+            hint="choose a smaller model, or fetch it all the same: "
+            f"edgespec pull {listing.reference(least.files[0])}",
+        )
+    chosen = min(fitting, key=_rank)
+    rivals = [each for each in fitting if each.name == chosen.name and _stem(each) != _stem(chosen)]
+    if rivals:
+        names = ", ".join(sorted(each.files[0] for each in (chosen, *rivals)))
+        raise DownloadError(
+            f"{repo} holds {len(rivals) + 1} models that could be meant: {names}",
+            hint=f"name one: {listing.reference(chosen.files[0])}",
+        )
+    return QuantisationChoice(
+        listing=listing, found=found, chosen=chosen, reason=_reason(chosen, single=len(found) == 1, room=room)
+    )
+
+
+def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:
+    """The lower the better: see ``choose_quantisation``. A model in one file comes before the same in several."""
+    name, size = each.name or "", each.bytes or 0
+    preferred = (*PREFERRED, *_FLOATS) if each.native else PREFERRED
+    if name in preferred:
+        return (0 if each.native else 1, preferred.index(name), len(each.files), each.files)
+    return (3 if name in _FLOATS else 2, -size, len(each.files), each.files)
+
+
+def _stem(each: Quantisation) -> str:
+    """The name of the model without its quantisation, as far as it can be told."""
+    part = part_name(each.files[0])
+    stem = each.files[0].removesuffix(".gguf") if part is None else part.stem
+    return _QUANTISATION.sub("", stem.rpartition("/")[2]).strip("-._ ").lower()
+
+
+def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
+    """Why it is the one, as a clause."""
+    runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell what runs it"}
+    needs = "the hub does not tell its size"
+    if chosen.bytes is not None:
+        needs = f"takes about {megabytes(needed_bytes(chosen.bytes))} of the {megabytes(room)} that may be used"
+    return f"{'the only one, ' if single else ''}{runs[chosen.native]}, {needs}"

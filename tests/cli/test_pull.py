@@ -1,0 +1,104 @@
+"""``edgespec pull`` and MODEL as ``hf:ORG/REPO``: what is shown, chosen and kept, against a hub on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import Result, run_cli
+from tests.support.hub_server import HubServer, running
+from tests.support.split_gguf import split_gguf
+from tests.support.tiny_models import TinyModels
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def hub(tiny: TinyModels, tmp_path: Path) -> Iterator[HubServer]:
+    files = {"README.md": b"read me", "mmproj-F16.gguf": b"GGUF", "tiny-Q2_K.gguf": b"GGUF", "tiny-F16.gguf": b"GGUF"}
+    for part in split_gguf(tiny.target, tmp_path / "set", tensors=9, name="tiny-Q8_0"):
+        files[f"q8/{part.name}"] = part.read_bytes()
+    described = {"cardData": {"license": "apache-2.0"}, "gguf": {"architecture": "llama"}}
+    with running(HubServer(files=files, sizes={"tiny-F16.gguf": 10**15}, described=described)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def edgespec(hub: HubServer, tmp_path: Path) -> Run:
+    # A relative cache is one of the folder that the command runs in, which is tmp_path.
+    env = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": "hub", "HOME": str(tmp_path)}
+    return lambda *arguments, **more: run_cli(*arguments, home=tmp_path / "home", env=env, **more)
+
+
+FIRST = "q8/tiny-Q8_0-00001-of-00003.gguf"
+
+
+def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
+    shown = edgespec("pull", "hf:org/repo")
+    assert shown.code == 0, shown.err
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    start = lines.index("hf:org/repo holds 3 models")
+    assert lines[start + 1].split() == ["Q2_K", "0", "MB", "needs", "llama.cpp", "tiny-Q2_K.gguf"]
+    assert lines[start + 2].split() == ["*", "Q8_0", "0", "MB", "runs", "on", "our", "kernels", FIRST]
+    assert "too large for this machine  tiny-F16.gguf" in lines[start + 3]
+    assert lines[start + 4].startswith("* Q8_0, 0 MB: runs on our kernels, takes about 537 MB of the ")
+    assert lines[start + 5] == "another: edgespec pull hf:org/repo/FILE"
+    assert lines[-1].startswith("hf:org/repo: 0 MB, licence apache-2.0, llama, runs on our kernels, ")
+    assert {request.path for request in hub.bodies()} == {f"/cdn/{name}" for name in hub.files if "q8" in name}
+    hub.requests = []
+    again = edgespec("pull", "hf:org/repo")
+    assert "* Q8_0, 0 MB: it is here already" in again.err
+    assert hub.bodies() == []
+
+
+def test_the_json_lists_every_candidate_and_the_choice(edgespec: Run, hub: HubServer) -> None:
+    result = edgespec("pull", "hf:org/repo", "--json")
+    (model,) = result.json["models"]
+    assert (model["licence"], model["family"], model["native"]) == ("apache-2.0", "llama", True)
+    found: list[dict[str, Any]] = model["quantisations"]
+    assert [(each["name"], each["native"], each["fits"], each["chosen"]) for each in found] == [
+        ("Q2_K", False, True, False),
+        ("Q8_0", True, True, True),
+        ("F16", True, False, False),
+    ]
+    assert found[1]["model"] == f"hf:org/repo/{FIRST}"
+    assert found[1]["bytes"] == model["bytes"] == sum(len(hub.files[name]) for name in found[1]["files"])
+    assert found[1]["reason"].startswith("runs on our kernels")
+    named = edgespec("pull", "hf:org/repo/tiny-Q2_K.gguf", "--json").json["models"][0]
+    assert named["quantisations"] is None
+    assert (named["family"], named["native"]) == (None, False)
+    assert "no GGUF header" in named["reason"]
+
+
+def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tmp_path: Path) -> None:
+    pair = ("--target", "hf:org/repo", "--draft", f"hf:org/repo/{FIRST}")
+    first = edgespec("generate", "hi", *pair, "--max-tokens", "3")
+    assert first.code == 0, first.err
+    said = "hub org/repo: Q8_0, 0 MB: runs on our kernels, takes about 537 MB of the "
+    assert first.err.count(said) == 1
+    assert "; `edgespec pull hf:org/repo` lists all 3" in first.err
+    asked = len(hub.requests)
+    chat = edgespec(
+        "chat", "hf:org/repo", "--draft", "none", "--max-tokens", "3", "--json", "--offline", stdin="hi\n"
+    )
+    assert chat.code == 0, chat.err
+    assert chat.json["text"]
+    assert len(hub.requests) == asked
+    listed = {row["name"]: row for row in edgespec("models", "--json").json["models"] if row["on_disk"]}
+    assert {len(row["parts"]) for row in listed.values()} == {3}
+    assert edgespec("models", "verify", "hf:org/repo").code == 0
+    assert edgespec("models", "rm", "hf:org/repo").err.count("the hub's cache still holds") == 3
+
+
+def test_a_repository_without_a_model_for_this_machine_is_a_sentence(edgespec: Run, hub: HubServer) -> None:
+    hub.sizes = dict.fromkeys(hub.files, 10**15)
+    result = edgespec("pull", "hf:org/repo")
+    result.failed_well("no quantisation of org/repo fits")
+    assert "edgespec pull hf:org/repo/tiny-F16.gguf" in result.hint
+    assert hub.bodies() == []
+    hub.files = {"README.md": b""}
+    edgespec("pull", "hf:org/repo").failed_well("org/repo holds no .gguf model")

@@ -1,0 +1,168 @@
+"""Which quantisation of a hub repository is chosen for a machine, from names and sizes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import DownloadError
+from edgespec.profiles.profile import load_profile
+from edgespec.runtimes.native import layout
+from edgespec.runtimes.native.tensors import TYPES
+from edgespec.store.hub.listing import HubEntry, HubListing
+from edgespec.store.hub.quantisations import (
+    KERNEL_ARCHITECTURES,
+    KERNEL_TYPES,
+    MEMORY_FRACTION,
+    choose_quantisation,
+    find_quantisations,
+    needed_bytes,
+    quantisation_name,
+    runs_natively,
+)
+
+GB = 10**9
+LADDER = {
+    "Q2_K": 3,
+    "IQ4_XS": 4.2,
+    "Q4_0": 4.4,
+    "Q4_K_S": 4.5,
+    "Q4_K_M": 4.7,
+    "Q5_K_M": 5.5,
+    "Q8_0": 8.1,
+    "F16": 15.2,
+}
+
+
+def listing(sizes: dict[str, float | None], **more: object) -> HubListing:
+    entries = tuple(HubEntry(name, None if size is None else int(size * GB)) for name, size in sizes.items())
+    given = {"repo": "org/repo", "revision": "main", "commit": "0" * 40, "entries": entries, **more}
+    return HubListing(**given)  # type: ignore[arg-type]
+
+
+def ladder(*left_out: str, **more: object) -> HubListing:
+    return listing({f"m-{name}.gguf": size for name, size in LADDER.items() if name not in left_out}, **more)
+
+
+def chosen(found: HubListing, gigabytes: float = 64) -> str:
+    """What is chosen where so many gigabytes may be used."""
+    return choose_quantisation(found, int(gigabytes / MEMORY_FRACTION * GB) + 2).chosen.label
+
+
+def test_what_the_kernels_run_and_how_much_may_be_used_are_as_elsewhere(tmp_path: Path) -> None:
+    assert set(TYPES) == KERNEL_TYPES
+    assert set(layout._ARCHITECTURES) == KERNEL_ARCHITECTURES  # the store may not ask the runtime
+    default = load_profile("default", environ={}, cwd=tmp_path, user_dir=tmp_path)
+    assert default.max_memory_fraction == MEMORY_FRACTION
+
+
+@pytest.mark.parametrize(
+    ("filename", "name", "native"),
+    [
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "Q4_K_M", True),
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1", True),
+        ("m-f16-Q8_0.gguf", "Q8_0", True),
+        ("m-fp16.gguf", "F16", True),
+        ("Q5_K_S/R1-00001-of-00009.gguf", "Q5_K_S", True),
+        ("BF16/m-00001-of-00002.gguf", "BF16", True),
+        ("m-Q6_K_L.gguf", "Q6_K_L", True),
+        ("m-IQ4_XS.gguf", "IQ4_XS", False),
+        ("m.i1-IQ1_S.gguf", "IQ1_S", False),
+        ("m-Q3_K_XL.gguf", "Q3_K_XL", False),
+        ("m-Q4_0_4_4.gguf", "Q4_0_4_4", False),
+        ("oss-20b-mxfp4.gguf", "MXFP4", False),
+        ("m-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", None),
+        ("model.gguf", None, None),
+        ("faq8_0x.gguf", None, None),
+    ],
+)
+def test_names_of_quantisations(filename: str, name: str | None, native: bool | None) -> None:
+    assert quantisation_name(filename) == name
+    assert runs_natively(name, "llama") == runs_natively(name, None) == native
+    assert runs_natively(name, "mamba") is False
+
+
+def test_what_is_listed() -> None:
+    files = {
+        "README.md": 0.1,
+        "mmproj-F16.gguf": 1,
+        "m.imatrix.gguf": 1,
+        "m-Q8_0.gguf": 8,
+        "m-Q4_K_M-00002-of-00002.gguf": 2,
+        "m-Q4_K_M-00001-of-00002.gguf": 3,
+        "m-Q2_K.gguf": None,
+    }
+    found = find_quantisations(listing(files), 7 * GB)
+    assert [(each.name, each.bytes, each.fits) for each in found] == [
+        ("Q2_K", None, None),
+        ("Q4_K_M", 5 * GB, True),
+        ("Q8_0", 8 * GB, False),
+    ]
+    assert found[1].files == ("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf")
+    half = {name: size for name, size in files.items() if "00002-of" not in name}
+    assert [each.name for each in find_quantisations(listing(half), 7 * GB)] == ["Q2_K", "Q4_K_M", "Q8_0"]
+    assert [each.name for each in find_quantisations(listing(half, cached=True), 7 * GB)] == ["Q2_K", "Q8_0"]
+
+
+def test_what_a_model_takes_beside_its_file() -> None:
+    assert needed_bytes(4 * GB) == 5 * GB
+    assert needed_bytes(GB) == GB + 512 * 2**20
+
+
+def test_four_bits_of_our_kernels_come_first_then_more_then_what_llama_cpp_runs() -> None:
+    assert chosen(ladder()) == "Q4_K_M"
+    assert chosen(ladder("Q4_K_M")) == "Q4_K_S"
+    assert chosen(ladder("Q4_K_M", "Q4_K_S")) == "Q4_0"
+    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0")) == "Q5_K_M"
+    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M")) == "Q8_0"
+    assert chosen(ladder("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")) == "F16"
+    assert chosen(listing({"m-Q2_K.gguf": 3, "m-IQ4_XS.gguf": 4, "m-Q3_K_M.gguf": 3.5})) == "IQ4_XS"
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    need = 1.25 * LADDER["Q4_K_M"]
+    assert chosen(ladder(), need) == "Q4_K_M"
+    assert chosen(ladder(), need - 0.001) == "Q4_K_S"
+    assert chosen(ladder(), 1.25 * LADDER["IQ4_XS"]) == "IQ4_XS"
+    assert chosen(ladder(), 1.25 * LADDER["Q2_K"]) == "Q2_K"
+    with pytest.raises(DownloadError) as caught:
+        chosen(ladder(), 3.7)
+    assert caught.value.message == (
+        "no quantisation of org/repo fits in the 3700 MB of memory that may be used here: the smallest, Q2_K, needs "
+        "about 3750 MB"
+    )
+    assert "edgespec pull hf:org/repo/m-Q2_K.gguf" in (caught.value.hint or "")
+
+
+def test_of_an_architecture_that_only_llama_cpp_runs_four_bits_come_first_too() -> None:
+    assert chosen(ladder(architecture="mamba")) == "Q4_K_M"
+    assert chosen(listing({"m-F16.gguf": 2, "m-Q3_K_M.gguf": 1}, architecture="mamba")) == "Q3_K_M"
+    found = choose_quantisation(ladder(architecture="mamba"), 64 * GB)
+    assert {each.native for each in found.found} == {False}
+    assert "needs llama.cpp" in found.reason
+
+
+def test_one_file_comes_before_the_same_in_parts() -> None:
+    files = {"q/m-Q4_K_M-00001-of-00002.gguf": 2.0, "q/m-Q4_K_M-00002-of-00002.gguf": 2.0, "m-Q4_K_M.gguf": 4.0}
+    assert choose_quantisation(listing({**files}), 64 * GB).chosen.files == ("m-Q4_K_M.gguf",)
+
+
+def test_a_repository_with_several_models_is_not_guessed_at() -> None:
+    with pytest.raises(DownloadError) as caught:
+        chosen(listing({"a-0.5b-q4_k_m.gguf": 1, "a-1.5b-q4_k_m.gguf": 2}))
+    assert "holds 2 models that could be meant: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf" in caught.value.message
+    assert caught.value.hint == "name one: hf:org/repo/a-0.5b-q4_k_m.gguf"
+    with pytest.raises(DownloadError, match="holds 2 models"):
+        chosen(listing({"a.gguf": 1, "b.gguf": 2}))
+    with pytest.raises(DownloadError, match=r"no \.gguf model"):
+        chosen(listing({"README.md": 1, "mmproj.gguf": 1}))
+
+
+def test_the_choice_in_words() -> None:
+    assert choose_quantisation(ladder(), 10 * GB).words == (
+        "Q4_K_M, 4700 MB: runs on our kernels, takes about 5875 MB of the 8000 MB that may be used"
+    )
+    only = choose_quantisation(listing({"model.gguf": None}, revision="v1"), 10 * GB)
+    assert only.words == "model.gguf: the only one, its header will tell what runs it, the hub does not tell its size"
+    assert only.listing.reference("x.gguf") == "hf:org/repo@v1/x.gguf"
