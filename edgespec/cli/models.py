@@ -172,30 +172,41 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """What a model's file says: its architecture, and why our kernels do not run it; None where they do."""
+    """What a model's file says: its architecture, and why our kernels do not run it; None where they do.
+
+    ``vision``: whether it holds what turns images into tokens, which is not used.
+    """
 
     family: str | None
     reason: str | None
+    vision: bool = False
 
     @classmethod
     def of(cls, path: Path, others: Sequence[Path] = ()) -> _Content:
-        family = None
+        family, vision = None, False
         try:
             located = read_model_file(path, others)
-            family = located.header.architecture
+            family, vision = located.header.architecture, bool(located.header.vision_tensors)
             RUNTIMES["native"].check(located, HOST)
             reason = unsupported(located.header)
         except EdgespecError as error:
             reason = error.message
-        return cls(family=family, reason=reason)
+        return cls(family=family, reason=reason, vision=vision)
 
     @property
     def words(self) -> str:
-        runs = "runs on our kernels" if self.reason is None else "needs llama.cpp" if self.family else self.reason
-        return f"{f'{self.family}, ' if self.family else ''}{runs}"
+        if self.family is None:
+            return self.reason or ""
+        if self.vision:
+            runs = (
+                "text runs on our kernels, images are left out" if self.reason is None else f"not run: {self.reason}"
+            )
+        else:
+            runs = "runs on our kernels" if self.reason is None else "needs llama.cpp"
+        return f"{self.family}, {runs}"
 
     def as_json(self) -> dict[str, Any]:
-        return {"family": self.family, "native": self.reason is None, "reason": self.reason}
+        return {"family": self.family, "native": self.reason is None, "reason": self.reason, "vision": self.vision}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

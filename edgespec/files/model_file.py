@@ -16,6 +16,9 @@ from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact
 
+# The architecture that llama.cpp's converters state in files of projectors (mmproj-*.gguf).
+_PROJECTOR = "clip"
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -100,6 +103,12 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
         )
     header = read_header(_file_in(path) if path.is_dir() else path, others)
     first, name = header.path, part_name(header.path.name)
+    if header.architecture == _PROJECTOR:
+        raise ModelFileError(
+            first,
+            "it is a projector, which turns images into tokens for a model, and no model",
+            hint="name the model's own .gguf file, which lies beside it",
+        )
     digest = hashlib.sha256()
     for number, part in enumerate(header.parts):
         status = part.path.stat()

@@ -9,12 +9,14 @@ from pathlib import Path
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
-from edgespec.files.progress import Cancelled, ProgressCallback
+from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.found import OLLAMA_PREFIX, Places, find_ollama
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
 from edgespec.store.store import Store
+
+VISION_NOTE = "images are left out: this file's vision part is not used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Locator:
     def locate_to_run(self, text: str) -> LocatedModel:
         """As ``locate``. What is prepared of a model outside of the store is kept in our own home."""
         located = self.locate(text)
+        if located.header.vision_tensors and self.progress is not None:
+            self.progress(ProgressEvent(stage="located", source=located.name, note=VISION_NOTE))
         if located.prepared_folder is not None:
             return located
         folder = prepared_folder(self.store.home, located)

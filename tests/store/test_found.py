@@ -8,12 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.errors import ModelNotFoundError
 from edgespec.store.found import Places, find_models, find_ollama
 from tests.support.command_line import Result, run_cli
+from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.split_gguf import split_gguf
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vocabularies import byte_letters, write_vocabulary
 
@@ -284,3 +287,38 @@ def test_split_models_are_listed_once_and_run_from_any_part(
     gone = run_cli("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
     assert gone.code == 1
     assert f"{studio[1]}: part 2 of 3 of this model is missing" in gone.err
+
+
+def test_a_model_with_a_vision_part_runs_as_text_and_says_so(
+    user: User, environment: dict[str, str], tmp_path: Path
+) -> None:
+    plain = write_tiny_gguf(tmp_path / "plain.gguf", architecture="gemma3", quant="Q8_0", seed=3)
+    left_out = ("gemma3.rope.", "tokenizer.ggml.add_space_prefix")
+    seeing = rewrite_gguf(
+        plain,
+        tmp_path / "seeing.gguf",
+        keep=lambda key: not key.startswith(left_out),
+        keys={"gemma3.mm.tokens_per_image": 256},
+        tensors={
+            "v.patch.weight": np.zeros((4, 32), dtype=np.float32),
+            "mm.0.weight": np.zeros(32, dtype=np.float32),
+        },
+    )
+    user.to_ollama(f"{LIBRARY}/gemma3/4b", seeing.read_bytes())
+    user.to_lm_studio("repo/mmproj-model-f16.gguf", seeing.read_bytes())
+    home, said = tmp_path / "home", "images are left out: this file's vision part is not used"
+    listed = succeeded(run_cli("models", home=home, env=environment)).out
+    assert "Ollama, gemma3, text runs on our kernels, images are left out\n" in listed
+    (row,) = [
+        row for row in run_cli("models", "--json", home=home, env=environment).json["models"] if "program" in row
+    ]
+    assert (row["name"], row["native"], row["vision"]) == ("ollama:gemma3:4b", True, True)
+    pair = ("--target", "ollama:gemma3:4b", "--draft", "none", "--max-tokens", "3")
+    generated = succeeded(run_cli("generate", "hi", *pair, home=home, env=environment))
+    assert generated.err.count(said) == 1
+    chat = succeeded(run_cli("chat", *pair, home=home, env=environment, stdin="hi\nthere\n"))
+    assert chat.err.count(said) == 1
+    as_json = succeeded(run_cli("generate", "hi", *pair, "--json", home=home, env=environment))
+    assert as_json.err == ""
+    other = run_cli("generate", "hi", "--target", str(plain), *pair[2:], home=home, env=environment)
+    assert said not in other.err

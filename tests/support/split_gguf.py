@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
-
 from edgespec.files.gguf.names import part_name
+from tests.support.rewritten_gguf import rewrite_gguf
 
 
 def split_gguf(
@@ -17,23 +16,7 @@ def split_gguf(
     ``small_first``: the first part holds no tensor, as llama-gguf-split --no-tensor-first-split writes it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    reader = gguf.GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(
-        folder / f"{name}.gguf", architecture, split_max_tensors=tensors, small_first_shard=small_first
-    )
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    rewrite_gguf(source, folder / f"{name}.gguf", split_max_tensors=tensors, small_first_shard=small_first)
     parts = sorted(path for path in folder.glob(f"{name}-*.gguf") if part_name(path.name) is not None)
     assert len(parts) > 1
     return parts

@@ -267,6 +267,12 @@ def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, t
 
 def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
     """Every key with the bytes it occupies, key and type included; none of those that only a part needs."""
+    if header.completed:
+        raise ModelFileError(
+            header.path,
+            "it is written as Ollama writes this family, with keys that only Ollama knows",
+            hint="export the same model from the hub",
+        )
     found = []
     with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(header.path, data, len(data))

@@ -20,6 +20,7 @@ from edgespec.errors import ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
 from edgespec.files.gguf.names import MOST_PARTS, part_name
 from edgespec.files.gguf.records import GGML_TYPES, FilePart, GgufArray, GgufHeader, TensorInfo
+from edgespec.files.gguf.text_part import text_part
 
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
 _FIXED_BYTES = 24  # magic, version, two counts
@@ -95,8 +96,10 @@ def read_header(path: Path, others: Sequence[Path] = ()) -> GgufHeader:
     if _parts_of(header) == 1:
         if others:
             raise ModelFileError(path, "it is a whole model, and not one part of several")
-        return header
-    return _joined(sorted([header, *map(_read_file, others)], key=_number) if others else _siblings(header))
+        return text_part(header)
+    return text_part(
+        _joined(sorted([header, *map(_read_file, others)], key=_number) if others else _siblings(header))
+    )
 
 
 def _read_file(path: Path) -> GgufHeader:

@@ -7,7 +7,8 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -99,6 +100,16 @@ class GgufArray:
     offset: int
     byte_count: int
 
+    def first(self, count: int) -> GgufArray:
+        """The array without what comes after so many elements."""
+        if count >= self.count:
+            return self
+        if self.element_type != "string":
+            byte_count = count * _FORMATS[self.element_type][1]
+        else:
+            byte_count = sum(8 + len(raw) for raw in islice(self.raw_strings(), count))
+        return replace(self, count=count, byte_count=byte_count)
+
     def sha256(self) -> str:
         """Hex digest of the raw bytes: equal digests mean equal arrays (strings are stored with their lengths)."""
         digest = hashlib.sha256()
@@ -187,6 +198,8 @@ class GgufHeader:
     """A checked GGUF header.
 
     ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer ones as ``GgufArray``.
+    ``tensors`` are those of the text model; ``vision_tensors`` are what the file holds besides, to see and hear.
+    ``completed``: some of the metadata is not in the file, since its writer took it for granted.
     ``split`` are the parts of a split model, in order; it is empty for a model in one file. ``path`` is then the
     first part, whose metadata this is, and ``file_bytes`` the size of all of them together. The properties raise
     ModelFileError where the file does not state what they need.
@@ -201,6 +214,8 @@ class GgufHeader:
     tensors: tuple[TensorInfo, ...]
     data_offset: int
     split: tuple[FilePart, ...] = ()
+    vision_tensors: tuple[TensorInfo, ...] = ()
+    completed: bool = False
 
     @property
     def parts(self) -> tuple[FilePart, ...]:

@@ -33,6 +33,12 @@ class LlamaRuntime(Runtime):
         if file.onnx is not None:
             raise InvalidRequestError(f"{file.name} is an ONNX model, which {self.name} does not run")
         library.load()
+        if file.header.vision_tensors or file.header.completed:
+            what = "holds vision tensors in the text model's file" if file.header.vision_tensors else "lacks keys"
+            raise RuntimeUnavailableError(
+                f"llama.cpp does not load {file.name}, which {what}, as Ollama writes them",
+                hint="fetch the same model from the hub, where its vision part is a file of its own",
+            )
 
     def settings(
         self, file: LocatedModel, *, threads: int, device: str, gpu_layers: int | None = None, sidecar: bool = True

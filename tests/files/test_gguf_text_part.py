@@ -1,0 +1,185 @@
+"""Files that hold a text model and what turns images into tokens, as Ollama keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import ModelFileError, RuntimeUnavailableError
+from edgespec.export.gguf.files import export_trimmed
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray
+from edgespec.files.model_file import read_model_file
+from edgespec.files.progress import ProgressEvent
+from edgespec.interfaces.model import HOST
+from edgespec.placement.settings import choose_runtime
+from edgespec.runtimes.native.model import NativeSettings, load_native
+from edgespec.runtimes.table import RUNTIMES
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
+from edgespec.text.choice import open_tokenizer
+from tests.support.rewritten_gguf import rewrite_gguf
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels
+
+VISION = {
+    "v.blk.0.attn_q.weight": np.ones((8, 8), dtype=np.float32),
+    "v.patch_embedding.weight": np.full((4, 8), np.nan, dtype=np.float32),
+    "mm.mm_input_projection.weight": np.ones((8, 64), dtype=np.float32),
+}
+# What Ollama's converter of gemma3 leaves out or writes otherwise (convert/convert_gemma3.go).
+LEFT_OUT = ("gemma3.rope.", "gemma3.attention.layer_norm_rms_epsilon", "tokenizer.ggml.add_space_prefix")
+SEEN = {"gemma3.mm.tokens_per_image": 256, "gemma3.vision.block_count": 1}
+IMAGE_TOKEN = {
+    "tokenizer.ggml.tokens": ["<image_soft_token>"],
+    "tokenizer.ggml.scores": [0.0],
+    "tokenizer.ggml.token_type": [3],
+}
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """As llama.cpp's converter writes it."""
+    plain = write_tiny_gguf(tmp_path / "raw.gguf", architecture="gemma3", quant="Q8_0", seed=3)
+    keys = {
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    return rewrite_gguf(plain, tmp_path / "gemma.gguf", keep=lambda key: not key.startswith(LEFT_OUT), keys=keys)
+
+
+def of_ollama(gemma: Path, keys: Mapping[str, Any] = SEEN, **more: Any) -> Path:
+    given = {"tensors": VISION, "lists": IMAGE_TOKEN, **more}
+    path = gemma.with_name("ollama.gguf")
+    return rewrite_gguf(gemma, path, keep=lambda key: not key.startswith(LEFT_OUT), keys=keys, **given)
+
+
+def scores(path: Path) -> bytes:
+    with load_native(path, NativeSettings()) as model, model.open(64) as sequence:
+        return sequence.forward([2, 5, 9, 260, 7, 11, 40, 41], rows=3).logits(2).tobytes()
+
+
+def test_the_text_of_such_a_file_is_that_of_the_text_model_alone(gemma: Path) -> None:
+    plain, whole = read_header(gemma), read_header(of_ollama(gemma))
+    assert [each.name for each in whole.tensors] == [each.name for each in plain.tensors]
+    assert {tensor.name for tensor in whole.vision_tensors} == set(VISION)
+    assert (whole.tensor_bytes, whole.parameter_count) == (plain.tensor_bytes, plain.parameter_count)
+    assert whole.bytes_per_forward == plain.bytes_per_forward
+    assert whole.vocabulary_size == plain.vocabulary_size
+    assert list(whole.values("tokenizer.ggml.tokens")) == list(plain.values("tokenizer.ggml.tokens"))
+    assert list(whole.values("tokenizer.ggml.token_type")) == list(plain.values("tokenizer.ggml.token_type"))
+    assert scores(whole.path) == scores(gemma)
+    text = " The man saw two."
+    found, expected = (open_tokenizer(path).encode(text) for path in (whole.path, gemma))
+    assert list(found) == list(expected)
+
+
+def test_what_ollama_takes_for_granted_is_filled_in(gemma: Path) -> None:
+    header = read_header(of_ollama(gemma))
+    assert header.completed
+    assert header.metadata["gemma3.rope.freq_base"] == 1e6
+    assert header.metadata["gemma3.rope.freq_base_swa"] == 1e4
+    assert header.metadata["gemma3.attention.layer_norm_rms_epsilon"] == 1e-6
+    assert header.metadata["tokenizer.ggml.add_space_prefix"] is False
+    assert "gemma3.rope.scaling.type" not in header.metadata
+    long = gemma.with_name("long.gguf")
+    rewrite_gguf(
+        of_ollama(gemma),
+        long,
+        keep=lambda key: key != "gemma3.context_length",
+        keys={"gemma3.context_length": 131072},
+    )
+    assert read_header(long).metadata["gemma3.rope.scaling.type"] == "linear"
+    assert read_header(long).metadata["gemma3.rope.scaling.factor"] == 8.0
+
+
+def test_its_own_names_of_keys_are_read(gemma: Path) -> None:
+    keys = {"gemma3.rope.global.freq_base": 2e6, "gemma3.rope.local.freq_base": 3e4}
+    pattern = {"gemma3.attention.sliding_window_pattern": [True] * 2}
+    header = read_header(of_ollama(gemma, keys | pattern, tensors={}, lists={}))
+    assert (header.vision_tensors, header.completed) == ((), True)
+    assert header.metadata["gemma3.rope.freq_base"] == 2e6
+    assert header.metadata["gemma3.rope.freq_base_swa"] == 3e4
+    assert header.metadata["gemma3.attention.sliding_window_pattern"] == 6
+    other = {"gemma3.attention.sliding_window_pattern": [True, False]}
+    kept = read_header(of_ollama(gemma, keys | other, tensors={}, lists={}))
+    assert kept.metadata["gemma3.attention.sliding_window_pattern"] == (True, False)
+
+
+def test_files_of_llama_cpp_are_read_as_they_are(gemma: Path, tiny: TinyModels) -> None:
+    for path in (gemma, tiny.target):
+        header = read_header(path)
+        assert (header.completed, header.vision_tensors) == (False, ())
+    assert "gemma3.rope.freq_base_swa" not in read_header(gemma).metadata
+
+
+def test_vision_of_another_family_is_set_aside_too(tiny: TinyModels, tmp_path: Path) -> None:
+    path = rewrite_gguf(tiny.target, tmp_path / "seeing.gguf", tensors=VISION)
+    header = read_header(path)
+    assert (len(header.vision_tensors), header.completed) == (3, False)
+    assert scores(path) == scores(tiny.target)
+
+
+def test_llama_cpp_is_not_asked_to_load_what_it_refuses(gemma: Path, tiny: TinyModels, tmp_path: Path) -> None:
+    for path in (of_ollama(gemma), rewrite_gguf(tiny.target, tmp_path / "seeing.gguf", tensors=VISION)):
+        file = read_model_file(path)
+        with pytest.raises(RuntimeUnavailableError, match="vision tensors in the text model's file") as caught:
+            RUNTIMES["llama"].check(file, HOST)
+        assert "from the hub" in (caught.value.hint or "")
+        assert choose_runtime("auto", "auto", file)[0].name == "native"
+        with pytest.raises(ModelFileError, match=r"llama\.cpp could not load it"):
+            RUNTIMES["llama"].load(file, RUNTIMES["llama"].settings(file, threads=1, device=HOST))
+    lacking = read_model_file(of_ollama(gemma, {"gemma3.rope.local.freq_base": 1e4}, tensors={}, lists={}))
+    with pytest.raises(RuntimeUnavailableError, match="lacks keys"):
+        RUNTIMES["llama"].check(lacking, HOST)
+
+
+def test_a_family_that_only_llama_cpp_knows_is_a_sentence_with_both_reasons(tiny: TinyModels, tmp_path: Path) -> None:
+    keys = {"mllama.block_count": 2, "mllama.context_length": 64}
+    path = rewrite_gguf(tiny.target, tmp_path / "m.gguf", tensors=VISION, keys=keys, architecture="mllama")
+    with pytest.raises(RuntimeUnavailableError) as caught:
+        choose_runtime("auto", "auto", read_model_file(path))
+    assert "not mllama" in caught.value.message
+    assert "vision tensors" in caught.value.message
+
+
+def test_a_projector_is_no_model(tiny: TinyModels, tmp_path: Path) -> None:
+    path = rewrite_gguf(tiny.target, tmp_path / "mmproj-F16.gguf", architecture="clip")
+    with pytest.raises(ModelFileError, match="it is a projector, which turns images into tokens"):
+        read_model_file(path)
+
+
+def test_it_is_said_where_it_is_run_and_nowhere_else(gemma: Path, tmp_path: Path) -> None:
+    from edgespec.files.home import Home
+
+    events: list[ProgressEvent] = []
+    locator = Locator(store=Store(Home(tmp_path / "home")), progress=events.append)
+    locator.locate_to_run(str(gemma))
+    locator.locate(str(of_ollama(gemma)))
+    assert events == []
+    locator.locate_to_run(str(of_ollama(gemma)))
+    assert [(event.source, event.note) for event in events] == [
+        ("ollama", "images are left out: this file's vision part is not used")
+    ]
+
+
+def test_it_is_not_exported_with_keys_that_only_ollama_knows(gemma: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="written as Ollama writes this family"):
+        export_trimmed(of_ollama(gemma), tmp_path / "out", name="x", sha256=None, kept=np.arange(300, dtype=np.int32))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shortened_array_reads_no_further(tiny: TinyModels) -> None:
+    tokens = read_header(tiny.target).metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, GgufArray)
+    assert list(tokens.first(5).strings()) == list(tokens.strings())[:5]
+    assert tokens.first(5).byte_count == sum(8 + len(raw) for raw in list(tokens.raw_strings())[:5])
+    assert tokens.first(tokens.count) is tokens.first(tokens.count + 1) is tokens
+    types = read_header(tiny.target).metadata["tokenizer.ggml.token_type"]
+    assert isinstance(types, GgufArray)
+    assert list(types.first(7).values()) == list(types.values())[:7]
