@@ -401,6 +401,10 @@ class Store:
                 break
             except filelock.Timeout:
                 pass
+            if progress is not None and not told:
+                note = f"{name} is being fetched or removed elsewhere"
+                progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
+                told = True
             if cancelled is not None and cancelled():
                 raise CancelledError(f"waiting for {name} was cancelled")
             if time.monotonic() > deadline:
@@ -408,10 +412,6 @@ class Store:
                     f"another process has held the lock on {name} for {self._lock_timeout_s:.0f} s",
                     hint=f"let it finish or end it, then try again (the lock is {path})",
                 )
-            if progress is not None and not told:
-                note = f"{name} is being fetched or removed elsewhere"
-                progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
-                told = True
         try:
             yield
         finally:

@@ -16,9 +16,8 @@ import pytest
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files import disk
 from edgespec.files.progress import ProgressEvent
-from edgespec.store.hub import http as hub_http
+from edgespec.store import web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
-from edgespec.store.hub.http import transport_failure
 from edgespec.store.references import HubFile
 from tests.support.hub_server import COMMIT, HubServer, running
 
@@ -137,7 +136,7 @@ def test_overload_is_retried_and_then_succeeds(fetch: Fetch, hub: HubServer, sta
 def test_overload_that_lasts_ends_within_seconds(
     fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_http, "RETRY_BUDGET_S", 1.0)
+    monkeypatch.setattr(web, "RETRY_BUDGET_S", 1.0)
     hub.refuse_always = (503, {})
     start = time.monotonic()
     with pytest.raises(DownloadError, match="HTTP 503"):
@@ -254,7 +253,7 @@ def test_every_transport_failure_has_a_sentence() -> None:
         (ValueError("odd"), "broke off"),
     ]
     for error, sentence in sentences:
-        assert sentence in transport_failure(error, "hub").message
+        assert sentence in web.transport_failure(error, "hub").message
 
 
 def test_too_little_space_is_said_before_any_byte(

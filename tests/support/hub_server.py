@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -51,11 +52,18 @@ class HubServer:
     chunk_delay_s: float = 0.0
     answer_delay_s: float = 0.0
     etag_override: str | None = None
+    page: str | None = None  # which requests a sign-in page answers: "all", or "bodies" alone
+    redirect_to: str | None = None  # where every request is sent on to
+    tls: ssl.SSLContext | None = None
     port: int = 0
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
 
     def bodies(self) -> list[Request]:
         """The requests that asked for a file's bytes."""
@@ -79,6 +87,8 @@ def running(hub: HubServer) -> Iterator[HubServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if hub.tls is not None:
+        server.socket = hub.tls.wrap_socket(server.socket, server_side=True)
     hub.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -110,6 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         refusal = hub.refuse_next.pop(0) if hub.refuse_next else hub.refuse_always
         if refusal is not None:
             self._answer(refusal[0], refusal[1])
+        elif hub.redirect_to is not None:
+            self._answer(302, {"Location": hub.redirect_to})
+        elif hub.page == "all" or (hub.page == "bodies" and path.startswith("/cdn/")):
+            self._answer(200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>Welcome! Sign in</html>")
         elif path.startswith("/cdn/"):
             self._body(path.removeprefix("/cdn/"))
         elif path.startswith("/api/models/"):
@@ -164,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, headers, hub.files[name])
             return
         headers |= {"X-Linked-Etag": f'"{hub.etag(name)}"', "X-Linked-Size": str(len(hub.files[name]))}
-        headers["Location"] = f"http://localhost:{hub.port}/cdn/{name}"
+        headers["Location"] = f"{hub.scheme}://localhost:{hub.port}/cdn/{name}"
         self._answer(302, headers)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:

@@ -14,13 +14,14 @@ from typing import BinaryIO, TypeVar
 
 import filelock
 
-from edgespec.errors import CancelledError, DownloadError, HashMismatchError
+from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
-from edgespec.files.disk import disk_errors, readable_bytes, require_space
+from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
-from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
+from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import HubFile
+from edgespec.store.web import UnreachableError
 
 # A connection that breaks is picked up where it broke; only breaks that brought nothing new are counted.
 BREAKS_WITHOUT_PROGRESS = 3
@@ -93,7 +94,7 @@ def fetch_hub_file(
                     stage=status.stage, source=wanted.label, done_bytes=status.done, total_bytes=status.total
                 )
             )
-        if (late := client[0].overdue() if client else None) is not None:
+        if (late := client[0].web.overdue() if client else None) is not None:
             raise late
 
     client: list[HubHttp] = []
@@ -106,11 +107,14 @@ def fetch_hub_file(
             )
         http = HubHttp(endpoint, stopped)
         client.append(http)
-        return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
+        try:
+            return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
+        finally:
+            http.close()
 
     try:
         return run_watched(job, tick=tick, cancelled=cancelled, what="the download")
-    except HubUnreachableError as error:
+    except UnreachableError as error:
         reason = error
 
     def fallback(stopped: Callable[[], bool]) -> FetchedHubFile:
@@ -161,7 +165,7 @@ def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
     if not COMMIT.fullmatch(commit) or not etag:
         raise DownloadError(
             f"{http.endpoint} does not answer like a model hub (no commit or etag)",
-            hint="check HF_ENDPOINT and the proxy",
+            hint="check HF_ENDPOINT and the proxy; a network's sign-in page may answer instead of it",
         )
     return _Resolved(
         filename, commit, etag.removeprefix("W/").strip('"'), int(size) if size and size.isdigit() else None
@@ -194,9 +198,15 @@ class _Download:
 
     def run(self) -> FetchedHubFile:
         """Download what is missing, verify, publish in the cache."""
-        found = self._already_here()
-        if found is not None:
-            return found
+        try:
+            return self._already_here() or self._fetched()
+        except OSError as error:
+            raise DownloadError(
+                f"the hub's cache {self._folder.place} cannot be used: {error.strerror or error}",
+                hint="set HF_HOME to a folder you may write to",
+            ) from error
+
+    def _fetched(self) -> FetchedHubFile:
         self._folder.prepare()
         lock = filelock.FileLock(self._folder.lock(self._resolved.etag))
         while True:  # another program of the hub may hold it for as long as a download takes
@@ -211,6 +221,17 @@ class _Download:
             return self._already_here() or self._download()
         finally:
             lock.release()
+
+    def _full(self, error: DiskSpaceError) -> DiskSpaceError:
+        """The same, with what is left for the next attempt."""
+        arrived, size = self._partial.stat().st_size, self._resolved.size or 0
+        return DiskSpaceError(
+            f"the disk that holds {self._folder.place} is full; {readable_bytes(arrived)} of {readable_bytes(size)} "
+            "have arrived and are kept",
+            needed_bytes=max(0, size - arrived) + SLACK_BYTES,
+            free_bytes=error.free_bytes,
+            hint=error.hint,
+        )
 
     def _already_here(self) -> FetchedHubFile | None:
         resolved = self._resolved
@@ -270,40 +291,56 @@ class _Download:
         return actual
 
     def _transfer(self) -> None:
-        """Let the partial file grow until it is complete. Raises HubUnreachableError after too many breaks."""
+        """Let the partial file grow until it is complete. Raises UnreachableError, DiskSpaceError."""
         resolved, status = self._resolved, self._status
         have = self._partial.stat().st_size if self._partial.exists() else 0
         require_space(self._partial.parent, (resolved.size or 0) - have, f"downloading {self._wanted.label}")
         url = self._http.file_url(self._wanted.repo, resolved.commit, resolved.filename)
         status.stage, status.total = "downloading", resolved.size
+        try:
+            with disk_errors(self._partial, resolved.size or 0), self._partial.open("ab") as file:
+                self._receive_all(url, file)
+        except DiskSpaceError as error:
+            raise self._full(error) from error
+
+    def _receive_all(self, url: str, file: BinaryIO) -> None:
+        """Connections until the file is complete. Raises UnreachableError after too many breaks."""
         breaks = 0
-        with disk_errors(self._partial, resolved.size or 0), self._partial.open("ab") as file:
-            while True:
-                before = file.tell()
-                try:
-                    if self._receive(url, file):
-                        break
-                    failure: DownloadError = HubUnreachableError(
-                        f"the hub sent {readable_bytes(file.tell())} and ended too early", hint="try again"
-                    )
-                except HubUnreachableError as error:
-                    failure = error
-                breaks = 0 if file.tell() > before else breaks + 1
-                if breaks >= BREAKS_WITHOUT_PROGRESS:
-                    raise failure
-                self._http.pause(PAUSE_AFTER_BREAK_S)
-            file.flush()
-            os.fsync(file.fileno())
+        while True:
+            before = file.tell()
+            try:
+                if self._receive(url, file):
+                    break
+                failure: DownloadError = UnreachableError(
+                    f"the hub sent {readable_bytes(file.tell())} and ended too early", hint="try again"
+                )
+            except UnreachableError as error:
+                failure = error
+            breaks = 0 if file.tell() > before else breaks + 1
+            if breaks >= BREAKS_WITHOUT_PROGRESS:
+                raise self._broken_off(failure, file.tell())
+            self._http.web.pause(PAUSE_AFTER_BREAK_S)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _broken_off(self, failure: DownloadError, arrived: int) -> UnreachableError:
+        """The failure, with what is left for the next attempt."""
+        size = self._resolved.size
+        of_all = "" if size is None else f" of {readable_bytes(size)}"
+        kept = f"; {readable_bytes(arrived)}{of_all} have arrived and are kept" if arrived else ""
+        return UnreachableError(f"{failure.message}{kept}", hint=failure.hint)
 
     def _receive(self, url: str, file: BinaryIO) -> bool:
         """One connection's worth of bytes, appended; whether the file is complete now."""
-        expected, status = self._resolved.size, self._status
+        expected, status, name = self._resolved.size, self._status, self._resolved.filename
         offset = file.tell()
         if expected is not None and offset == expected:
             return True
         if expected is not None and offset > expected:
             offset = _empty(file)
         with self._http.stream(url, offset, self._wanted) as response:
+            if not name.lower().endswith((".html", ".htm")):
+                self._http.web.refuse_page(response)  # before what has arrived is thrown away for it
             sent = response.headers.get("content-range", "")
             if offset and (response.status_code != 206 or not sent.startswith(f"bytes {offset}-")):
                 offset = _empty(file)  # the server starts over (200), or disagrees about the length (416)
@@ -311,7 +348,7 @@ class _Download:
                     return False
             status.done = offset
             try:
-                for chunk in self._http.body(response):
+                for chunk in self._http.web.body(response):
                     status.done += file.write(chunk)
                     if expected is not None and status.done > expected:
                         raise DownloadError(f"the hub sends more than the {expected} bytes it announced")

@@ -11,8 +11,9 @@ from edgespec.errors import DownloadError
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.file import run_watched
-from edgespec.store.hub.http import HubHttp, HubUnreachableError, hub_settings
+from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import HubFile, HubReference
+from edgespec.store.web import UnreachableError
 
 _MOST_WORD = 80  # characters of a licence or an architecture; real ones have thirty at most
 
@@ -68,18 +69,25 @@ def list_hub_files(
     settings = hub_settings()
     wanted = HubFile(repo, None, revision)
     if not (offline or settings.HF_HUB_OFFLINE):
+        clients: list[HubHttp] = []
 
         def ask(stopped: Callable[[], bool]) -> HubListing:
             http = HubHttp(endpoint, stopped)
-            return _listing(http.get_listing(wanted), wanted, http.endpoint)
+            clients.append(http)
+            try:
+                return _listing(http.get_listing(wanted), wanted, http.endpoint)
+            finally:
+                http.close()
 
         def tick() -> None:
             if progress is not None:
                 progress(ProgressEvent(stage="asking the hub", source=wanted.label))
+            if (late := clients[0].web.overdue() if clients else None) is not None:
+                raise late
 
         try:
             return run_watched(ask, tick=tick, cancelled=cancelled, what="asking the hub")
-        except HubUnreachableError as error:
+        except UnreachableError as error:
             reason: DownloadError = error
     else:
         why = "offline was asked for" if offline else "HF_HUB_OFFLINE is set"

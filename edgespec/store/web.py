@@ -1,0 +1,278 @@
+"""Requests over HTTP with failures told as one precise sentence: what the hub and the package index share.
+
+The client is the one that huggingface_hub brings. It takes proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and
+NO_PROXY, and certificates from SSL_CERT_FILE and SSL_CERT_DIR, else from the system. REQUESTS_CA_BUNDLE and
+CURL_CA_BUNDLE, which it does not read and companies set, are honoured here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from edgespec.errors import CancelledError, DownloadError
+
+# A host that does not accept a connection within 5 s is not going to deliver a gigabyte.
+CONNECT_TIMEOUT_S = 5.0
+
+# 429 and 5xx are retried within this many seconds in total: enough for a hiccup, too short to be taken for a hang.
+RETRY_BUDGET_S = 6.0
+FIRST_PAUSE_S = 0.4
+RETRY_STATUSES = frozenset({429, 500, 502, 503, 504})
+
+_CHECK = "check the network, or use --offline with what is already here"
+_SIGN_IN = "a network's sign-in page answers like this: open a browser, sign in, and try again"
+_READ_BY_THE_CLIENT = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_READ_HERE = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_NETWORK_SIGN_IN, _PROXY_SIGN_IN = 511, 407
+
+
+class UnreachableError(DownloadError):
+    """The host could not be asked at all (network, time-out, overload): what is on this machine may stand in."""
+
+
+class Response(Protocol):
+    """The part of the client's response that is used here."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def iter_bytes(self) -> Iterator[bytes]: ...
+
+
+def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Path | None:
+    """The file or folder of certificates that an environment variable names and that the client would not read.
+
+    Variables in ``first`` come before those that the client reads. Raises UnreachableError if what any of them names
+    cannot be read: nothing is asked then, and what is on this machine may stand in.
+    """
+    for name in (*first, *_READ_BY_THE_CLIENT, *_READ_HERE):
+        place = environ.get(name)
+        if not place:
+            continue
+        if not os.access(place, os.R_OK):
+            raise UnreachableError(f"{name} names {place}, which cannot be read", hint=f"correct or unset {name}")
+        return None if name in _READ_BY_THE_CLIENT else Path(place)
+    return None
+
+
+def tls_context(place: Path) -> ssl.SSLContext:
+    """A context that trusts the certificates in a file or a folder, and no others. Raises UnreachableError."""
+    try:
+        if place.is_dir():
+            return ssl.create_default_context(capath=str(place))
+        return ssl.create_default_context(cafile=str(place))
+    except (OSError, ssl.SSLError) as error:
+        raise UnreachableError(
+            f"{place} holds no certificates in PEM form", hint="correct the variable that names it"
+        ) from error
+
+
+class Web:
+    """Requests for one fetch. ``stopped`` is asked between attempts; ``overdue`` is for the watching thread.
+
+    Without a ``context`` or a ``proxy`` the client is huggingface_hub's own, as its users may have set it up.
+    Raises UnreachableError where certificates are named that cannot be read.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        stopped: Callable[[], bool],
+        timeout_s: float,
+        *,
+        context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        from huggingface_hub import get_session
+
+        self.host = host
+        self._stopped = stopped
+        self._timeout_s = timeout_s
+        self._proxy = proxy
+        self._waiting_since: float | None = None
+        self._random = random.Random()
+        if context is None and (place := certificates(os.environ)) is not None:
+            context = tls_context(place)
+        self._own: Any = None
+        self._client: Any = get_session()
+        if context is not None or proxy is not None:
+            verify = True if context is None else context
+            self._own = self._client = type(self._client)(verify=verify, proxy=proxy, timeout=None)
+
+    def close(self) -> None:
+        """Close what is ours of the connections. Idempotent."""
+        if self._own is not None:
+            self._own.close()
+
+    @contextmanager
+    def answer(
+        self,
+        method: str,
+        url: str,
+        refusal: Callable[[Response], DownloadError],
+        *,
+        headers: Mapping[str, str],
+        follow: bool = True,
+        accept: tuple[int, ...] = (),
+    ) -> Iterator[Response]:
+        """The answer, its body unread. Statuses from 400 on raise what ``refusal`` makes of them, unless accepted.
+
+        Raises UnreachableError, CancelledError.
+        """
+        timeouts = (CONNECT_TIMEOUT_S, self._timeout_s, self._timeout_s, CONNECT_TIMEOUT_S)
+        deadline = time.monotonic() + RETRY_BUDGET_S
+        attempt = 0
+        while True:
+            self._check_stopped()
+            self._waiting_since = time.monotonic()
+            try:
+                request = self._client.stream(method, url, headers=headers, timeout=timeouts, follow_redirects=follow)
+                opened = request.__enter__()
+            except Exception as error:
+                raise transport_failure(error, self.host, self._proxy_of(url)) from error
+            finally:
+                self._waiting_since = None
+            try:
+                response = cast(Response, opened)
+                if response.status_code in (_NETWORK_SIGN_IN, _PROXY_SIGN_IN):
+                    raise self._wants_sign_in(response)
+                if response.status_code < 400 or response.status_code in accept:
+                    yield response
+                    return
+                if response.status_code not in RETRY_STATUSES:
+                    raise refusal(response)
+                pause = self._pause_before_retry(response, attempt)
+                if time.monotonic() + pause > deadline:
+                    raise refusal(response)
+            finally:
+                request.__exit__(None, None, None)
+            self.pause(pause)
+            attempt += 1
+
+    def body(self, response: Response) -> Iterator[bytes]:
+        """The answer's bytes as they arrive. Raises UnreachableError if they break off, CancelledError."""
+        chunks = response.iter_bytes()
+        while True:
+            try:
+                chunk = next(chunks)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise transport_failure(error, self.host, None) from error
+            self._check_stopped()
+            yield chunk
+
+    def refuse_page(self, response: Response) -> None:
+        """Raise UnreachableError if a web page came where a file or data was asked for."""
+        if response.headers.get("content-type", "").lower().startswith("text/html"):
+            raise UnreachableError(f"a web page came instead of the answer of {self.host}", hint=_SIGN_IN)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, but notice a stop within a tenth of a second. Raises CancelledError."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check_stopped()
+            time.sleep(min(left, 0.1))
+
+    def overdue(self) -> UnreachableError | None:
+        """An error if a request has waited longer than its time-outs allow: a name lookup has none of its own."""
+        since = self._waiting_since
+        limit = CONNECT_TIMEOUT_S + self._timeout_s
+        if since is None or time.monotonic() - since <= limit:
+            return None
+        return UnreachableError(f"{self.host} did not answer within {limit:.0f} s", hint=_CHECK)
+
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise CancelledError("the download was cancelled; what has arrived is kept")
+
+    def _pause_before_retry(self, response: Response, attempt: int) -> float:
+        asked = response.headers.get("retry-after", "")
+        # Jitter, so that many clients turned away together do not come back together.
+        backoff = FIRST_PAUSE_S * 2.0**attempt * float(self._random.uniform(0.5, 1.5))
+        return max(float(asked), backoff) if asked.isdigit() and len(asked) < 6 else backoff
+
+    def _wants_sign_in(self, response: Response) -> UnreachableError:
+        if response.status_code == _PROXY_SIGN_IN:
+            return UnreachableError(
+                "the proxy wants a user name and a password (HTTP 407)",
+                hint="write them into the variable: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
+            )
+        return UnreachableError(f"this network wants a sign-in before {self.host} (HTTP 511)", hint=_SIGN_IN)
+
+    def _proxy_of(self, url: str) -> str | None:
+        """The proxy that a request goes through, without its password; None where it goes through none."""
+        parts = urlsplit(url)
+        proxies = getproxies()
+        found = self._proxy or proxies.get(parts.scheme) or proxies.get("all")
+        if not found or (self._proxy is None and proxy_bypass(parts.hostname or "")):
+            return None
+        return found.rpartition("@")[2].rpartition("//")[2]
+
+
+def transport_failure(error: BaseException, host: str, proxy: str | None = None) -> DownloadError:
+    """The sentence for a request that got no answer, or whose answer broke off.
+
+    Decided by the cause underneath and by class names, because the client library (httpx, httpx2) depends on the
+    version of huggingface_hub.
+    """
+    if isinstance(error, DownloadError):
+        return error
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    names = {type(link).__name__ for link in chain}
+    unnamed = any(isinstance(link, socket.gaierror) or "Errno -" in str(link) for link in chain)
+    refused = any(isinstance(link, ConnectionRefusedError) for link in chain)
+    check_proxy = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+    through = "" if proxy is None else f" through the proxy {proxy}"
+    unknown = host if proxy is None else f"of the proxy {proxy}"
+    failures = (
+        ("OfflineModeIsEnabled" in names, "HF_HUB_OFFLINE forbids asking the hub", "unset HF_HUB_OFFLINE"),
+        (
+            "ProxyError" in names,
+            f"the proxy refuses to connect to {host}" if proxy is None else f"the proxy {proxy} refuses {host}",
+            check_proxy,
+        ),
+        (
+            unnamed,
+            f"the name {unknown} cannot be resolved (no network, or no DNS)",
+            _CHECK if proxy is None else check_proxy,
+        ),
+        (
+            any(isinstance(link, ssl.SSLError) for link in chain),
+            f"the certificate of {host} cannot be verified",
+            "check the clock; where a company's proxy has certificates of its own, name their file in SSL_CERT_FILE "
+            "or REQUESTS_CA_BUNDLE",
+        ),
+        (refused and proxy is not None, f"the proxy {proxy} refuses the connection", check_proxy),
+        (refused, f"{host} refuses the connection", _CHECK),
+        (
+            "ConnectTimeout" in names,
+            f"{host} did not accept a connection within {CONNECT_TIMEOUT_S:.0f} s{through}",
+            _CHECK if proxy is None else check_proxy,
+        ),
+        (
+            bool(names & {"ReadTimeout", "WriteTimeout", "PoolTimeout", "TimeoutError"}),
+            f"{host} stopped answering",
+            _CHECK,
+        ),
+    )
+    for applies, message, hint in failures:
+        if applies:
+            return UnreachableError(message, hint=hint)
+    return UnreachableError(f"the connection to {host} broke off ({type(error).__name__})", hint=_CHECK)

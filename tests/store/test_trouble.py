@@ -1,0 +1,344 @@
+"""The first download under trouble: proxies, certificates, sign-in pages, lost networks, full and read-only disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import DiskSpaceError, DownloadError
+from edgespec.files import disk
+from edgespec.files.home import Home
+from edgespec.store import web
+from edgespec.store.hub import file as hub_file
+from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
+from edgespec.store.hub.listing import list_hub_files
+from edgespec.store.references import HubFile, HubReference, spec_of_hub_reference
+from edgespec.store.store import Store
+from tests.support.hub_server import HubServer, running
+from tests.support.loopback_proxy import Proxy, running_proxy
+from tests.support.loopback_tls import server_context, write_certificate
+
+DATA = random.Random(1).randbytes(600_000)
+WANTED = HubFile("org/repo", "model.gguf")
+Fetch = Callable[[], FetchedHubFile]
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+@pytest.fixture(autouse=True)
+def _own_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No proxies and certificates but those of the test; the client reads them when it is made."""
+    from huggingface_hub.utils import close_session
+
+    for name in (*PROXIES, *CERTIFICATES):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with running(HubServer(files={"model.gguf": DATA})) as hub:
+        yield hub
+
+
+@pytest.fixture
+def fetch(hub: HubServer, tmp_path: Path) -> Fetch:
+    return lambda: fetch_hub_file(WANTED, endpoint=hub.endpoint, cache=tmp_path / "cache")
+
+
+def partial(folder: Path) -> Path:
+    (found,) = folder.rglob("*.incomplete")
+    return found
+
+
+def failure(fetch: Callable[[], object]) -> tuple[str, str]:
+    """The sentence and the hint."""
+    with pytest.raises((DownloadError, DiskSpaceError)) as caught:
+        fetch()
+    return caught.value.message, caught.value.hint or ""
+
+
+# ----------------------------------------------------------------------------------------------------- proxies
+
+
+def test_a_proxy_is_used(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_proxy(Proxy()) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy.address}")
+        assert fetch().path.read_bytes() == DATA
+        assert len(proxy.asked) == 3  # the description, where the bytes are, the bytes
+        assert proxy.authorizations == {"Basic bWU6c2VjcmV0"}
+
+
+def test_no_proxy_is_used_where_none_is_to_be(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_proxy(Proxy()) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        assert fetch().path.read_bytes() == DATA
+        assert proxy.asked == []
+
+
+def test_a_proxy_that_wants_a_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_proxy(Proxy(refuse=407)) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
+        message, hint = failure(fetch)
+    assert message == "the proxy wants a user name and a password (HTTP 407)"
+    assert "HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT" in hint
+
+
+def test_a_proxy_that_is_absent_is_named_without_its_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{address}")
+        message, hint = failure(fetch)
+    assert message == f"the proxy {address} refuses the connection"
+    assert "HTTPS_PROXY" in hint
+
+
+def test_a_proxy_whose_name_is_unknown(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.invalid:3128")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    message, hint = failure(fetch)
+    assert message == "the name of the proxy proxy.invalid:3128 cannot be resolved (no network, or no DNS)"
+    assert "HTTPS_PROXY" in hint
+
+
+# ------------------------------------------------------------------------------------------------ certificates
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[HubServer]:
+    with running(HubServer(files={"model.gguf": DATA}, tls=server_context(tmp_path))) as hub:
+        yield hub
+
+
+@pytest.fixture
+def fetch_secure(secure: HubServer, tmp_path: Path) -> Fetch:
+    return lambda: fetch_hub_file(WANTED, endpoint=secure.endpoint, cache=tmp_path / "cache")
+
+
+def test_a_certificate_that_nobody_here_trusts(fetch_secure: Fetch, secure: HubServer) -> None:
+    message, hint = failure(fetch_secure)
+    assert message == f"the certificate of 127.0.0.1:{secure.port} cannot be verified"
+    assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in hint
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_a_companys_certificate_is_trusted_where_a_variable_names_it(
+    fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(write_certificate(tmp_path)))
+    assert fetch_secure().path.read_bytes() == DATA
+
+
+def test_the_certificate_goes_through_a_proxy_too(
+    fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(write_certificate(tmp_path)))
+    with running_proxy(Proxy()) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
+        assert fetch_secure().path.read_bytes() == DATA
+        assert {host.partition(":")[0] for host in proxy.asked} == {"127.0.0.1", "localhost"}  # tunnels to both
+    with running_proxy(Proxy(refuse=403)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
+        (tmp_path / "cache").rename(tmp_path / "gone")
+        assert failure(fetch_secure)[0].startswith(f"the proxy {proxy.address} refuses 127.0.0.1:")
+
+
+def test_the_clients_own_variables_come_first(tmp_path: Path) -> None:
+    good = write_certificate(tmp_path)
+    named = {"SSL_CERT_FILE": str(good), "REQUESTS_CA_BUNDLE": str(good)}
+    assert web.certificates(named) is None
+    assert web.certificates({"REQUESTS_CA_BUNDLE": str(good)}) == good
+    assert web.certificates({"CURL_CA_BUNDLE": str(tmp_path), "SSL_CERT_FILE": ""}) == tmp_path
+    assert web.certificates({**named, "PIP_CERT": str(tmp_path)}, ("PIP_CERT",)) == tmp_path
+    assert web.certificates({}) is None
+    assert web.tls_context(tmp_path) is not None
+
+
+@pytest.mark.parametrize("variable", CERTIFICATES)
+def test_certificates_that_cannot_be_read_are_one_sentence(
+    fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "absent.pem"))
+    message, hint = failure(fetch_secure)
+    assert message == f"{variable} names {tmp_path / 'absent.pem'}, which cannot be read"
+    assert hint == f"correct or unset {variable}"
+
+
+def test_certificates_that_are_none(fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd.pem").write_text("no certificate")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "odd.pem"))
+    assert failure(fetch_secure)[0] == f"{tmp_path / 'odd.pem'} holds no certificates in PEM form"
+
+
+def test_what_is_here_needs_no_certificate(
+    fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("REQUESTS_CA_BUNDLE", str(write_certificate(tmp_path)))
+        fetched = fetch_secure()
+    assert fetch_secure() == fetched
+
+
+# ----------------------------------------------------------------------------------------------- sign-in pages
+
+PAGE = "a web page came instead of the answer of 127.0.0.1:"
+
+
+def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_path: Path) -> None:
+    hub.page = "all"
+    message, hint = failure(fetch)
+    assert message == f"{PAGE}{hub.port}"
+    assert "open a browser, sign in" in hint
+    message, _ = failure(lambda: list_hub_files("org/repo", "main", endpoint=hub.endpoint, cache=tmp_path))
+    assert message == f"{PAGE}{hub.port}"
+    hub.page, hub.refuse_always = None, (511, {})
+    message, hint = failure(fetch)
+    assert message == f"this network wants a sign-in before 127.0.0.1:{hub.port} (HTTP 511)"
+    assert "open a browser" in hint
+    hub.refuse_always, hub.redirect_to = None, "http://sign-in.invalid/"
+    message, hint = failure(fetch)
+    assert "does not answer like a model hub" in message
+    assert "sign-in page" in hint
+
+
+@pytest.mark.slow
+def test_a_sign_in_page_in_the_middle_costs_nothing_that_has_arrived(
+    hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_file, "PAUSE_AFTER_BREAK_S", 0.01)
+    hub.cut_after = [300_000, 0, 0, 0]
+    failure(fetch)
+    arrived = partial(tmp_path).stat().st_size
+    hub.cut_after, hub.page = [], "bodies"
+    message, hint = failure(fetch)
+    assert message == f"{PAGE}{hub.port}; {disk.readable_bytes(arrived)} of 600.0 kB have arrived and are kept"
+    assert "sign in" in hint
+    assert partial(tmp_path).stat().st_size == arrived
+    hub.page, hub.requests = None, []
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies()[0].range == f"bytes={arrived}-"
+
+
+@pytest.mark.slow
+def test_a_network_lost_in_the_middle_says_what_is_kept(
+    hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_file, "PAUSE_AFTER_BREAK_S", 0.01)
+    hub.cut_after = [300_000, 0, 0, 0]
+    message, hint = failure(fetch)
+    assert message.endswith(" kB of 600.0 kB have arrived and are kept")
+    assert "check the network" in hint
+    hub.cut_after = []
+    assert fetch().path.read_bytes() == DATA
+
+
+# ------------------------------------------------------------------------------------------------------- disks
+
+
+def test_a_disk_that_fills_up_in_the_middle_keeps_what_has_arrived(
+    hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def open_full(path: Path, *arguments: Any, **options: Any) -> Any:
+        file = opened(path, *arguments, **options)
+        if path.name.endswith(".incomplete") and "ab" in arguments:
+            write, left = file.write, [200_000]
+
+            class Full:
+                def write(self, data: bytes) -> int:
+                    if len(data) > left[0]:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    left[0] -= len(data)
+                    return int(write(data))
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(file, name)
+
+                def __enter__(self) -> Full:
+                    return self
+
+                def __exit__(self, *_: object) -> None:
+                    file.close()
+
+            return Full()
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_full)
+        message, hint = failure(fetch)
+    arrived = partial(tmp_path).stat().st_size
+    assert 100_000 < arrived <= 200_000
+    folder = tmp_path / "cache" / "models--org--repo"
+    assert message == (
+        f"the disk that holds {folder} is full; {disk.readable_bytes(arrived)} of 600.0 kB have arrived and are kept"
+    )
+    assert "HF_HOME" in hint
+    hub.requests = []
+    assert fetch().path.read_bytes() == DATA
+    assert hub.bodies()[0].range == f"bytes={arrived}-"
+
+
+def test_a_disk_without_room_is_told_with_both_sizes(
+    hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda _path: 1_000_000)
+    message, _ = failure(fetch)
+    assert "needs 67.7 MB of free disk space" in message
+    assert "1.0 MB are free" in message
+    assert hub.bodies() == []
+
+
+def test_a_cache_that_is_a_file_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    message, hint = failure(lambda: fetch_hub_file(WANTED, endpoint=hub.endpoint, cache=tmp_path / "cache"))
+    assert message == f"the hub's cache {tmp_path / 'cache' / 'models--org--repo'} cannot be written to"
+    assert "HF_HOME" in hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an error of the file system is made by its number here")
+def test_a_cache_that_turns_out_read_only_is_one_sentence(
+    hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def read_only(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name.endswith(".incomplete"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    message, hint = failure(fetch)
+    folder = tmp_path / "cache" / "models--org--repo"
+    assert message == f"the hub's cache {folder} cannot be used: Read-only file system"
+    assert "HF_HOME" in hint
+
+
+def test_the_store_hands_the_sentences_on(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(Home(tmp_path / "home"), hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
+    spec = spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))
+    hub.page = "all"
+    message, hint = failure(lambda: store.fetch(spec))
+    assert message.startswith("hf:org/repo/model.gguf could not be fetched (hub org/repo/model.gguf: a web page came")
+    assert "open a browser" in hint
+    hub.page = None
+    monkeypatch.setattr(disk, "free_bytes", lambda _path: 1_000_000)
+    with pytest.raises(DiskSpaceError):
+        store.fetch(spec)
+    assert list((tmp_path / "home").rglob("manifest.json")) == []
