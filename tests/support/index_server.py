@@ -1,0 +1,134 @@
+"""A package index on loopback: pages of links or JSON, wheels that break off on the way, and a password."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+
+@dataclass
+class IndexServer:
+    """``wheels`` by file name, under the project that their names begin with."""
+
+    wheels: dict[str, bytes] = field(default_factory=dict)
+    as_json: bool = True
+    hashes: bool = True
+    password: str | None = None  # "user:password"
+    cut_after: list[int] = field(default_factory=list)  # bytes of each next wheel before the connection ends
+    corrupt_next: int = 0
+    status: int | None = None
+    garbage: bytes | None = None  # what pages are
+    chunk_delay_s: float = 0.0
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'{self.password}@' if self.password else ''}127.0.0.1:{self.port}/simple"
+
+    def bodies(self) -> list[tuple[str, str | None]]:
+        return [request for request in self.requests if request[0].endswith(".whl")]
+
+
+@contextmanager
+def running_index(index: IndexServer) -> Iterator[IndexServer]:
+    class Handler(_Handler):
+        state = index
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    index.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield index
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: IndexServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        index, path = self.state, unquote(self.path)
+        index.requests.append((path, self.headers.get("Range")))
+        wanted = index.password and f"Basic {base64.b64encode(index.password.encode()).decode()}"
+        if index.status is not None:
+            self._answer(index.status, "text/plain", b"")
+        elif wanted and self.headers.get("Authorization") != wanted:
+            self._answer(401, "text/plain", b"")
+        elif path.startswith("/simple/"):
+            self._page(path.removeprefix("/simple/").strip("/"))
+        elif path.startswith("/files/") and path.removeprefix("/files/") in index.wheels:
+            self._wheel(index.wheels[path.removeprefix("/files/")])
+        else:
+            self._answer(404, "text/plain", b"")
+
+    def _page(self, project: str) -> None:
+        index = self.state
+        found = {name: data for name, data in index.wheels.items() if name.split("-")[0].replace("_", "-") == project}
+        if index.garbage is not None:
+            self._answer(200, "application/vnd.pypi.simple.v1+json", index.garbage)
+        elif not found:
+            self._answer(404, "text/html", b"<html>not found</html>")
+        elif index.as_json and "simple.v1+json" in (self.headers.get("Accept") or ""):
+            files = [
+                {
+                    "filename": name,
+                    "url": f"../../files/{name}",
+                    "hashes": {"sha256": hashlib.sha256(data).hexdigest()} if index.hashes else {},
+                }
+                for name, data in found.items()
+            ]
+            document = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
+            self._answer(200, "application/vnd.pypi.simple.v1+json", json.dumps(document).encode())
+        else:
+            links = (
+                f'<a href="/files/{name}{f"#sha256={hashlib.sha256(data).hexdigest()}" if index.hashes else ""}">'
+                f"{name}</a>"
+                for name, data in found.items()
+            )
+            self._answer(200, "text/html", f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>".encode())
+
+    def _wheel(self, data: bytes) -> None:
+        index, start = self.state, 0
+        wanted = self.headers.get("Range")
+        if wanted:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if start >= len(data):
+                self._answer(416, "text/plain", b"")
+                return
+        if index.corrupt_next:
+            index.corrupt_next -= 1
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        end = min(len(data), start + index.cut_after.pop(0)) if index.cut_after else len(data)
+        for position in range(start, end, 8192):
+            self.wfile.write(data[position : min(position + 8192, end)])
+            time.sleep(index.chunk_delay_s)
+        self.close_connection = True
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
