@@ -112,7 +112,7 @@ def _show_quantisations(choice: QuantisationChoice) -> None:
     """A line for each, and how to take another."""
     listing, found = choice.listing, choice.found
     where = " in the hub's cache" if listing.cached else ""
-    note(f"{listing.reference()} holds {len(found)} model{'s' if len(found) > 1 else ''}{where}")
+    note(f"{listing.reference()} holds {len(found)} quantisation{'s' if len(found) > 1 else ''}{where}")
     width = max(len(each.name or "?") for each in found)
     for each in found:
         amount = "" if each.bytes is None else megabytes(each.bytes)
@@ -279,8 +279,10 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
         print_json({"removed": model, "freed_bytes": removed.freed_bytes})
         return
     print(f"removed {model}: {megabytes(removed.freed_bytes)} freed")
-    for path in removed.kept:
-        note(f"the hub's cache still holds {path}")
+    if len(removed.kept) > 1:
+        note(f"the hub's cache still holds {len(removed.kept)} files in {removed.kept[0].parent}")
+    elif removed.kept:
+        note(f"the hub's cache still holds {removed.kept[0]}")
 
 
 @app.command("verify")

@@ -42,7 +42,9 @@ def test_names() -> None:
         assert part_name(alone) is None, alone
     assert is_auxiliary("mmproj-model-f16.gguf")
     assert is_auxiliary("sub/gemma.mmproj.gguf")
-    assert is_auxiliary("m-imatrix.gguf")
+    assert is_auxiliary("qwen3-7B.imatrix.gguf")
+    assert is_auxiliary("imatrix_unsloth.gguf")
+    assert not is_auxiliary("m-imatrix-IQ4_XS.gguf")
     assert not is_auxiliary("mmproj/model.gguf")
 
 

@@ -12,7 +12,8 @@ _PART = re.compile(r"(?P<stem>(?s:.)*[^/])-(?P<number>\d{5})-of-(?P<count>\d{5})
 MOST_PARTS = 1024
 
 # What lies beside models: projectors, which turn images into tokens, and the statistics that quantisers weigh by.
-_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+# The latter also stand in the names of models that were quantised with them, which tell their type (Q4_K_M) as well.
+_NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
