@@ -61,7 +61,8 @@ def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Pat
         place = environ.get(name)
         if not place:
             continue
-        if not os.access(place, os.R_OK):
+        places = place.split(os.pathsep) if name == "SSL_CERT_DIR" else [place]  # as OpenSSL reads that one
+        if not any(os.access(each, os.R_OK) for each in places):
             raise UnreachableError(f"{name} names {place}, which cannot be read", hint=f"correct or unset {name}")
         return None if name in _READ_BY_THE_CLIENT else Path(place)
     return None

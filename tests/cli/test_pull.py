@@ -45,7 +45,7 @@ def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubS
     assert lines[start + 1].split() == ["Q2_K", "0", "MB", "needs", "llama.cpp", "tiny-Q2_K.gguf"]
     assert lines[start + 2].split() == ["*", "Q8_0", "0", "MB", "runs", "on", "our", "kernels", FIRST]
     assert "too large for this machine  tiny-F16.gguf" in lines[start + 3]
-    assert lines[start + 4].startswith("* Q8_0, 0 MB: runs on our kernels, takes about 537 MB of the ")
+    assert lines[start + 4].startswith("* Q8_0, 0 MB: runs on our kernels, takes about 0.50 GiB of the ")
     assert lines[start + 5] == "another: edgespec pull hf:org/repo/FILE"
     assert lines[-1].startswith("hf:org/repo: 0 MB, licence apache-2.0, llama, runs on our kernels, ")
     assert {request.path for request in hub.bodies()} == {f"/cdn/{name}" for name in hub.files if "q8" in name}
@@ -78,7 +78,7 @@ def test_a_repository_as_target_and_as_drafter(edgespec: Run, hub: HubServer, tm
     pair = ("--target", "hf:org/repo", "--draft", f"hf:org/repo/{FIRST}")
     first = edgespec("generate", "hi", *pair, "--max-tokens", "3")
     assert first.code == 0, first.err
-    said = "hub org/repo: Q8_0, 0 MB: runs on our kernels, takes about 537 MB of the "
+    said = "hub org/repo: Q8_0, 0 MB: runs on our kernels, takes about 0.50 GiB of the "
     assert first.err.count(said) == 1
     assert "; `edgespec pull hf:org/repo` lists all 3" in first.err
     asked = len(hub.requests)

@@ -129,8 +129,8 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     with pytest.raises(DownloadError) as caught:
         chosen(ladder(), 3.7)
     assert caught.value.message == (
-        "no quantisation of org/repo fits in the 3700 MB of memory that may be used here: the smallest, Q2_K, needs "
-        "about 3750 MB"
+        "no quantisation of org/repo fits in the 3.45 GiB of memory that may be used here: the smallest, Q2_K, needs "
+        "about 3.49 GiB"
     )
     assert "edgespec pull hf:org/repo/m-Q2_K.gguf" in (caught.value.hint or "")
 
@@ -157,11 +157,14 @@ def test_a_repository_with_several_models_is_not_guessed_at() -> None:
         chosen(listing({"a.gguf": 1, "b.gguf": 2}))
     with pytest.raises(DownloadError, match=r"no \.gguf model"):
         chosen(listing({"README.md": 1, "mmproj.gguf": 1}))
+    with pytest.raises(DownloadError) as caught:
+        chosen(listing({"model.safetensors": 1}))
+    assert "edgespec export hf:org/repo --to gguf" in (caught.value.hint or "")
 
 
 def test_the_choice_in_words() -> None:
     assert choose_quantisation(ladder(), 10 * GB).words == (
-        "Q4_K_M, 4700 MB: runs on our kernels, takes about 5875 MB of the 8000 MB that may be used"
+        "Q4_K_M, 4700 MB: runs on our kernels, takes about 5.47 GiB of the 7.45 GiB of memory that may be used"
     )
     only = choose_quantisation(listing({"model.gguf": None}, revision="v1"), 10 * GB)
     assert only.words == "model.gguf: the only one, its header will tell what runs it, the hub does not tell its size"

@@ -166,6 +166,7 @@ def test_the_clients_own_variables_come_first(tmp_path: Path) -> None:
     assert web.certificates({"CURL_CA_BUNDLE": str(tmp_path), "SSL_CERT_FILE": ""}) == tmp_path
     assert web.certificates({**named, "PIP_CERT": str(tmp_path)}, ("PIP_CERT",)) == tmp_path
     assert web.certificates({}) is None
+    assert web.certificates({"SSL_CERT_DIR": os.pathsep.join(("/absent", str(tmp_path)))}) is None
     assert web.tls_context(tmp_path) is not None
 
 

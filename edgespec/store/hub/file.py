@@ -219,7 +219,7 @@ class _Download:
 
     def _full(self, error: DiskSpaceError) -> DiskSpaceError:
         """The same, with what is left for the next attempt."""
-        arrived, size = self._partial.stat().st_size, self._resolved.size or 0
+        arrived, size = self._partial_bytes(), self._resolved.size or 0
         return DiskSpaceError(
             f"the disk that holds {self._folder.place} is full; {readable_bytes(arrived)} of {readable_bytes(size)} "
             "have arrived and are kept",
@@ -227,6 +227,9 @@ class _Download:
             free_bytes=error.free_bytes,
             hint=error.hint,
         )
+
+    def _partial_bytes(self) -> int:
+        return self._partial.stat().st_size if self._partial.exists() else 0
 
     def _already_here(self) -> FetchedHubFile | None:
         resolved = self._resolved
@@ -288,8 +291,8 @@ class _Download:
     def _transfer(self) -> None:
         """Let the partial file grow until it is complete. Raises UnreachableError, DiskSpaceError."""
         resolved, status = self._resolved, self._status
-        have = self._partial.stat().st_size if self._partial.exists() else 0
-        require_space(self._partial.parent, (resolved.size or 0) - have, f"downloading {self._wanted.label}")
+        missing = (resolved.size or 0) - self._partial_bytes()
+        require_space(self._partial.parent, missing, f"downloading {self._wanted.label}")
         url = self._http.file_url(self._wanted.repo, resolved.commit, resolved.filename)
         status.stage, status.total = "downloading", resolved.size
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import DownloadError
-from edgespec.files.disk import megabytes
+from edgespec.files.disk import gib, megabytes
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.store.hub.listing import HubListing
 
@@ -133,13 +133,16 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
     room = int(MEMORY_FRACTION * available_bytes)
     repo, found = listing.repo, find_quantisations(listing, room)
     if not found:
-        raise DownloadError(f"{repo} holds no .gguf model", hint="choose a repository with GGUF files")
+        hint = "choose a repository with GGUF files"
+        if any(name.endswith(".safetensors") for name in listing.names):
+            hint += f", or convert it: edgespec export {listing.reference()} --to gguf -o DIR"
+        raise DownloadError(f"{repo} holds no .gguf model", hint=hint)
     fitting = [each for each in found if each.fits is not False]
     if not fitting:
         least = found[0]
         raise DownloadError(
-            f"no quantisation of {repo} fits in the {megabytes(room)} of memory that may be used here: the smallest, "
-            f"{least.label}, needs about {megabytes(needed_bytes(least.bytes or 0))}",
+            f"no quantisation of {repo} fits in the {gib(room)} of memory that may be used here: the smallest, "
+            f"{least.label}, needs about {gib(needed_bytes(least.bytes or 0))}",
             hint="choose a smaller model, or fetch it all the same: "
             f"edgespec pull {listing.reference(least.files[0])}",
         )
@@ -177,5 +180,5 @@ def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
     runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell what runs it"}
     needs = "the hub does not tell its size"
     if chosen.bytes is not None:
-        needs = f"takes about {megabytes(needed_bytes(chosen.bytes))} of the {megabytes(room)} that may be used"
+        needs = f"takes about {gib(needed_bytes(chosen.bytes))} of the {gib(room)} of memory that may be used"
     return f"{'the only one, ' if single else ''}{runs[chosen.native]}, {needs}"
