@@ -68,6 +68,13 @@ ALLOWED = {
     "win": r"(?i)kernel32\.dll|ntdll\.dll|api-ms-win-(crt|core)-[a-z0-9-]+\.dll",
 }
 NEWEST_GLIBC = (2, 17)
+# What tests/kernels/pool_check.c is asked and answers: steps in turn, a cancel in the seventh, two pools at once.
+POOL_ANSWERS = (
+    (("steps", "1"), ("0 0",)),
+    (("steps", "7"), ("0 0",)),
+    (("cancel", "3"), ("7 7 7 39 39 39",)),
+    (("crowd", "2"), ("0", "2")),
+)
 # What zig's linker puts among a library's symbols on macOS.
 LINKERS_OWN = {"_mh_dylib_header", "__dso_handle"}
 
@@ -251,17 +258,20 @@ def _glibc_versions(binary: Any) -> list[str]:
     return [name.removeprefix("GLIBC_") for name in needed if re.fullmatch(r"GLIBC_[\d.]+", name)]
 
 
-def compare_program(wanted: Platform, library: Path) -> Path:
-    """tests/kernels/compare_levels.c for that system, beside the library that it calls."""
-    program = library.parent / ("compare_levels.exe" if wanted.system == "win32" else "compare_levels")
+def compile_test(wanted: Platform, library: Path, name: str, *, calls_library: bool) -> Path:
+    """A program of tests/kernels for that system, beside the library that it calls, or with its sources in it."""
+    program = library.parent / (f"{name}.exe" if wanted.system == "win32" else name)
     command = [*zig("cc"), "-target", wanted.target, "-std=c11", "-O1", "-ffp-contract=off", f"-I{KERNELS}"]
-    source = CHECKOUT / "tests" / "kernels" / "compare_levels.c"
+    command += ["-DOLD_C_LIBRARY"]
+    command += [str(CHECKOUT / "tests" / "kernels" / f"{name}.c"), "-o", str(program)]
     if wanted.system == "win32":
-        run([*command, str(source), str(library), "-o", str(program)])
+        command += [str(library)] if calls_library else []
     else:
-        where = "@loader_path" if wanted.system == "darwin" else "$ORIGIN"
-        link = ["-L", str(library.parent), "-ledgespec_kernels", f"-Wl,-rpath,{where}", "-lm"]
-        run([*command, str(source), *link, "-o", str(program)])
+        command += ["-pthread", "-lm"]
+        if calls_library:
+            where = "@loader_path" if wanted.system == "darwin" else "$ORIGIN"
+            command += ["-L", str(library.parent), "-ledgespec_kernels", f"-Wl,-rpath,{where}"]
+    run(command)
     return program
 
 
@@ -304,16 +314,21 @@ def _debian_wine() -> str | None:
 
 
 def check_computing(wanted: Platform, library: Path, result: Result, sysroots: list[Path], draws: int) -> None:
-    """Run the comparison of levels against the library, here or in an emulator."""
-    program = compare_program(wanted, library)
+    """Compare all levels through the library, and try the pool of threads: here, or in an emulator."""
+    compare = compile_test(wanted, library, "compare_levels", calls_library=True)
+    pool = compile_test(wanted, library, "pool_check", calls_library=False)
     begins, how = runner(wanted, sysroots)
     if begins is None:
         result.checked, result.why = "linked", how
         return
-    said = run([*begins, str(program), str(draws)], where=program.parent, WINEDEBUG="-all")
+    said = run([*begins, str(compare), str(draws)], where=library.parent, WINEDEBUG="-all")
     result.checked = how
     result.digest = said.rpartition("digest ")[2].strip()
     result.levels = [line.partition(":")[0] for line in said.splitlines() if "comparisons" in line]
+    for question, answers in POOL_ANSWERS:
+        said = run([*begins, str(pool), *question], where=library.parent, WINEDEBUG="-all")
+        if said not in answers:
+            raise WheelError(f"{wanted.tag}: the pool of threads answers {said!r} to {' '.join(question)}")
 
 
 # ---------------------------------------------------------------------------------------------------- main

@@ -3,7 +3,9 @@
 
 #include <stdio.h>
 #include <string.h>
+#if !defined(_WIN32)
 #include <sys/resource.h>
+#endif
 
 enum { MOST_THREADS = 16, STEPS = 40 };
 
@@ -42,6 +44,16 @@ static struct pool *open_pool(int threads)
     return pool;
 }
 
+#if defined(_WIN32)
+static double processor_s(void)
+{
+    FILETIME begun, ended, system, own;
+    GetProcessTimes(GetCurrentProcess(), &begun, &ended, &system, &own);
+    return 1e-7 * ((double)system.dwLowDateTime + (double)own.dwLowDateTime); /* of a process of seconds */
+}
+
+static void wait_half_a_second(void) { Sleep(500); }
+#else
 static double processor_s(void)
 {
     struct rusage used;
@@ -49,6 +61,9 @@ static double processor_s(void)
     return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
            1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
+
+static void wait_half_a_second(void) { nanosleep(&(struct timespec){.tv_nsec = 500 * 1000 * 1000}, NULL); }
+#endif
 
 /* Prints the steps that ran out of turn, and those that ran on too few threads. */
 static void check_steps(int threads)
@@ -87,12 +102,12 @@ static void check_idle(int threads)
     struct job job = {.pool = pool, .cancel_at = -1};
     pool_run(pool, many_steps, &job);
     double before = processor_s();
-    nanosleep(&(struct timespec){.tv_nsec = 500 * 1000 * 1000}, NULL);
+    wait_half_a_second();
     printf("%f\n", processor_s() - before);
     pool_close(pool);
 }
 
-static void *run_often(void *argument)
+static thread_result THREAD_CALL run_often(void *argument)
 {
     struct pool *pool = argument;
     for (int run = 0; run < 300; run++) {
@@ -101,23 +116,23 @@ static void *run_often(void *argument)
         if (job.early)
             exit(3);
     }
-    return NULL;
+    return 0;
 }
 
 /* Two pools at once; on the same processors, each believes to have them for itself. Prints how many of them spin. */
 static void check_crowd(int threads)
 {
     struct pool *pools[2];
-    pthread_t callers[2];
+    thread_handle callers[2];
     int spinning = 0;
     for (int i = 0; i < 2; i++) {
         pools[i] = open_pool(threads);
         spinning += pools[i]->spins;
-        if (pthread_create(&callers[i], NULL, run_often, pools[i]))
+        if (!thread_start(&callers[i], run_often, pools[i]))
             exit(2);
     }
     for (int i = 0; i < 2; i++) {
-        pthread_join(callers[i], NULL);
+        thread_join(callers[i]);
         pool_close(pools[i]);
     }
     printf("%d\n", spinning);
@@ -125,11 +140,12 @@ static void check_crowd(int threads)
 
 static atomic_int leave;
 
-static void *compute(void *unused)
+static thread_result THREAD_CALL compute(void *unused)
 {
+    (void)unused;
     while (!atomic_load_explicit(&leave, memory_order_relaxed))
         ;
-    return unused;
+    return 0;
 }
 
 struct company {
@@ -156,16 +172,16 @@ static void uneven_steps(void *context, int thread)
 static void check_neighbours(void)
 {
     struct company company = {.pool = open_pool(2)};
-    pthread_t neighbours[2];
+    thread_handle neighbours[2];
     for (int i = 0; i < 2; i++)
-        if (pthread_create(&neighbours[i], NULL, compute, NULL))
+        if (!thread_start(&neighbours[i], compute, NULL))
             exit(2);
     while (atomic_load(&company.pool->crowded) <= 0)
         pool_run(company.pool, uneven_steps, &company);
     printf("crowded ");
     atomic_store(&leave, 1);
     for (int i = 0; i < 2; i++)
-        pthread_join(neighbours[i], NULL);
+        thread_join(neighbours[i]);
     company.alone = false;
     while (!company.alone)
         pool_run(company.pool, uneven_steps, &company);
@@ -173,6 +189,7 @@ static void check_neighbours(void)
     pool_close(company.pool);
 }
 
+#if !defined(_WIN32)
 static void told(int number)
 {
     static const char text[] = "handled";
@@ -212,6 +229,8 @@ static void check_signals(void)
     pool_close(pool);
 }
 
+#endif
+
 static void spins(int threads, int most_busy)
 {
     const struct es_threads wanted = {.count = threads, .most_busy = most_busy};
@@ -220,7 +239,7 @@ static void spins(int threads, int most_busy)
     pool_close(pool);
 }
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(OLD_C_LIBRARY) /* which cannot set the default stack */
 static void use_stack(void *context, int thread)
 {
     (void)thread;
@@ -259,13 +278,15 @@ int main(int count, char **words)
         check_crowd(threads);
     else if (!strcmp(question, "neighbours"))
         check_neighbours();
+    else if (!strcmp(question, "spins"))
+        spins(threads, count > 3 ? atoi(words[3]) : 0);
+#if !defined(_WIN32)
     else if (!strcmp(question, "fault"))
         check_fault();
     else if (!strcmp(question, "signals"))
         check_signals();
-    else if (!strcmp(question, "spins"))
-        spins(threads, count > 3 ? atoi(words[3]) : 0);
-#if defined(__linux__)
+#endif
+#if defined(__linux__) && !defined(OLD_C_LIBRARY)
     else if (!strcmp(question, "stack"))
         check_stack();
 #endif
