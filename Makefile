@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized acceptance lint clean
+.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized wheels acceptance lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo 'make test-vulkan tests on a second device; what it needs is in docs/vulkan.md'
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
+	@echo 'make wheels      wheels for Linux, macOS and Windows into dist/, checked as far as this machine can'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make lint        ruff, mypy and import-linter alone'
 	@echo 'make clean       remove environments, caches and build results; downloaded models stay'
@@ -47,6 +48,9 @@ test-vulkan:
 
 test-neon:
 	@sh scripts/test_neon.sh
+
+wheels:
+	@$${PYTHON:-python3} scripts/build_wheels.py --check $(ARGS)
 
 # The library is built anew with the sanitizers in it, and without them afterwards. Tests of memory would measure the
 # sanitizers, those of the build would replace the library.

@@ -8,6 +8,8 @@ nothing else is needed but Python and pip. Levels and flags are those of local b
     --check         then check each as far as this machine can: see docs/kernels.md
     --sysroot DIR   where an emulator finds another system's C library; may be repeated
     --draws N       compare so many draws of tokens, not 3000
+    --programs DIR  keep each library in DIR/TAG with the programs that try it, for machines that can run them
+    --run DIR/TAG   build nothing, run these programs and compare their digest with that of the machine they came from
     --json          print what came of it as one object
 """
 
@@ -35,6 +37,8 @@ KERNELS = CHECKOUT / "edgespec" / "kernels"
 TOOLS = CHECKOUT / "build" / "wheel-tools"
 # Pinned: another compiler makes another library, and so another build in every numeric class.
 REQUIREMENTS = ("ziglang==0.17.1", "hatchling==1.27.0", "lief==1.0.0")
+TEST_PROGRAMS = ("compare_levels", "pool_check")  # of tests/kernels
+DIGEST_NAME = "digest"
 CHECK_S = 1800.0  # an emulator takes a minute
 
 
@@ -165,7 +169,7 @@ def build(wanted: Platform, place: Path, out: Path) -> tuple[Path, Path]:
     """The wheel in ``out``, and its library in ``place``."""
     compiling = load(KERNELS / "compile.py")
     library = place / compiling.LIBRARY_NAMES[wanted.system]
-    compiler = f"{zig('cc')[0]} cc -target {wanted.target}"
+    compiler = zig("cc", "-target", wanted.target)
     try:
         # Without what only debuggers read: a quarter of the size.
         compiling.compile_library(
@@ -313,22 +317,40 @@ def _debian_wine() -> str | None:
     return str(path) if path.exists() else None
 
 
-def check_computing(wanted: Platform, library: Path, result: Result, sysroots: list[Path], draws: int) -> None:
-    """Compare all levels through the library, and try the pool of threads: here, or in an emulator."""
-    compare = compile_test(wanted, library, "compare_levels", calls_library=True)
-    pool = compile_test(wanted, library, "pool_check", calls_library=False)
-    begins, how = runner(wanted, sysroots)
-    if begins is None:
-        result.checked, result.why = "linked", how
-        return
-    said = run([*begins, str(compare), str(draws)], where=library.parent, WINEDEBUG="-all")
-    result.checked = how
-    result.digest = said.rpartition("digest ")[2].strip()
-    result.levels = [line.partition(":")[0] for line in said.splitlines() if "comparisons" in line]
+def compile_tests(wanted: Platform, library: Path) -> tuple[Path, Path]:
+    """What compares all levels through the library, and what tries the pool of threads."""
+    compare, pool = TEST_PROGRAMS
+    return (
+        compile_test(wanted, library, compare, calls_library=True),
+        compile_test(wanted, library, pool, calls_library=False),
+    )
+
+
+def compute(programs: tuple[Path, Path], begins: list[str], draws: int) -> tuple[str, list[str]]:
+    """Run the programs. Returns the digest of what was computed, and the levels that computed it."""
+    compare, pool = programs
+    said = run([*begins, str(compare), str(draws)], where=compare.parent, WINEDEBUG="-all")
+    digest = said.rpartition("digest ")[2].strip()
+    levels = [line.partition(":")[0] for line in said.splitlines() if "comparisons" in line]
     for question, answers in POOL_ANSWERS:
-        said = run([*begins, str(pool), *question], where=library.parent, WINEDEBUG="-all")
+        said = run([*begins, str(pool), *question], where=pool.parent, WINEDEBUG="-all")
         if said not in answers:
-            raise WheelError(f"{wanted.tag}: the pool of threads answers {said!r} to {' '.join(question)}")
+            raise WheelError(f"{pool}: the pool of threads answers {said!r} to {' '.join(question)}")
+    return digest, levels
+
+
+def run_elsewhere(place: Path, draws: int) -> None:
+    """Run programs that another machine built for this one. Raises WheelError if the bits are others than there."""
+    programs = [next(iter(sorted(place.resolve().glob(f"{name}*"))), None) for name in TEST_PROGRAMS]
+    if programs[0] is None or programs[1] is None:
+        raise WheelError(f"{place} has no programs")
+    for program in programs:
+        program.chmod(0o755)
+    digest, levels = compute((programs[0], programs[1]), [], draws)
+    told = place.resolve().parent / DIGEST_NAME
+    print(f"{place.name}: digest {digest} ({', '.join(levels)})")
+    if told.exists() and digest != told.read_text(encoding="utf-8").strip():
+        raise WheelError(f"{place.name} computes other bits than where it was built: {told.read_text().strip()}")
 
 
 # ---------------------------------------------------------------------------------------------------- main
@@ -343,6 +365,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--sysroot", type=Path, action="append", default=[], metavar="DIR")
     parser.add_argument("--draws", type=int, default=3000, metavar="N")
+    parser.add_argument("--programs", type=Path, metavar="DIR")
+    parser.add_argument("--run", type=Path, metavar="DIR/TAG")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
@@ -359,15 +383,33 @@ def one(wanted: Platform, options: argparse.Namespace) -> Result:
             library_bytes=len(content),
             library_sha256=hashlib.sha256(content).hexdigest(),
         )
-        if options.check:
+        programs = compile_tests(wanted, library) if options.check or options.programs else None
+        if programs and options.check:
             check_content(wanted, wheel, library)
             check_linked(wanted, library)
-            check_computing(wanted, library, result, options.sysroot, options.draws)
+            begins, how = runner(wanted, options.sysroot)
+            if begins is None:
+                result.checked, result.why = "linked", how
+            else:
+                result.checked = how
+                result.digest, result.levels = compute(programs, begins, options.draws)
+        if programs and options.programs:
+            place = options.programs / wanted.tag
+            place.mkdir(parents=True, exist_ok=True)
+            for each in (library, *programs):
+                shutil.copy(each, place)
         return result
 
 
 def main(arguments: list[str]) -> int:
     options = parsed(arguments)
+    if options.run:
+        try:
+            run_elsewhere(options.run, options.draws)
+        except (WheelError, OSError, subprocess.TimeoutExpired) as error:
+            say(str(error))
+            return 1
+        return 0
     wanted = [each for each in PLATFORMS if not options.only or any(part in each.tag for part in options.only)]
     if not wanted:
         say(f"no wheel's tag has {' or '.join(options.only)} in it; there are {', '.join(p.tag for p in PLATFORMS)}")
@@ -385,6 +427,8 @@ def main(arguments: list[str]) -> int:
         for r in results:
             told = f"digest {r.digest} ({', '.join(r.levels)})" if r.digest else r.why
             print(f"{r.tag:24} {r.wheel_bytes:8} bytes, library {r.library_bytes:7}  {r.checked}  {told}".rstrip())
+    if options.programs and len(digests) == 1:
+        (options.programs / DIGEST_NAME).write_text(f"{digests.pop()}\n", encoding="utf-8")
     if len(digests) > 1:
         say(f"the wheels compute different bits: {', '.join(sorted(digests))}")
         return 1

@@ -73,7 +73,7 @@ class CompileError(Exception):
 def compile_library(
     output: Path,
     *,
-    compiler: str | None = None,
+    compiler: str | Sequence[str] | None = None,
     system: str | None = None,
     machine: str | None = None,
     extra_flags: Sequence[str] = (),
@@ -190,8 +190,10 @@ def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
     return None
 
 
-def _find_compiler(compiler: str | None) -> list[str]:
+def _find_compiler(compiler: str | Sequence[str] | None) -> list[str]:
     chosen = compiler or os.environ.get("CC", "")
+    if not isinstance(chosen, str):
+        return list(chosen)
     if chosen:
         return shlex.split(chosen, posix=os.name != "nt")
     for name in _COMPILERS:

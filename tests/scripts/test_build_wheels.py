@@ -1,0 +1,154 @@
+"""scripts/build_wheels.py: what it checks of a wheel, and one wheel built."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edgespec.kernels import compile as compiling
+from edgespec.runtimes.native import library as native_library
+from tests.support.binaries import elf
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SCRIPT = CHECKOUT / "scripts" / "build_wheels.py"
+
+
+@pytest.fixture(scope="module")
+def wheels() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_wheels", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_system_has_both_processors(wheels: ModuleType) -> None:
+    found = {(re.split(r"_(?:x86|a)", each.tag)[0], each.machine) for each in wheels.PLATFORMS}
+    systems = ("manylinux_2_17", "musllinux_1_2", "macosx_11_0", "win")
+    arm = {"manylinux_2_17": "aarch64", "musllinux_1_2": "aarch64"}
+    assert found == {pair for each in systems for pair in ((each, "x86_64"), (each, arm.get(each, "arm64")))}
+    assert all(each.system in compiling.LIBRARY_NAMES for each in wheels.PLATFORMS)
+
+
+def test_the_headers_functions_are_those_that_python_calls(wheels: ModuleType) -> None:
+    assert wheels.header_functions() == {*native_library._LONG, *native_library._SHORT}
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "strange"),
+    [
+        ("manylinux", ["libc.so.6", "libm.so.6", "libpthread.so.0"], ["libgomp.so.1", "libc.so"]),
+        ("musllinux", ["libc.so"], ["libc.so.6"]),
+        ("macosx", ["/usr/lib/libSystem.B.dylib"], ["/usr/local/lib/libomp.dylib"]),
+        ("win", ["KERNEL32.dll", "api-ms-win-crt-math-l1-1-0.dll"], ["libwinpthread-1.dll", "vcomp140.dll"]),
+    ],
+)
+def test_what_a_library_may_need_of_a_system(
+    wheels: ModuleType, kind: str, allowed: list[str], strange: list[str]
+) -> None:
+    assert all(re.fullmatch(wheels.ALLOWED[kind], name) for name in allowed)
+    assert not any(re.fullmatch(wheels.ALLOWED[kind], name) for name in strange)
+
+
+def packed(place: Path, *, tag: str = "win_amd64", library: bytes = elf(62), more: str | None = None) -> Path:
+    wheel = place / "edgespec-0.1.0-py3-none-win_amd64.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("edgespec/kernels/__init__.py", "")
+        file.writestr("edgespec/kernels/libedgespec_kernels.dll", library)
+        file.writestr("edgespec-0.1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: py3-none-{tag}\n")
+        if more:
+            file.writestr(more, "")
+    return wheel
+
+
+def test_a_wheels_content_is_checked(wheels: ModuleType, tmp_path: Path) -> None:
+    wanted = next(each for each in wheels.PLATFORMS if each.tag == "win_amd64")
+    library = tmp_path / "libedgespec_kernels.dll"
+    library.write_bytes(elf(62))
+    wheels.check_content(wanted, packed(tmp_path), library)
+    with pytest.raises(wheels.WheelError, match="its tags are"):
+        wheels.check_content(wanted, packed(tmp_path, tag="any"), library)
+    with pytest.raises(wheels.WheelError, match="not the one that was built"):
+        wheels.check_content(wanted, packed(tmp_path, library=elf(183)), library)
+    with pytest.raises(wheels.WheelError, match=r"libedgespec_kernels\.so"):
+        wheels.check_content(wanted, packed(tmp_path, more="edgespec/kernels/libedgespec_kernels.so"), library)
+    with pytest.raises(wheels.WheelError, match=r"pool\.c"):
+        wheels.check_content(wanted, packed(tmp_path, more="edgespec/kernels/pool.c"), library)
+    library.write_bytes(elf(62) + str(tmp_path).encode())
+    with pytest.raises(wheels.WheelError, match="names a folder of this machine"):
+        wheels.check_content(wanted, packed(tmp_path, library=library.read_bytes()), library)
+
+
+def program(place: Path, name: str, says: str) -> None:
+    path = place / name
+    path.write_text(f"#!/bin/sh\n{says}\n", encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the programs of this test are shell scripts")
+def test_programs_of_another_machine_have_to_compute_its_bits(wheels: ModuleType, tmp_path: Path) -> None:
+    place = tmp_path / "some_tag"
+    place.mkdir()
+    program(place, "compare_levels", "echo 'avx2: 9 comparisons, the same bits'; echo digest abc")
+    program(place, "pool_check", "case $1 in cancel) echo 7 7 7 39 39 39;; crowd) echo 2;; *) echo 0 0;; esac")
+    (tmp_path / "digest").write_text("abc\n", encoding="utf-8")
+    wheels.run_elsewhere(place, draws=1)
+    (tmp_path / "digest").write_text("def\n", encoding="utf-8")
+    with pytest.raises(wheels.WheelError, match="computes other bits"):
+        wheels.run_elsewhere(place, draws=1)
+    program(place, "pool_check", "echo 0 1")
+    with pytest.raises(wheels.WheelError, match="the pool of threads answers '0 1'"):
+        wheels.run_elsewhere(place, draws=1)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False)
+
+
+def test_a_tag_that_there_is_not_is_a_usage_error() -> None:
+    done = run("--only", "amiga")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no wheel's tag has amiga in it" in done.stderr
+    assert "win_arm64" in done.stderr
+
+
+def test_programs_that_there_are_not_are_an_error(tmp_path: Path) -> None:
+    done = run("--run", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("has no programs")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="what is built and run is the wheel of x86-64 Linux",
+)
+def test_a_wheel_is_built_and_computes_what_it_should(tmp_path: Path) -> None:
+    """Levels, pool, tag, symbols and content; fetches a compiler of 100 MB the first time."""
+    tag = "manylinux_2_17_x86_64"
+    words = ("--only", tag, "--check", "--draws", "200", "--json", "--out", str(tmp_path))
+    done = run(*words, "--programs", str(tmp_path / "programs"))
+    if "the tools cannot be installed" in done.stderr:
+        pytest.skip(f"the cross compiler is not to be had: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert result["wheel"].endswith(f"-py3-none-{tag}.whl")
+    assert result["wheel_bytes"] == (tmp_path / result["wheel"]).stat().st_size
+    assert (tmp_path / "programs" / tag / "libedgespec_kernels.so").stat().st_size == result["library_bytes"]
+    if result["checked"] == "linked":
+        pytest.skip(f"it does not run here: {result['why']}")
+    assert result["checked"] == "run"
+    assert run("--run", str(tmp_path / "programs" / tag), "--draws", "200").returncode == 0
+    library = native_library.load_from(tmp_path / "programs" / tag / "libedgespec_kernels.so")
+    assert "portable" in library.levels
+    assert library.left_out == {}
