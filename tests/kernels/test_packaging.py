@@ -204,8 +204,9 @@ def test_an_installation_without_sources_is_not_told_to_compile_them(folder: Pat
 def test_a_read_only_checkout_is_said_to_be_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "level_portable.c").write_text("", encoding="utf-8")
     monkeypatch.setattr(native_library.os, "access", lambda path, mode: False)
-    with pytest.raises(RuntimeUnavailableError, match="cannot be written"):
+    with pytest.raises(RuntimeUnavailableError, match="cannot be written") as caught:
         native_library.load()
+    assert caught.value.hint == "make it writable and install edgespec again"
 
 
 def test_names_are_those_that_compiling_gives() -> None:

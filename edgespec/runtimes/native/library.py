@@ -227,13 +227,14 @@ def _load() -> NativeLibrary:
     for name in LIBRARY_NAMES:
         if (KERNELS / name).is_file():
             return load_from(KERNELS / name)
+    hint = install_hint()
     try:
         reason = (KERNELS / NOTE_NAME).read_text(encoding="utf-8").strip()
     except OSError:
         reason = "its library was not built"
         if _has_sources() and not os.access(KERNELS, os.W_OK):
-            reason += f", and {KERNELS} cannot be written"
-    raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=install_hint())
+            reason, hint = f"{KERNELS} cannot be written", "make it writable and install edgespec again"
+    raise RuntimeUnavailableError(f"the native runtime is missing: {reason}", hint=hint)
 
 
 def _has_sources() -> bool:
