@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.engine.answer import Generation as Generation
     from edgespec.engine.assembly import Limits as Limits
+    from edgespec.engine.drafter_offer import DrafterOffer as DrafterOffer
     from edgespec.engine.engine import Engine as Engine
     from edgespec.engine.events import (
         Done as Done,
@@ -57,6 +58,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DecodeStats": "decoding.round_base",
     "Done": "engine.events",
+    "DrafterOffer": "engine.drafter_offer",
     "Engine": "engine.engine",
     "Event": "engine.events",
     "Generation": "engine.answer",

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from edgespec.cli.drafter_offer import open_with_offer
 from edgespec.cli.ending import Ending
 from edgespec.cli.idle_calibration import IdleCalibration
 from edgespec.cli.interrupts import Interrupts
@@ -28,7 +29,6 @@ from edgespec.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
-    open_engine,
     resolve_profile,
     sampling_of,
     state_of,
@@ -98,7 +98,7 @@ def chat(
     chosen = resolve_profile(
         profile, target=model or target, draft=draft, context=context_length, depth=depth, exactness=exactness
     )
-    with open_engine(chosen, state) as engine, engine.session(system=system) as session:
+    with open_with_offer(chosen, state, as_json=json) as engine, engine.session(system=system) as session:
         interactive = sys.stdin.isatty()
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)

@@ -19,6 +19,8 @@ from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.model import HOST
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.families import models_by_name
+from edgespec.store.file_notes import FileNotes
 from edgespec.store.found import FoundModel, Places, find_models
 from edgespec.store.references import (
     CatalogueName,
@@ -80,7 +82,7 @@ def _fetchable(text: str) -> CatalogueName | HubReference:
             f"{text} is a path: there is nothing to fetch", hint="use the path itself as MODEL in other commands"
         )
     if isinstance(reference, CatalogueName):
-        lookup(reference.name, to_fetch=True)  # before anything is fetched
+        lookup(reference.name, to_fetch=True, others=models_by_name())  # before anything is fetched
     return reference
 
 
@@ -147,9 +149,10 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     known, here = catalogue(), {stored.name: stored for stored in store.list()}
     found = find_models(Places.of(os.environ, Path.home()))
     own = {stored.path.resolve() for stored in here.values()}
-    others = [_Other.of(model) for model in found.models if model.path.resolve() not in own]
+    drafters = FileNotes(store.home).drafters()
+    others = [_Other.of(model, drafters) for model in found.models if model.path.resolve() not in own]
     if json:
-        rows = [_row_json(name, known.get(name), here.get(name)) for name in _names(known, here)]
+        rows = [_row_json(name, known.get(name), here.get(name), drafters) for name in _names(known, here)]
         print_json({"models": [*rows, *(other.as_json() for other in others)]})
         return
     width = max(len(name) for name in _names(known, here))
@@ -157,9 +160,8 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         stored, spec = here.get(name), known.get(name)
         size = stored.bytes if stored else spec.bytes if spec else None
         amount = "" if size is None else megabytes(size) if size >= 10**6 else "< 1 MB"
-        print(
-            f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {_about(spec, stored)}".rstrip()
-        )
+        about = _about(spec, stored, drafters)
+        print(f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {about}".rstrip())
     for other in others:
         print(f"{other.model.name}\n{'':{width}}  {'on disk':8}  {megabytes(other.model.bytes):>8}  {other.about}")
     for path, reason in {**store.ignored(), **found.ignored}.items():
@@ -211,18 +213,20 @@ class _Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """A model of another program, and what its file says."""
+    """A model of another program, and what its file says; ``drafter`` is who drafted for it last."""
 
     model: FoundModel
     content: _Content
+    drafter: str | None
 
     @classmethod
-    def of(cls, model: FoundModel) -> _Other:
-        return cls(model=model, content=_Content.of(model.path, model.others))
+    def of(cls, model: FoundModel, drafters: Mapping[Path, str]) -> _Other:
+        content = _Content.of(model.path, model.others)
+        return cls(model=model, content=content, drafter=drafters.get(model.path.resolve()))
 
     @property
     def about(self) -> str:
-        return f"{self.model.program}, {self.content.words}"
+        return f"{self.model.program}, {self.content.words}{_drafter_words(self.drafter)}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -234,6 +238,7 @@ class _Other:
             "bytes": self.model.bytes,
             "program": self.model.program,
             **self.content.as_json(),
+            "drafter": self.drafter,
         }
 
 
@@ -242,18 +247,26 @@ def _names(known: Mapping[str, ModelSpec], here: Mapping[str, StoredModel]) -> l
     return sorted({*known, *here}, key=lambda name: (name in known and known[name].kind != "model", name))
 
 
-def _about(spec: ModelSpec | None, stored: StoredModel | None) -> str:
+def _about(spec: ModelSpec | None, stored: StoredModel | None, drafters: Mapping[Path, str]) -> str:
+    drafter = _drafter_words(None if stored is None else drafters.get(stored.path.resolve()))
     licence = (stored.licence if stored else None) or (spec.licence if spec else None)
     description = spec.description if spec else stored.source if stored else ""
-    return f"{description} [{licence}]" if licence else description
+    return (f"{description} [{licence}]" if licence else description) + drafter
 
 
-def _row_json(name: str, spec: ModelSpec | None, stored: StoredModel | None) -> dict[str, Any]:
+def _drafter_words(drafter: str | None) -> str:
+    return "" if drafter is None else f", drafter {drafter}"
+
+
+def _row_json(
+    name: str, spec: ModelSpec | None, stored: StoredModel | None, drafters: Mapping[Path, str]
+) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": "model", "on_disk": stored is not None}
     if spec is not None:
         row |= {"kind": spec.kind, "bytes": spec.bytes, "licence": spec.licence, "drafter": spec.drafter}
     if stored is not None:
         row |= _stored_json(stored)
+        row["drafter"] = row.get("drafter") or drafters.get(stored.path.resolve())
     return row
 
 

@@ -25,6 +25,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.output import print_json
 from edgespec.cli.status import EXACTNESS_WORDS
+from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib
 from edgespec.planning.choice.options import Ranking
@@ -77,12 +78,20 @@ def plan(
     with open_engine(chosen, state_of(context)) as engine:
         ranking = engine.ranking()
         if json:
-            print_json({"plan": engine.plan.as_json(), **({} if ranking is None else _ranking_json(ranking))})
+            print_json(
+                {
+                    "plan": engine.plan.as_json(),
+                    **({} if ranking is None else _ranking_json(ranking)),
+                    **_drafters_json(engine),
+                }
+            )
             return
         _print_plan(engine.plan, f"{engine.machine.processor}, {engine.machine.physical_cores} cores", None)
         _print_list("why", engine.plan.reasons)
         if explain:
-            _print_list("considered", ["nothing yet: not measured"] if ranking is None else explained(ranking))
+            ways = ["nothing yet: not measured"] if ranking is None else explained(ranking)
+            files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
+            _print_list("considered", [*ways, *files])
             _print_list("missing", _missing())
 
 
@@ -93,6 +102,15 @@ def _missing() -> list[str]:
     except RuntimeUnavailableError as error:
         return [f"{error.message}: it would add GPUs, and the faster of the two runtimes would run; {INSTALL_HINT}"]
     return []
+
+
+def _drafters_json(engine: Engine) -> dict[str, Any]:
+    """What was looked at for a drafter that nobody named, and what could be fetched as one."""
+    offer = engine.drafter_offer
+    return {
+        "considered_drafters": [refusal.as_json() for refusal in engine.considered_drafters],
+        "drafter_offer": None if offer is None else offer.as_json(),
+    }
 
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:

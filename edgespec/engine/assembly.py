@@ -12,11 +12,11 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
+from edgespec.engine.drafter_search import DrafterSearch, FoundDrafter, find_drafter
 from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError
-from edgespec.files.gguf.vocabulary import compare_vocabularies
+from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine, describe_machine
@@ -86,7 +86,12 @@ def load_pair(
         prepare = Preparation(profile, fewer, context_length)
         settings, alone, _ = _place_target(store, prepare, target, is_known, allowed)
     _require_place(target, settings, alone, context_length, allowed)  # before a drafter is fetched for it
-    drafter_file, drafter_off = find_drafter(profile, target, locator)
+
+    def search() -> FoundDrafter:
+        return _search(prepare, target, settings, locator, store, allowed, tell)
+
+    found = find_drafter(profile, target, locator, search)
+    drafter_file, drafter_off = found.file, found.off
     places = alone if drafter_file is None else find_placements(prepare, target, drafter_file, is_known)
     places = replace(places, targets=alone.targets)  # a drafter moves no target, nor leaves it fewer layers
     drafter = choose_drafter(store, prepare, settings, drafter_file, places, allowed)
@@ -94,7 +99,7 @@ def load_pair(
     too_large = None if drafter is None else _too_large(drafter, settings, places, left)
     if too_large is not None:
         drafter, drafter_off = None, too_large
-    request = _plan_request(prepare.profile, context_length, drafter, drafter_off)
+    request = _plan_request(prepare.profile, context_length, drafter, drafter_off, program=found.program)
     measure = _measure(request, store, own_home, tell, calibrate=calibrate)
     pool = ModelPool(prepare, target, drafter, _whole(drafter, locator), places, left, worker or WorkerSettings())
     model, widths = _open_target(target, settings, request, store, measure, tell)
@@ -120,6 +125,7 @@ def load_pair(
             store=store,
             notices=notices,
             most_threads=threads,
+            considered=found.considered,
         )
     except BaseException:
         pool.close()
@@ -181,8 +187,30 @@ def _too_large(drafter: PreparedModel, target_settings: Settings, places: Placem
     return None if needed <= left_bytes else too_large_words(name, needed, left_bytes)
 
 
+def _search(
+    prepare: Preparation,
+    target: LocatedModel,
+    settings: Settings,
+    locator: Locator,
+    store: Measurements,
+    allowed_bytes: int,
+    tell: LoadProgress,
+) -> FoundDrafter:
+    """What on this machine could draft for a target in these settings; nothing for one that cannot take guesses
+    back."""
+    facts = runtime_of(settings).describe(target, settings)
+    if not facts.can_rewind:
+        return FoundDrafter()
+    request = replace(_plan_request(prepare.profile, prepare.context_length, None, None), sources=("model",))
+    return DrafterSearch(target, facts, prepare, locator, store, request, allowed_bytes, tell).run()
+
+
 def _plan_request(
-    profile: Profile, context_length: int, drafter: PreparedModel | None, drafter_off: str | None
+    profile: Profile,
+    context_length: int,
+    drafter: PreparedModel | None,
+    drafter_off: str | None,
+    program: str | None = None,
 ) -> PlanRequest:
     request = PlanRequest(
         depth=profile.depth,
@@ -203,6 +231,7 @@ def _plan_request(
         drafter_device=drafter.settings.device,
         drafter_head=None if rows is None else (rows, drafter.file.header.vocabulary_size),
         drafter_bytes=(drafter.facts.weight_bytes, filed_bytes) if drafter.form.requantized else None,
+        drafter_program=program,
     )
 
 
@@ -341,34 +370,6 @@ def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any],
 def source_names(profile: Profile, *, drafting: bool) -> tuple[str, ...]:
     """Kinds of drafters, the cheapest first."""
     return (*(("lookup",) if profile.lookup else ()), *(("model",) if drafting else ()))
-
-
-def find_drafter(profile: Profile, target: LocatedModel, locator: Locator) -> tuple[LocatedModel | None, str | None]:
-    """The drafter's file, or why there is none. A drafter nobody named is never an error.
-
-    Raises what locating raises for a drafter that was asked for by name.
-    """
-    wanted = profile.draft
-    if wanted == "none" or profile.depth == 0:
-        return None, None
-    if wanted == "auto":
-        name = target.drafter
-        if name is None:
-            works = "any smaller model with the same vocabulary works: --draft MODEL"
-            return None, f"no drafter is known for {target.name}; {works}"
-        wanted = name
-    try:
-        located = locator.locate_to_run(wanted)
-    except CancelledError:
-        raise
-    except EdgespecError as error:
-        if profile.draft == "auto":
-            return None, error.message + (f"; {error.hint}" if error.hint else "")
-        raise
-    difference = compare_vocabularies(target.header, located.header)
-    if difference is not None:
-        return None, f"{located.name} has another vocabulary: {difference.reason}"
-    return located, None
 
 
 def settled_settings(

@@ -19,6 +19,7 @@ from edgespec.engine.assembly import (
     resolve_profile,
 )
 from edgespec.engine.background_calibration import CALIBRATION_BUDGET_S, BackgroundCalibration
+from edgespec.engine.drafter_offer import DrafterOffer
 from edgespec.engine.events import LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
@@ -32,7 +33,7 @@ from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import require_memory
-from edgespec.planning.choice.options import Ranking
+from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.settings import WorkerSettings
@@ -142,11 +143,32 @@ class Engine:
 
     @property
     def file_sampling(self) -> Sampling:
-        """How the target's file says that answers are drawn; greedy where it says nothing, or nothing that can be."""
+        """How the target's file says that answers are drawn; where it says nothing, the makers of its family.
+
+        Greedy where neither does, or where what the file says cannot be.
+        """
+        stated = self.pair.target.header.sampling
+        if not stated and self.pair.family is not None:
+            stated = self.pair.family.sampling
         try:
-            return Sampling(**cast(dict[str, Any], self.pair.target.header.sampling))
+            return Sampling(**cast(dict[str, Any], stated))
         except InvalidRequestError:
             return Sampling()
+
+    @property
+    def drafter_offer(self) -> DrafterOffer | None:
+        """A drafter that is not on this machine and would make the target faster; None if there is one, or none
+        known.
+
+        Nothing is fetched: ``edgespec pull``, or ``Engine.load`` with ``draft=offer.model`` and ``download=True``,
+        does that, and later loads find it by themselves.
+        """
+        return self.pair.drafter_offer()
+
+    @property
+    def considered_drafters(self) -> tuple[Rejected, ...]:
+        """Model files on this machine that do not draft for the target, and why not each. Empty if one was named."""
+        return self.pair.considered
 
     def session(self, *, system: str | None = None, speculation: Speculation | None = None) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each equals running alone.

@@ -15,17 +15,19 @@ from edgespec.drafters.lookup import LookupDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.conversation import PromptFormat
+from edgespec.engine.drafter_gain import judge_drafter
+from edgespec.engine.drafter_offer import DrafterOffer, best_offer
 from edgespec.engine.events import Loading, LoadProgress
 from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.errors import ClosedError, EdgespecError
 from edgespec.files.home import Home
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
-from edgespec.interfaces.model import Model
+from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.model_pool import ModelPool
-from edgespec.planning.choice.options import Ranking
+from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.planning.choice.planner import PlanRequest, make_plan
 from edgespec.planning.cost.costs import Costs
@@ -35,6 +37,7 @@ from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.runtime import LoadedModel
+from edgespec.store.families import Family, family_of
 from edgespec.text.tokenizer import Tokenizer
 
 
@@ -73,6 +76,7 @@ class LoadedPair:
         store: Measurements,
         notices: tuple[str, ...] = (),
         most_threads: int | None = None,
+        considered: tuple[Rejected, ...] = (),
     ) -> None:
         self.profile = profile
         self.machine = machine
@@ -85,6 +89,7 @@ class LoadedPair:
         self.pool = pool
         self.request = request
         self.probe = probe
+        self.considered = considered  # files on this machine that do not draft, and why
         self._notices = notices  # for the reader of the next answer
         self.most_threads = most_threads or target.settings.threads  # of which fewer may be faster
         self.lock = threading.RLock()
@@ -124,6 +129,26 @@ class LoadedPair:
         if not self.can_rewind or self.probe is None:
             return 0
         return WIDEST - 1 if self.profile.exactness == "near" else self.probe.depth_cap
+
+    @property
+    def family(self) -> Family | None:
+        """The known family that the target is of."""
+        return family_of(self.target.header, self.pool.target.name)
+
+    def drafter_offer(self) -> DrafterOffer | None:
+        """A drafter to fetch for a target without one, where that is expected to pay."""
+        request, target = replace(self.request, sources=("model",)), self.target.facts
+        if self.profile.draft != "auto" or request.depth == 0 or self.pool.drafter is not None or not self.can_rewind:
+            return None
+
+        def expected_speedup(drafter: ModelFacts) -> float | None:
+            allowed = self.pool.left_bytes + self.session_memory.total_bytes
+            judged = judge_drafter(self.measurements.store, target, drafter, request, allowed)
+            return None if judged.why_not is not None else judged.speedup
+
+        offer = best_offer(self.family, target, expected_speedup)
+        here = {one.what for one in self.considered}  # fetched before, and it does not draft
+        return None if offer is None or offer.model in here else offer
 
     @property
     def session_memory(self) -> MemoryEstimate:

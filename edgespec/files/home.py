@@ -21,7 +21,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """All paths under one root. ``history`` and ``format_file`` are files, the rest folders; none need exist yet."""
+    """All paths under one root. ``history``, ``file_notes``, ``declined_offers`` and ``format_file`` are files, the
+    rest folders; none need exist yet.
+    """
 
     root: Path
 
@@ -69,6 +71,16 @@ class Home:
     def history(self) -> Path:
         """The lines typed into ``edgespec chat``."""
         return self.root / "history"
+
+    @property
+    def file_notes(self) -> Path:
+        """What was found out about model files of other programs; safe to delete at any time."""
+        return self.root / "file-notes.json"
+
+    @property
+    def declined_offers(self) -> Path:
+        """Targets that no drafter is to be offered for again."""
+        return self.root / "declined-offers.json"
 
     @property
     def format_file(self) -> Path:

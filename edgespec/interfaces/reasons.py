@@ -49,6 +49,16 @@ CODES: Mapping[str, str] = MappingProxyType(
         "drafter_short_head": "the drafter reads a part of its output head",
         "drafter_alternatives": "what the drafter might have said instead is verified too",
         "follows_the_text": "each round guesses as far as that is expected to pay",
+        "drafter_found": "the drafter was found among another program's models, by its vocabulary",
+        # Why a model on this machine does not draft.
+        "other_vocabulary": "it has another vocabulary than the target",
+        "not_smaller": "it is as large as the target",
+        "not_expected_to_pay": "it is too large to be expected to make this target faster",
+        "other_drafter": "another model is expected to gain as much or more",
+        "cannot_run": "no runtime that is installed runs it",
+        "not_a_drafter": "it is no model that writes text by itself",
+        "unreadable": "its file cannot be read",
+        "not_looked_at": "its file was not read yet; the next start goes on",
         # Why decoding is plain, or without a model.
         "not_calibrated": "this machine is not measured yet",
         "depth_zero": "plain decoding was asked for",

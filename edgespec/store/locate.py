@@ -11,6 +11,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import Cancelled, ProgressCallback, ProgressEvent
 from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.families import models_by_name
 from edgespec.store.found import OLLAMA_PREFIX, Places, find_ollama
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
@@ -40,7 +41,10 @@ class Locator:
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
             return read_model_file(reference.path)
-        spec = lookup(reference.name) if isinstance(reference, CatalogueName) else spec_of_hub_reference(reference)
+        if isinstance(reference, CatalogueName):
+            spec = lookup(reference.name, others=models_by_name())
+        else:
+            spec = spec_of_hub_reference(reference)
         if spec.kind != "model":
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
         return self.locate_spec(spec)

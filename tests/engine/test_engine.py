@@ -117,7 +117,7 @@ def test_everything_by_default(tiny: TinyModels, home: Home, monkeypatch: pytest
     with Engine.load(str(tiny.target)) as engine, engine.session() as session:
         assert engine.plan.target.model == "target"
         assert engine.plan.context_length == 2048  # the model's own, shorter than the profile's
-        works = "any smaller model with the same vocabulary works: --draft MODEL"
+        works = "any small model with the same vocabulary works: --draft hf:ORG/REPO"
         assert engine.plan.drafter_off == f"no drafter is known for target; {works}"
         assert engine.has_chat_template
         done = answer(session.generate("hello", max_tokens=200))

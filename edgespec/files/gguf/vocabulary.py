@@ -12,6 +12,7 @@ from edgespec.files.gguf.records import GgufArray, GgufHeader
 # Tables are padded to a multiple of at most 1024 rows in the models we know (Qwen pads by 128 to 512); more than
 # that is another vocabulary.
 _MOST_PADDING = 1024
+_LONGEST_SHOWN = 80  # bytes of a token in a message: a hostile file may hold one of a gigabyte
 _UNUSED = 5  # LLAMA_TOKEN_TYPE_UNUSED
 _PADDING_TEXT = re.compile(rb"\[PAD\d+\]")  # what llama.cpp's converters call a row without a token
 
@@ -106,4 +107,4 @@ def _texts(header: GgufHeader) -> Iterator[bytes]:
 
 
 def _show(text: bytes) -> str:
-    return text.decode("utf-8", "backslashreplace")
+    return text[:_LONGEST_SHOWN].decode("utf-8", "backslashreplace")

@@ -39,8 +39,8 @@ class PlanRequest:
     """What the profile asks for, as far as planning goes. ``sources`` are drafter kinds in order of preference.
 
     ``drafter_head`` are the rows of the drafter's short head and of its whole one, ``drafter_bytes`` what its weights
-    take as they are kept and in the file, where these differ, ``weighs_siblings``: the policy knows what they are
-    worth.
+    take as they are kept and in the file, where these differ, ``drafter_program`` the other program that keeps it,
+    where it was found there. ``weighs_siblings``: the policy knows what they are worth.
     """
 
     depth: int | Literal["auto"]
@@ -53,6 +53,7 @@ class PlanRequest:
     drafter_off: str | None = None
     drafter_head: tuple[int, int] | None = None
     drafter_bytes: tuple[int, int] | None = None
+    drafter_program: str | None = None
     weighs_siblings: bool = False
     mode: ModeRequest = "auto"
 
@@ -230,6 +231,9 @@ def _telling_depths(cap: int) -> list[int]:
 def _drafting_notes(request: PlanRequest, *, branches: bool) -> list[Reason]:
     """How a model drafts beyond a chain of tokens: what it leaves out, and what it puts forward besides."""
     notes = []
+    if request.drafter_program is not None:
+        said = f"{request.drafter_model} of {request.drafter_program} drafts: it has the target's vocabulary"
+        notes.append(Reason("drafter_found", said))
     if request.drafter_bytes is not None:
         kept, filed = map(megabytes, request.drafter_bytes)
         said = f"the drafter's weights are kept in four bits: {kept} where its file has {filed}"

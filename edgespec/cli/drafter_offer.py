@@ -1,0 +1,132 @@
+"""Asks, on a terminal and once for each target, whether a drafter that would fit is to be fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_format
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.cli.options import open_engine
+from edgespec.cli.output import ProgressPrinter, State, note, print_error, stderr_columns
+from edgespec.engine.drafter_offer import DrafterOffer
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.files.atomic import write_json
+from edgespec.files.home import Home, home
+from edgespec.profiles.profile import Profile
+from edgespec.store.catalogue import catalogue
+from edgespec.store.references import CatalogueName, HubReference, ModelSpec, parse_reference, spec_of_hub_reference
+from edgespec.store.store import Store
+
+# Targets that are remembered; the oldest are asked about again.
+_MOST_DECLINED = 500
+_LARGEST_BYTES = 1 << 20
+_NARROWEST = 20
+
+
+@contextmanager
+def open_with_offer(profile: Profile, state: State, *, as_json: bool) -> Iterator[Engine]:
+    """The engine for a chat, with a drafter that its user agreed to fetch. Raises what ``open_engine`` raises.
+
+    Nobody is asked where nobody could answer: without a terminal, offline, or where a program reads the output.
+    """
+    engine = open_engine(profile, state)
+    try:
+        offer = None if as_json or state.offline or not _can_ask() else engine.drafter_offer
+        if offer is not None and offer.target not in _declined(home()) and _fetched(offer, state):
+            engine.close()
+            engine = _open_again(profile, state)
+        yield engine
+    finally:
+        engine.close()
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _fetched(offer: DrafterOffer, state: State) -> bool:
+    """Ask, and fetch it if the answer is yes. Whatever goes wrong is said, and the chat goes on without it."""
+    if not _wanted(offer, state):
+        _decline(offer, home())
+        note(f"`edgespec pull {offer.model}` fetches it later", dim=True)
+        return False
+    try:
+        with ProgressPrinter(quiet=state.quiet).shown() as progress:
+            Store(home()).fetch(_spec(offer), progress=progress)
+    except EdgespecError as error:
+        print_error(error, as_json=False)
+        note("the chat goes on without it", dim=True)
+        return False
+    except KeyboardInterrupt:
+        if state.ending.number is not None:
+            raise
+        note(f"stopped; `edgespec pull {offer.model}` fetches the rest", dim=True)
+        return False
+    return True
+
+
+def _wanted(offer: DrafterOffer, state: State) -> bool:
+    """The answer to the question; Ctrl-C and Ctrl-D mean no."""
+    about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. Fetch it? [Y/n]"
+    columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
+    while True:
+        sys.stderr.write(textwrap.fill(about, columns, break_on_hyphens=False) + " ")
+        sys.stderr.flush()
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            if state.ending.number is not None:
+                raise
+            line = ""
+        except UnicodeDecodeError:
+            line = "?"
+        if not line:
+            sys.stderr.write("\n")
+            return False
+        answer = line.strip().lower()
+        if answer in ("", "y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
+
+
+def _open_again(profile: Profile, state: State) -> Engine:
+    """With the drafter that was fetched; without one where that fails, as it is no reason not to chat."""
+    try:
+        return open_engine(profile, state)
+    except EdgespecError as error:
+        print_error(error, as_json=False)
+        return open_engine(replace(profile, draft="none"), state)
+
+
+def _spec(offer: DrafterOffer) -> ModelSpec:
+    reference = parse_reference(offer.model, catalogue().keys())
+    if isinstance(reference, CatalogueName):
+        return catalogue()[reference.name]
+    assert isinstance(reference, HubReference)  # what an offer names is nothing else
+    return replace(spec_of_hub_reference(reference), licence=offer.licence)
+
+
+def _declined(own: Home) -> list[str]:
+    """The targets that no drafter is to be offered for again; none where the file cannot be used."""
+    path: Path = own.declined_offers
+    try:
+        document = json_format.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return []
+    targets = document.get("targets") if isinstance(document, dict) else None
+    return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+
+
+def _decline(offer: DrafterOffer, own: Home) -> None:
+    """Remember it; where that fails the question comes again."""
+    with contextlib.suppress(OSError, EdgespecError):
+        own.create(own.root)
+        targets = [*_declined(own), offer.target][-_MOST_DECLINED:]
+        write_json(own.declined_offers, {"schema_version": 1, "targets": targets})

@@ -1,0 +1,281 @@
+"""A drafter for a target: the one that was named for it, else a smaller model on this machine with its vocabulary.
+
+Reading a header takes 10 to 30 ms, most of it for the vocabulary, so what was read is noted (store/file_notes.py) and
+a later start reads none of them again. Whatever is found is only a drafter: the text stays the target's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.calibration.measurement_store import Measurements
+from edgespec.engine.drafter_gain import MOST_SHARE, Judgement, judge_drafter
+from edgespec.engine.events import Loading, LoadProgress
+from edgespec.errors import CancelledError, EdgespecError
+from edgespec.files.gguf.vocabulary import compare_vocabularies
+from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.reasons import Reason
+from edgespec.placement.prepared import Preparation
+from edgespec.planning.choice.options import Rejected
+from edgespec.planning.choice.planner import PlanRequest
+from edgespec.profiles.profile import Profile
+from edgespec.runtimes.process.frames import facts_from_json, facts_to_json
+from edgespec.store.families import Family, family_of
+from edgespec.store.file_notes import FileNote, FileNotes
+from edgespec.store.found import Places
+from edgespec.store.locate import Locator
+from edgespec.store.on_disk import FileOnDisk, files_on_disk
+
+# How long a start may read headers that no note is about; the next start goes on. A choice: sixty files or so.
+SEARCH_S = 1.5
+
+_UNREADABLE = "it cannot be read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDrafter:
+    """The drafter's file, or why there is none (``off``).
+
+    ``program`` is who keeps it, where it was found by its vocabulary and is not ours. ``considered`` are the other
+    files on this machine, and why not each.
+    """
+
+    file: LocatedModel | None = None
+    off: str | None = None
+    program: str | None = None
+    considered: tuple[Rejected, ...] = ()
+
+
+def find_drafter(
+    profile: Profile, target: LocatedModel, locator: Locator, search: Callable[[], FoundDrafter]
+) -> FoundDrafter:
+    """The drafter that the profile or the catalogue names, else what ``search`` finds.
+
+    A drafter nobody named is never an error. Raises what locating raises for a drafter that was asked for by name.
+    """
+    if profile.draft == "none" or profile.depth == 0:
+        return FoundDrafter()
+    if profile.draft != "auto":
+        located = locator.locate_to_run(profile.draft)
+        off = _other_vocabulary(target, located)
+        return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+    if target.drafter is None:
+        return search()
+    try:
+        located = locator.locate_to_run(target.drafter)
+    except CancelledError:
+        raise
+    except EdgespecError as error:
+        found, named = search(), error.message + (f"; {error.hint}" if error.hint else "")
+        return found if found.file is not None else replace(found, off=named)
+    off = _other_vocabulary(target, located)
+    return FoundDrafter(file=located) if off is None else FoundDrafter(off=off)
+
+
+def _other_vocabulary(target: LocatedModel, drafter: LocatedModel) -> str | None:
+    difference = compare_vocabularies(target.header, drafter.header)
+    return None if difference is None else f"{drafter.name} has another vocabulary: {difference.reason}"
+
+
+def none_known(target: LocatedModel, target_bytes: int) -> str:
+    """That there is no drafter for the target, and what would be one."""
+    family = family_of(target.header, target.name)
+    said = f"no drafter is known for {target.name}"
+    if family is not None and family.why_no_drafter is not None:
+        said += f": {family.why_no_drafter}"
+    fitting = smaller_drafters(family, target_bytes)
+    return (
+        f"{said}; any small model with the same vocabulary works: --draft {fitting[0] if fitting else 'hf:ORG/REPO'}"
+    )
+
+
+def smaller_drafters(family: Family | None, target_bytes: int) -> list[str]:
+    """MODEL arguments of the family's drafters that read clearly less than a target's ``target_bytes`` a token."""
+    drafters = () if family is None else family.drafters
+    return [drafter.model for drafter in drafters if drafter.draft_bytes <= MOST_SHARE * target_bytes]
+
+
+class DrafterSearch:
+    """One search for one target: what is on this machine, what of it could draft, and which of those gains most.
+
+    ``facts`` are the target's as it runs, ``allowed_bytes`` what both may take of the machine's memory. ``request``
+    is the plan's, for the drafter alone. ``clock`` is in seconds.
+    """
+
+    def __init__(
+        self,
+        target: LocatedModel,
+        facts: ModelFacts,
+        prepare: Preparation,
+        locator: Locator,
+        measurements: Measurements,
+        request: PlanRequest,
+        allowed_bytes: int,
+        tell: LoadProgress,
+        *,
+        places: Places | None = None,
+        search_s: float = SEARCH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._target = target
+        self._facts = facts
+        self._prepare = prepare
+        self._locator = replace(locator, download=False)  # a file that vanishes is not fetched again
+        self._measurements = measurements
+        self._request = request
+        self._allowed_bytes = allowed_bytes
+        self._tell = tell
+        self._places = places or Places.of(os.environ, Path.home())
+        self._search_s = search_s
+        self._clock = clock
+        self._notes = FileNotes(locator.store.home)
+        self._until: float | None = None
+        self._why_not: dict[FileOnDisk, Reason] = {}
+
+    def run(self) -> FoundDrafter:
+        """The drafter that is expected to gain most. Raises CancelledError."""
+        files = files_on_disk(self._locator.store, self._places)
+        own = self._target.path.resolve()
+        judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
+        found = FoundDrafter(off=none_known(self._target, self._facts.bytes_per_forward))
+        best: FileOnDisk | None = None
+        for file, judgement in sorted(judged, key=lambda pair: pair[1].order):
+            if judgement.why_not is not None:
+                self._why_not[file] = judgement.why_not
+            elif best is not None:
+                self._why_not[file] = Reason("other_drafter", f"{best.name} is expected to gain as much or more")
+            elif (located := self._locate(file)) is not None:
+                best, found = file, FoundDrafter(file=located, program=file.program)
+        for file in files:
+            if file.path == own:
+                self._notes.of(file).drafter = None if best is None else best.name
+        self._notes.save(files)
+        considered = tuple(_rejected(file, self._why_not[file]) for file in files if file in self._why_not)
+        return replace(found, considered=considered)
+
+    def _judged(self, file: FileOnDisk) -> Judgement | None:
+        """What the file would gain; None where it cannot draft, which is noted in ``_why_not``."""
+        if file.bytes >= self._target.weight_bytes:
+            self._why_not[file] = Reason("not_smaller", "it is as large as the target")
+            return None
+        note, key = self._notes.of(file), self._description_key()
+        if not _is_known(note, self._target.identity, key):
+            if not self._has_time():
+                self._why_not[file] = Reason("not_looked_at", "it was not looked at yet: the next start goes on")
+                return None
+            self._look_at(file, note, key)
+        reason = _refusal(note, self._target.identity, key)
+        if reason is not None:
+            self._why_not[file] = reason
+            return None
+        described = note.described[key]
+        drafter = facts_from_json(described["facts"])
+        return judge_drafter(self._measurements, self._facts, drafter, self._request, self._allowed_bytes)
+
+    def _has_time(self) -> bool:
+        now = self._clock()
+        if self._until is None:
+            self._until = now + self._search_s
+            self._tell(Loading("looking for a drafter on this machine"))
+        if self._locator.cancelled is not None and self._locator.cancelled():
+            raise CancelledError("loading was cancelled")
+        return now < self._until
+
+    def _look_at(self, file: FileOnDisk, note: FileNote, key: str) -> None:
+        """Read the header, and note what it says."""
+        try:
+            located = self._locator.locate(file.name)
+            note.refused = _no_drafter(located)
+            if note.refused is None:
+                difference = compare_vocabularies(self._target.header, located.header)
+                note.vocabularies[self._target.identity] = None if difference is None else difference.reason
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            note.refused = f"{_UNREADABLE}: {error.message}"
+            return
+        if note.refused is not None or note.vocabularies[self._target.identity] is not None:
+            return
+        try:
+            note.described[key] = {"facts": facts_to_json(self._prepare.drafter(located).facts)}
+        except EdgespecError as error:
+            note.described[key] = {"refused": error.message}
+
+    def _locate(self, file: FileOnDisk) -> LocatedModel | None:
+        """The file as it is now: notes may be old, and files vanish."""
+        try:
+            located = self._locator.locate_to_run(file.name)
+            different = _other_vocabulary(self._target, located)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            self._why_not[file] = Reason("unreadable", f"{_UNREADABLE}: {error.message}")
+            return None
+        if different is not None:
+            self._why_not[file] = Reason("other_vocabulary", different)
+        return located if different is None else None
+
+    def _description_key(self) -> str:
+        """Everything that the facts of a drafter depend on, besides its file."""
+        profile, facts = self._prepare.profile, self._facts
+        depends = (
+            *(facts.runtime, facts.build, sorted(facts.settings.items()), self._prepare.threads),
+            *(profile.draft_runtime, profile.draft_device, profile.draft_head, profile.draft_weights),
+            profile.draft_isolation,
+            importlib.util.find_spec("llama_cpp") is not None,
+        )
+        return hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+
+
+def _is_known(note: FileNote, identity: str, key: str) -> bool:
+    """Whether the header need not be read."""
+    if note.refused is not None:
+        return True
+    return identity in note.vocabularies and (
+        note.vocabularies[identity] is not None or _usable(note.described.get(key))
+    )
+
+
+def _usable(described: Any) -> bool:
+    if not isinstance(described, dict):
+        return False
+    if isinstance(described.get("refused"), str):
+        return True
+    try:
+        facts_from_json(described.get("facts"))
+    except EdgespecError:  # of another version, or somebody wrote it
+        return False
+    return True
+
+
+def _refusal(note: FileNote, identity: str, key: str) -> Reason | None:
+    if note.refused is not None:
+        return Reason("unreadable" if note.refused.startswith(_UNREADABLE) else "not_a_drafter", note.refused)
+    different = note.vocabularies[identity]
+    if different is not None:
+        return Reason("other_vocabulary", f"another vocabulary: {different}")
+    refused = note.described[key].get("refused")
+    return None if refused is None else Reason("cannot_run", str(refused))
+
+
+def _no_drafter(located: LocatedModel) -> str | None:
+    """Why a file drafts for nobody, whatever its vocabulary; None if it may."""
+    metadata = located.header.metadata
+    if metadata.get("general.type", "model") != "model":
+        return "it is no model of its own"
+    if metadata.get(f"{located.header.architecture}.pooling_type", 0) != 0:
+        return "it makes embeddings, no text"
+    return None
+
+
+def _rejected(file: FileOnDisk, reason: Reason) -> Rejected:
+    keeper = "" if file.program is None else f" ({file.program})"
+    return Rejected(what=f"{file.name}{keeper}", verdict=reason, target=None)

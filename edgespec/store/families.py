@@ -1,0 +1,187 @@
+"""Families of models, read from ``families.toml`` and checked key by key: drafters, and how answers are drawn."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from edgespec.errors import ProfileError
+from edgespec.files.gguf.records import GgufHeader
+from edgespec.store.catalogue import catalogue, check_table
+from edgespec.store.references import HubFile, HubReference
+
+SCHEMA_VERSION = 1
+
+_FAMILY_KEYS = {
+    "name": str,
+    "architectures": list,
+    "pre": list,
+    "vocabulary": list,
+    "called": str,
+    "not_called": str,
+    "sampling": dict,
+    "drafters": list,
+    "larger": list,
+    "why_no_drafter": str,
+}
+_DRAFTER_KEYS = {
+    "name": str,
+    "repo": str,
+    "filename": str,
+    "licence": str,
+    "bytes": int,
+    "draft_bytes": int,
+    "cache_bytes": int,
+}
+_SAMPLING_KEYS = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
+
+# Characters of a name that are looked at: files are hostile input, and names of models are short.
+_LONGEST_NAME = 200
+
+# What repositories add to the name by which people know a model.
+_DECORATION = re.compile(r"(-(gguf|instruct|it|chat|\d{4}))+$")
+_MAKER = re.compile(r"^(meta|mistralai|google)[-_]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDrafter:
+    """A small model on the hub. ``bytes`` is None where nobody pinned its size.
+
+    ``draft_bytes`` is what one draft token reads, ``cache_bytes`` what a token takes of its cache.
+    """
+
+    name: str
+    repo: str
+    filename: str
+    licence: str
+    draft_bytes: int
+    cache_bytes: int
+    bytes: int | None = None
+
+    @property
+    def model(self) -> str:
+        """The MODEL argument that fetches it: the catalogue's name for the same file, else its place on the hub."""
+        for name, spec in catalogue().items():
+            if HubFile(self.repo, self.filename) in spec.sources:
+                return name
+        return HubReference(self.repo, filename=self.filename).text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How models are recognised as one family, and what is known of it.
+
+    ``vocabulary`` are the least and the most tokens of its files. ``sampling`` are values of Sampling by name, as its
+    makers publish them; none where they name nothing. ``larger`` are repositories of the hub.
+    """
+
+    name: str
+    architectures: frozenset[str]
+    pre: frozenset[str]
+    vocabulary: tuple[int, int]
+    called: re.Pattern[str]
+    not_called: re.Pattern[str] | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    drafters: tuple[KnownDrafter, ...] = ()
+    larger: tuple[str, ...] = ()
+    why_no_drafter: str | None = None
+
+    def has(self, header: GgufHeader, file_name: str) -> bool:
+        """Whether a file of that header and name belongs to it."""
+        metadata = header.metadata
+        if header.architecture not in self.architectures or "tokenizer.ggml.tokens" not in metadata:
+            return False
+        least, most = self.vocabulary
+        if (
+            metadata.get("tokenizer.ggml.pre", "default") not in self.pre
+            or not least <= header.vocabulary_size <= most
+        ):
+            return False
+        stated = (metadata.get(f"general.{key}") for key in ("basename", "name"))
+        names = [str(name)[:_LONGEST_NAME] for name in (*stated, file_name) if isinstance(name, str)]
+        if self.not_called is not None and any(map(self.not_called.search, names)):
+            return False
+        return any(map(self.called.search, names))
+
+
+@cache
+def families() -> Sequence[Family]:
+    """Every known family, in the file's order. Raises ProfileError if the file is wrong."""
+    return parse_families(resources.files("edgespec.store").joinpath("families.toml").read_text(encoding="utf-8"))
+
+
+def family_of(header: GgufHeader, file_name: str, known: Iterable[Family] | None = None) -> Family | None:
+    """The first family that a file of that header and name belongs to; None if it is of none of them."""
+    return next((each for each in (families() if known is None else known) if each.has(header, file_name)), None)
+
+
+@cache
+def models_by_name() -> Mapping[str, str]:
+    """MODEL arguments of models on the hub, by the names under which people know them ("qwen3-4b")."""
+    found: dict[str, str] = {}
+    for family in families():
+        for repo in (*(drafter.repo for drafter in family.drafters), *family.larger):
+            plain = _MAKER.sub("", _DECORATION.sub("", repo.rpartition("/")[2].lower()))
+            found.setdefault(plain, f"hf:{repo}")
+    return MappingProxyType(found)
+
+
+def parse_families(text: str) -> tuple[Family, ...]:
+    """Read families in TOML. Raises ProfileError naming the family and the key that is wrong."""
+    what = "the table of families"
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{what} is not valid TOML: {error}") from error
+    check_table(what, document, {"schema_version": int, "families": list}, {"schema_version", "families"})
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise ProfileError(
+            f"{what} has schema_version {document['schema_version']}, this edgespec reads {SCHEMA_VERSION}",
+            hint="update edgespec",
+        )
+    return tuple(_family(number, table) for number, table in enumerate(document["families"], start=1))
+
+
+def _family(number: int, table: Any) -> Family:
+    where = f"family {table.get('name', number)!r}" if isinstance(table, dict) else f"family {number}"
+    check_table(where, table, _FAMILY_KEYS, {"name", "architectures", "pre", "vocabulary", "called"})
+    for key in ("architectures", "pre", "larger"):
+        if not all(isinstance(each, str) for each in table.get(key, [])):
+            raise ProfileError(f"{where}: {key} lists texts")
+    size = table["vocabulary"]
+    if len(size) != 2 or not all(type(each) is int for each in size) or not 0 < size[0] <= size[1]:
+        raise ProfileError(f"{where}: vocabulary is the least and the most tokens")
+    sampling = table.get("sampling", {})
+    check_table(f"{where}, sampling", sampling, _SAMPLING_KEYS, set())
+    return Family(
+        name=table["name"],
+        architectures=frozenset(table["architectures"]),
+        pre=frozenset(table["pre"]),
+        vocabulary=(size[0], size[1]),
+        called=_pattern(where, table["called"]),
+        not_called=_pattern(where, table["not_called"]) if "not_called" in table else None,
+        sampling=MappingProxyType(sampling),
+        drafters=tuple(_drafter(where, each) for each in table.get("drafters", [])),
+        larger=tuple(table.get("larger", [])),
+        why_no_drafter=table.get("why_no_drafter"),
+    )
+
+
+def _pattern(where: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ProfileError(f"{where}: {text!r} is no regular expression: {error}") from error
+
+
+def _drafter(where: str, table: Any) -> KnownDrafter:
+    check_table(f"{where}, drafter", table, _DRAFTER_KEYS, set(_DRAFTER_KEYS) - {"bytes"})
+    if any(table[key] <= 0 for key in ("bytes", "draft_bytes", "cache_bytes") if key in table):
+        raise ProfileError(f"{where}, drafter: sizes must be positive")
+    return KnownDrafter(**table)

@@ -1,0 +1,127 @@
+"""What was found out about model files once, kept in our home, so that a start need not read their headers again.
+
+A note holds while the file has its size and its time of modification. Whatever a note says of a drafter is checked
+again before the drafter is used: a wrong one costs a drafter, never an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import EdgespecError
+from edgespec.files.atomic import write_json
+from edgespec.files.home import Home
+from edgespec.store.on_disk import FileOnDisk
+
+SCHEMA_VERSION = 1
+
+# A note takes about a kilobyte, and there are at most some hundred.
+_LARGEST_BYTES = 8 << 20
+
+# Vocabularies that a file was compared with, and settings that it was described in: those asked about last stay.
+_MOST_KEPT = 16
+
+
+@dataclass(slots=True)
+class FileNote:
+    """``refused``: why it cannot be used at all. ``vocabularies``: why it does not speak a target's language, or None
+    where it does, by the target's identity. ``described``: its facts as a drafter, by all that these depend on.
+    ``drafter``: who drafted for it when it was a target last.
+    """
+
+    refused: str | None = None
+    drafter: str | None = None
+    vocabularies: dict[str, str | None] = field(default_factory=dict)
+    described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class FileNotes:
+    """The notes of one home. Read when made, written by ``save``; a file that cannot be used is begun afresh."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._stored = _read(home.file_notes)
+        self._notes: dict[str, tuple[FileOnDisk, FileNote]] = {}
+
+    def of(self, file: FileOnDisk) -> FileNote:
+        """The note about a file, an empty one if there is none that holds. Changes to it are saved."""
+        key = str(file.path)
+        if key not in self._notes:
+            stored = self._stored.get(key)
+            known = isinstance(stored, dict) and stored.get("seen") == [file.bytes, file.mtime_ns]
+            self._notes[key] = (file, _note(stored) if known and stored else FileNote())
+        return self._notes[key][1]
+
+    def drafters(self) -> Mapping[Path, str]:
+        """Who drafted last for each target that is still as it was, by the target's path."""
+        found = {}
+        for key, stored in self._stored.items():
+            path, drafter = Path(key), stored.get("drafter") if isinstance(stored, dict) else None
+            if isinstance(drafter, str):
+                with contextlib.suppress(OSError, ValueError):
+                    seen = stored.get("seen")
+                    if isinstance(seen, list) and path.stat().st_mtime_ns in seen[1:]:
+                        found[path] = drafter
+        return found
+
+    def save(self, files: Iterable[FileOnDisk]) -> None:
+        """Write what changed. Notes about others than these ``files`` are dropped. Failing to is no error."""
+        there = {str(file.path) for file in files}
+        document = {key: stored for key, stored in self._stored.items() if key in there}
+        document |= {
+            key: {
+                "seen": [file.bytes, file.mtime_ns],
+                "refused": note.refused,
+                "drafter": note.drafter,
+                "vocabularies": _last(note.vocabularies),
+                "described": _last(note.described),
+            }
+            for key, (file, note) in self._notes.items()
+            if key in there
+        }
+        if document == self._stored:
+            return
+        with contextlib.suppress(OSError, ValueError, EdgespecError):
+            self._home.create(self._home.root)
+            write_json(self._home.file_notes, {"schema_version": SCHEMA_VERSION, "files": document})
+            self._stored = document
+
+
+def _last(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(list(kept.items())[-_MOST_KEPT:])
+
+
+def _note(stored: Mapping[str, Any]) -> FileNote:
+    """A note from its file; what is of the wrong type is left out."""
+    refused, drafter = stored.get("refused"), stored.get("drafter")
+    return FileNote(
+        refused=refused if isinstance(refused, str) else None,
+        drafter=drafter if isinstance(drafter, str) else None,
+        vocabularies={
+            key: reason for key, reason in _items(stored, "vocabularies") if reason is None or isinstance(reason, str)
+        },
+        described={key: facts for key, facts in _items(stored, "described") if isinstance(facts, dict)},
+    )
+
+
+def _items(stored: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
+    value = stored.get(key)
+    return value.items() if isinstance(value, dict) else ()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_BYTES:
+            return {}
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        return {}
+    files = document.get("files")
+    return files if isinstance(files, dict) else {}
