@@ -139,6 +139,7 @@ class DrafterSearch:
         self._notes = FileNotes(locator.store.home)
         self._until: float | None = None
         self._why_not: dict[FileOnDisk, Reason] = {}
+        self._key = _description_key(prepare, facts)
 
     def run(self) -> FoundDrafter:
         """The drafter that is expected to gain most. Raises CancelledError."""
@@ -166,12 +167,12 @@ class DrafterSearch:
         if file.bytes >= self._target.weight_bytes:
             self._why_not[file] = Reason("not_smaller", "it is as large as the target")
             return None
-        note, key = self._notes.of(file), self._description_key()
+        note, key = self._notes.of(file), self._key
         if not _is_known(note, self._target.identity, key):
             if not self._has_time():
                 self._why_not[file] = Reason("not_looked_at", "it was not looked at yet: the next start goes on")
                 return None
-            self._look_at(file, note, key)
+            self._look_at(file, note)
         reason = _refusal(note, self._target.identity, key)
         if reason is not None:
             self._why_not[file] = reason
@@ -189,7 +190,7 @@ class DrafterSearch:
             raise CancelledError("loading was cancelled")
         return now < self._until
 
-    def _look_at(self, file: FileOnDisk, note: FileNote, key: str) -> None:
+    def _look_at(self, file: FileOnDisk, note: FileNote) -> None:
         """Read the header, and note what it says."""
         try:
             located = self._locator.locate(file.name)
@@ -205,9 +206,9 @@ class DrafterSearch:
         if note.refused is not None or note.vocabularies[self._target.identity] is not None:
             return
         try:
-            note.described[key] = {"facts": facts_to_json(self._prepare.drafter(located).facts)}
+            note.described[self._key] = {"facts": facts_to_json(self._prepare.drafter(located).facts)}
         except EdgespecError as error:
-            note.described[key] = {"refused": error.message}
+            note.described[self._key] = {"refused": error.message}
 
     def _locate(self, file: FileOnDisk) -> LocatedModel | None:
         """The file as it is now: notes may be old, and files vanish."""
@@ -223,16 +224,17 @@ class DrafterSearch:
             self._why_not[file] = Reason("other_vocabulary", different)
         return located if different is None else None
 
-    def _description_key(self) -> str:
-        """Everything that the facts of a drafter depend on, besides its file."""
-        profile, facts = self._prepare.profile, self._facts
-        depends = (
-            *(facts.runtime, facts.build, sorted(facts.settings.items()), self._prepare.threads),
-            *(profile.draft_runtime, profile.draft_device, profile.draft_head, profile.draft_weights),
-            profile.draft_isolation,
-            importlib.util.find_spec("llama_cpp") is not None,
-        )
-        return hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
+
+def _description_key(prepare: Preparation, target: ModelFacts) -> str:
+    """Everything that the facts of a drafter depend on, besides its file."""
+    profile = prepare.profile
+    depends = (
+        *(target.runtime, target.build, sorted(target.settings.items()), prepare.threads),
+        *(profile.draft_runtime, profile.draft_device, profile.draft_head, profile.draft_weights),
+        profile.draft_isolation,
+        importlib.util.find_spec("llama_cpp") is not None,
+    )
+    return hashlib.sha256(repr(depends).encode()).hexdigest()[:16]
 
 
 def _is_known(note: FileNote, identity: str, key: str) -> bool:

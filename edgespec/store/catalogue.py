@@ -57,7 +57,8 @@ def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | Non
     names = [each for each, spec in known.items() if to_fetch or spec.kind == "model"]
     tried = name.lower()
     near = [each for each in names if each.startswith(tried)]
-    near = near or [model for each, model in (others or {}).items() if each.startswith(tried)][:_MOST_OTHERS]
+    elsewhere = sorted((each for each in others or {} if each.startswith(tried)), key=len)
+    near = near or [(others or {})[each] for each in elsewhere[:_MOST_OTHERS]]
     near = near or difflib.get_close_matches(tried, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(names)}."
     raise ModelNotFoundError(

@@ -45,7 +45,7 @@ _SAMPLING_KEYS = {"temperature": float, "top_p": float, "top_k": int, "min_p": f
 _LONGEST_NAME = 200
 
 # What repositories add to the name by which people know a model.
-_DECORATION = re.compile(r"(-(gguf|instruct|it|chat|\d{4}))+$")
+_DECORATION = re.compile(r"(-(gguf|instruct|it|chat))+$")
 _MAKER = re.compile(r"^(meta|mistralai|google)[-_]")
 
 

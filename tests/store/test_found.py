@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from edgespec.errors import ModelNotFoundError
 from edgespec.store.found import Places, find_models, find_ollama
 from tests.support.command_line import Result, run_cli
 from tests.support.rewritten_gguf import rewrite_gguf
+from tests.support.other_programs import LIBRARY, User
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
@@ -26,60 +25,6 @@ def succeeded(result: Result) -> Result:
     return result
 
 
-class User:
-    """A user's folder with what the three programs keep in it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.ollama = root / ".ollama" / "models"
-        self.places = Places.of({}, root)
-
-    def to_ollama(self, name: str, content: bytes, layer: str = "application/vnd.ollama.image.model") -> Path:
-        digest = hashlib.sha256(content).hexdigest()
-        layers = [
-            {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"},
-            {"mediaType": layer, "digest": f"sha256:{digest}", "size": len(content)},
-        ]
-        self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
-        return _write(self.ollama / "blobs" / f"sha256-{digest}", content)
-
-    def split_to_ollama(self, name: str, parts: list[Path]) -> None:
-        """As `ollama create` keeps a model that came in several files: each a layer, and no name tells which."""
-        digests = [self.to_ollama(f"{name}-part", part.read_bytes()).name.removeprefix("sha256-") for part in parts]
-        layers = [
-            {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{each}"} for each in digests[::-1]
-        ]
-        self.manifest(f"{name}-part", "{}").unlink()
-        self.manifest(name, json.dumps({"layers": layers}))
-
-    def manifest(self, name: str, text: str) -> Path:
-        return _write(self.ollama / "manifests" / name, text.encode())
-
-    def to_lm_studio(self, name: str, content: bytes) -> Path:
-        return _write(self.root / ".lmstudio" / "models" / "publisher" / name, content)
-
-    def to_hub(self, repo: str, name: str, content: bytes) -> Path:
-        folder = self.root / ".cache" / "huggingface" / "hub" / f"models--{repo.replace('/', '--')}"
-        blob = _write(folder / "blobs" / hashlib.sha256(content).hexdigest(), content)
-        pointer = folder / "snapshots" / ("a" * 40) / name
-        pointer.parent.mkdir(parents=True, exist_ok=True)
-        pointer.symlink_to(blob)
-        return pointer
-
-    def names(self) -> list[str]:
-        return [model.name for model in find_models(self.places).models]
-
-    def everything(self) -> dict[str, tuple[bytes, int]]:
-        files = (path for path in self.root.rglob("*") if path.is_file())
-        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-
-
-def _write(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
 @pytest.fixture
 def user(tmp_path: Path) -> User:
     return User(tmp_path / "user")
@@ -88,9 +33,6 @@ def user(tmp_path: Path) -> User:
 @pytest.fixture
 def weights(tiny: TinyModels) -> bytes:
     return tiny.target.read_bytes()
-
-
-LIBRARY = "registry.ollama.ai/library"
 
 
 def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
@@ -196,8 +138,7 @@ def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -
 def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
     assert find_models(user.places).ignored == {odd: "its name holds control characters"}
-    environment = {"HOME": str(user.root), "OLLAMA_MODELS": str(user.ollama), "HF_HOME": "", "HF_HUB_CACHE": ""}
-    shown = succeeded(run_cli("models", home=tmp_path / "home", env=environment))
+    shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
     assert "its name holds control characters" in shown.err
 
@@ -223,7 +164,7 @@ def test_a_file_that_two_programs_share_is_listed_once(user: User, weights: byte
 
 @pytest.fixture
 def environment(user: User) -> dict[str, str]:
-    return {"HOME": str(user.root), "OLLAMA_MODELS": str(user.ollama), "HF_HOME": "", "HF_HUB_CACHE": ""}
+    return user.environment
 
 
 def test_models_lists_them_and_generate_runs_them(

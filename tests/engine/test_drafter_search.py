@@ -1,0 +1,456 @@
+"""A drafter that nobody named: found by its vocabulary, judged by what it would gain, and remembered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from edgespec import CancelledError, Engine, ModelNotFoundError
+from edgespec.engine import assembly, drafter_search
+from edgespec.engine.events import Loading
+from edgespec.files import model_file
+from edgespec.files.home import Home
+from edgespec.planning.choice.options import Rejected
+from edgespec.store import locate
+from edgespec.store.catalogue import catalogue
+from edgespec.store.locate import Locator
+from tests.support.other_programs import LIBRARY, User
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels, put_into_store
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    """A user of this machine who has nothing yet."""
+    user = User(tmp_path / "user")
+    for name, value in user.environment.items():
+        monkeypatch.setenv(name, value)
+    return user
+
+
+@pytest.fixture
+def headers_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The headers of files without a manifest that were read since the last call."""
+    read: list[str] = []
+    real = model_file.read_header
+
+    def counted(path: Path) -> object:
+        read.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(model_file, "read_header", counted)
+
+    def take() -> list[str]:
+        taken = list(read)
+        read.clear()
+        return taken
+
+    return take
+
+
+def load(target: Path, home: Home, **overrides: object) -> Engine:
+    return Engine.load(str(target), **{"threads": 1, "store_home": home, **overrides})  # type: ignore[arg-type]
+
+
+def drafter_of(engine: Engine) -> str | None:
+    drafter = engine.pair.pool.drafter
+    return None if drafter is None else drafter.file.name
+
+
+def why_not(engine: Engine) -> dict[str, str]:
+    """Codes by the names of files."""
+    return {Path(one.what.split(" (")[0]).name: one.verdict.code for one in engine.considered_drafters}
+
+
+def test_a_small_model_of_another_program_drafts_where_it_lies(user: User, tiny: TinyModels, home: Home) -> None:
+    user.to_ollama(f"{LIBRARY}/tiny/1m", tiny.target.read_bytes())
+    user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
+    before = user.everything()
+    with load(tiny.slow, home) as engine, engine.session() as session:
+        assert drafter_of(engine) == "tiny:1m"
+        assert why_not(engine) == {"stranger.gguf": "other_vocabulary"}
+        (stranger,) = engine.considered_drafters
+        assert stranger.what.endswith("stranger.gguf (LM Studio)")
+        assert stranger.verdict.text.startswith("another vocabulary: ")
+        engine.load_drafter()
+        list(session.generate("hello", max_tokens=12))
+        if engine.plan.drafter is not None and engine.plan.drafter.model is not None:
+            said = "tiny:1m of Ollama drafts: it has the target's vocabulary"
+            assert said in engine.plan.reasons
+            assert "drafter_found" in {why.code for why in engine.plan.why}
+    assert user.everything() == before, "nothing of others was written to"
+
+
+def test_the_text_is_the_targets_own(user: User, tiny: TinyModels, home: Home) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.drafter.read_bytes())
+    texts = []
+    for draft in ("none", "auto"):
+        with load(tiny.slow, home, draft=draft) as engine, engine.session() as session:
+            assert drafter_of(engine) == (None if draft == "none" else "small")
+            engine.load_drafter()
+            texts.append([getattr(event, "text", "") for event in session.generate("hello", max_tokens=24)][-1])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("overrides", [{"draft": "none"}, {"depth": 0}])
+def test_nothing_is_searched_where_nothing_is_to_draft(
+    user: User, tiny: TinyModels, home: Home, overrides: dict[str, object]
+) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with load(tiny.slow, home, **overrides) as engine:
+        assert drafter_of(engine) is None
+        assert engine.considered_drafters == ()
+    assert not home.file_notes.exists()
+
+
+def test_a_drafter_that_was_named_is_the_one(user: User, tiny: TinyModels, home: Home) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with load(tiny.slow, home, draft=str(tiny.drafter)) as engine:
+        assert drafter_of(engine) == "drafter"
+        assert engine.considered_drafters == ()
+    with load(tiny.slow, home, draft=str(tiny.stranger)) as engine:
+        assert drafter_of(engine) is None
+        assert (engine.plan.drafter_off or "").startswith("stranger has another vocabulary: ")
+    with pytest.raises(ModelNotFoundError):
+        load(tiny.slow, home, draft="smollm2-135m")
+
+
+def test_a_known_drafter_that_is_not_here_is_replaced(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "qwen2.5-coder-1.5b"
+    put_into_store(home, name, tiny.slow.read_bytes())
+    with Engine.load(name, store_home=home, threads=1) as engine:
+        assert drafter_of(engine) is None
+        missing = "qwen2.5-coder-0.5b is not on this machine; fetch it with `edgespec pull qwen2.5-coder-0.5b`"
+        assert engine.plan.drafter_off == missing
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with Engine.load(name, store_home=home, threads=1) as engine:
+        assert drafter_of(engine) == "small"
+    put_into_store(home, "qwen2.5-coder-0.5b", tiny.drafter.read_bytes())
+    with Engine.load(name, store_home=home, threads=1) as engine:
+        assert drafter_of(engine) == "qwen2.5-coder-0.5b", "the one that was chosen for it, where it is here"
+
+
+# ------------------------------------------------------------------------------------------------ why not
+
+
+def test_why_each_file_does_not_draft(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+    target = write_tiny_gguf(tmp_path / "copy.gguf", layers=6, width=256, quant="Q8_0", seed=1)
+    near = write_tiny_gguf(tmp_path / "near.gguf", layers=5, width=256, quant="Q8_0", seed=2)
+    embeds = write_tiny_gguf(tmp_path / "embeds.gguf", settings={"pooling_type": 1})
+    adapter = write_tiny_gguf(tmp_path / "adapter.gguf", settings={"xxtype": "adapter"})
+    adapter.write_bytes(adapter.read_bytes().replace(b"llama.xxtype", b"general.type"))
+    broken = tiny.target.read_bytes()[:2000]
+    for path in (near, embeds, adapter, tiny.stranger, tiny.drafter, tiny.ending, target):
+        user.to_lm_studio(f"x/{path.name}", path.read_bytes())
+    user.to_lm_studio("x/broken.gguf", broken)
+    larger = write_tiny_gguf(tmp_path / "larger.gguf", layers=8, width=256, quant="Q8_0", seed=9)
+    user.to_lm_studio("x/larger.gguf", larger.read_bytes())
+    with load(target, home) as engine:
+        codes, alike = why_not(engine), {"ending", "drafter"}
+        (other_one,) = alike - {str(drafter_of(engine))}
+        assert codes.pop(f"{other_one}.gguf") == "other_drafter"
+        for name, expected in {
+            "near.gguf": ("cannot_pay", "not_expected_to_pay"),
+            "embeds.gguf": ("not_a_drafter",),
+            "adapter.gguf": ("not_a_drafter",),
+            "stranger.gguf": ("other_vocabulary",),
+            "broken.gguf": ("unreadable",),
+            "larger.gguf": ("not_smaller",),
+            "copy.gguf": ("not_smaller",),
+        }.items():
+            assert codes.pop(name) in expected, name
+        assert codes == {}
+        sentences = [one.sentence for one in engine.considered_drafters]
+        assert any("too large" in sentence for sentence in sentences)
+        assert all(len(sentence) < 600 for sentence in sentences)
+
+
+def test_a_file_that_no_runtime_runs_is_said_and_remembered(
+    user: User, tiny: TinyModels, home: Home, tmp_path: Path, headers_read: Callable[[], list[str]]
+) -> None:
+    path = write_tiny_gguf(tmp_path / "odd.gguf", quant="Q8_0")
+    data = path.read_bytes().replace(b"blk.1.ffn_down.weight", b"blk.1.ffn_odds.weight")
+    user.to_lm_studio("x/odd.gguf", data)
+    for again in (False, True):
+        with load(tiny.slow, home, draft_runtime="native") as engine:
+            assert why_not(engine) == {"odd.gguf": "cannot_run"}
+        assert headers_read().count("odd.gguf") == (0 if again else 1)
+
+
+def test_memory_that_a_drafter_has_no_room_in(user: User, tiny: TinyModels, home: Home) -> None:
+    from edgespec import Limits
+
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with load(tiny.slow, home) as engine:
+        needed = engine.pair.session_memory.total_bytes
+        assert drafter_of(engine) == "small"
+    with load(tiny.slow, home, limits=Limits(max_memory_bytes=needed + 1_000_000)) as engine:
+        assert drafter_of(engine) is None
+        said = " ".join([engine.plan.drafter_off or "", *(one.sentence for one in engine.considered_drafters)])
+        assert "may be used" in said or "left beside" in said
+
+
+# ------------------------------------------------------------------------------------------------ remembered
+
+
+def test_a_warm_start_reads_no_header_but_its_drafters(
+    user: User, tiny: TinyModels, home: Home, headers_read: Callable[[], list[str]]
+) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    user.to_lm_studio("x/drafter.gguf", tiny.drafter.read_bytes())
+    user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
+    events: list[object] = []
+    load(tiny.slow, home, progress=events.append).close()
+    assert set(headers_read()) == {"slow.gguf", "small.gguf", "drafter.gguf", "stranger.gguf"}
+    assert Loading("looking for a drafter on this machine") in events
+    events.clear()
+    load(tiny.slow, home, progress=events.append).close()
+    read = headers_read()
+    assert len(read) == 2
+    assert "slow.gguf" in read
+    assert "stranger.gguf" not in read
+    assert Loading("looking for a drafter on this machine") not in events
+    written = home.file_notes.stat().st_mtime_ns
+    load(tiny.slow, home).close()
+    assert home.file_notes.stat().st_mtime_ns == written
+    # A file that changed is looked at again.
+    user.to_lm_studio("x/stranger.gguf", tiny.drafter.read_bytes() + b"")
+    headers_read()
+    with load(tiny.slow, home) as engine:
+        assert "other_vocabulary" not in why_not(engine).values()
+    assert "stranger.gguf" in headers_read()
+
+
+def test_notes_of_another_version_or_of_somebody_else_are_not_believed(
+    user: User, tiny: TinyModels, home: Home
+) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
+    load(tiny.slow, home).close()
+    text = home.file_notes.read_text()
+    home.file_notes.write_text(text.replace('"weight_bytes"', '"weights"'))
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == "small"
+    # Whoever writes that a stranger speaks the language gets it refused where it would be loaded.
+    import json
+
+    document = json.loads(home.file_notes.read_text())
+    small = next(note for path, note in document["files"].items() if path.endswith("small.gguf"))
+    for path, note in document["files"].items():
+        if path.endswith("stranger.gguf"):
+            note["vocabularies"], note["described"] = small["vocabularies"], small["described"]
+    home.file_notes.write_text(json.dumps(document))
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == "small"
+        assert why_not(engine) in ({"stranger.gguf": "other_vocabulary"}, {"stranger.gguf": "other_drafter"})
+
+
+def test_a_file_that_vanishes_between_listing_and_loading(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {
+        name: user.to_lm_studio(f"x/{name}.gguf", path.read_bytes())
+        for name, path in (("small", tiny.target), ("other", tiny.drafter))
+    }
+    with load(tiny.slow, home) as engine:
+        first = drafter_of(engine)
+        assert first is not None
+        (second,) = {"small", "other"} - {first}
+        assert why_not(engine) == {f"{second}.gguf": "other_drafter"}
+    real = drafter_search.files_on_disk
+
+    def listed_then_gone(*arguments: object) -> object:
+        files = real(*arguments)  # type: ignore[arg-type]
+        paths[first].unlink()
+        return files
+
+    monkeypatch.setattr(drafter_search, "files_on_disk", listed_then_gone)
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == second
+        assert why_not(engine) == {f"{first}.gguf": "unreadable"}
+
+
+def test_a_stored_file_that_vanishes_is_not_fetched_again(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "smollm2-135m"
+    path = put_into_store(home, name, tiny.target.read_bytes())
+    real = drafter_search.files_on_disk
+
+    def listed_then_gone(*arguments: object) -> object:
+        files = real(*arguments)  # type: ignore[arg-type]
+        path.unlink()
+        return files
+
+    def no_network(*_arguments: object, **_settings: object) -> object:
+        raise AssertionError("nothing may be fetched")
+
+    monkeypatch.setattr(drafter_search, "files_on_disk", listed_then_gone)
+    monkeypatch.setattr(locate.Store, "fetch", no_network)
+    with load(tiny.slow, home, download=True) as engine:
+        assert drafter_of(engine) is None
+        assert why_not(engine) == {name: "unreadable"}
+
+
+# ------------------------------------------------------------------------------------------------ bounds
+
+
+@pytest.fixture
+def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search may read one header: the clock goes beyond its limit with the second."""
+    seconds = itertools.chain([0.0], itertools.repeat(1e9))
+    real = drafter_search.DrafterSearch
+    monkeypatch.setattr(assembly, "DrafterSearch", partial(real, clock=lambda: next(seconds)))
+
+
+@pytest.mark.usefixtures("_no_time")
+def test_a_search_ends_after_a_while_and_the_next_start_goes_on(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) is None
+        assert why_not(engine) == {"stranger.gguf": "other_vocabulary", "small.gguf": "not_looked_at"}
+    monkeypatch.undo()
+    for name, value in user.environment.items():
+        monkeypatch.setenv(name, value)
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == "small"
+    assert drafter_search.SEARCH_S <= 2
+
+
+def test_hostile_files_cost_little_and_stop_nothing(user: User, tiny: TinyModels, home: Home) -> None:
+    data = tiny.target.read_bytes()
+    at = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    huge = data[:at] + (10_000_000).to_bytes(8, "little") + data[at + 8 :]
+    user.to_lm_studio("x/huge.gguf", huge)
+    user.to_lm_studio("x/zeros.gguf", b"GGUF" + bytes(100))
+    studio = user.to_lm_studio("x/small.gguf", data).parent
+    (studio / "loop").symlink_to(studio)
+    (studio / "self.gguf").symlink_to(studio / "self.gguf")
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == "small"
+        assert why_not(engine) == {"zeros.gguf": "unreadable", "huge.gguf": "unreadable"}
+
+
+def test_cancelling_ends_the_search(user: User, tiny: TinyModels, home: Home) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    with pytest.raises(CancelledError):
+        load(tiny.slow, home, cancelled=lambda: True)
+
+
+def test_a_target_that_cannot_take_guesses_back_has_none_looked_for(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from edgespec.runtimes.native import runtime
+
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    real = runtime.describe_native
+    monkeypatch.setattr(
+        runtime, "describe_native", lambda *given, **named: replace(real(*given, **named), can_rewind=False)
+    )
+    with load(tiny.slow, home, runtime="native") as engine:
+        assert drafter_of(engine) is None
+        assert engine.considered_drafters == ()
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def test_what_is_said_where_nothing_fits(user: User, tiny: TinyModels, home: Home) -> None:
+    works = "any small model with the same vocabulary works: --draft hf:ORG/REPO"
+    user.to_lm_studio("x/stranger.gguf", tiny.stranger.read_bytes())
+    with load(tiny.slow, home) as engine:
+        assert engine.plan.drafter_off == f"no drafter is known for slow; {works}"
+
+
+def test_what_is_said_for_known_families(tiny: TinyModels) -> None:
+    from edgespec.files.model_file import LocatedModel
+    from tests.store.test_families import header
+
+    def said(name: str, *of: object) -> str:
+        located = LocatedModel(name=name, path=Path("x"), header=header(*of), identity="x")  # type: ignore[arg-type]
+        return drafter_search.none_known(located, 2_000_000_000)
+
+    qwen = said("Qwen3-4B", "qwen3", "qwen2", 151936)
+    assert qwen.endswith("--draft hf:unsloth/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q4_K_M.gguf")
+    mistral = said("Mistral-7B-v0.3", "llama", "default", 32768)
+    assert mistral.startswith("no drafter is known for Mistral-7B-v0.3: its makers have no smaller model")
+    assert mistral.endswith("--draft hf:ORG/REPO")
+
+
+def test_models_that_read_clearly_less_are_named() -> None:
+    from edgespec.store.families import families
+
+    (gemma,) = (family for family in families() if family.name == "Gemma 3")
+    small, larger = (drafter.model for drafter in gemma.drafters)
+    assert drafter_search.smaller_drafters(gemma, 3_000_000_000) == [small, larger]
+    assert drafter_search.smaller_drafters(gemma, 1_000_000_000) == [small]
+    assert drafter_search.smaller_drafters(gemma, 300_000_000) == []
+    assert drafter_search.smaller_drafters(None, 3_000_000_000) == []
+
+
+# ------------------------------------------------------------------------------------------------ real models
+
+
+@pytest.mark.models
+def test_the_default_pair_is_found_without_its_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: User
+) -> None:
+    from dataclasses import replace
+
+    from edgespec.files.home import home as users_home
+    from edgespec.store.store import Store
+
+    target = Locator(store=Store(users_home()), download=True).locate("qwen2.5-coder-1.5b")
+    drafter = Locator(store=Store(users_home()), download=True).locate("qwen2.5-coder-0.5b")
+    small = Locator(store=Store(users_home()), download=True).locate("smollm2-135m")
+    for located in (drafter, small):
+        link = user.root / ".lmstudio" / "models" / "publisher" / "x" / located.path.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(located.path)
+    with Engine.load(str(target.path), store_home=Home(tmp_path / "home"), native_sidecar=False) as engine:
+        assert drafter_of(engine) == drafter.path.stem
+        (other,) = engine.considered_drafters
+        assert isinstance(other, Rejected)
+        assert "SmolLM2" in other.what
+        assert other.verdict.code == "other_vocabulary"
+    unlinked = {name: replace(spec, drafter=None) for name, spec in catalogue().items()}
+    monkeypatch.setattr(locate, "catalogue", lambda: MappingProxyType(unlinked))
+    monkeypatch.setattr(locate, "lookup", lambda name, **_others: unlinked[name])
+    with Engine.load("qwen2.5-coder-1.5b") as engine:
+        assert drafter_of(engine) == "qwen2.5-coder-0.5b"
+
+
+@pytest.mark.models
+def test_no_real_vocabulary_passes_for_another(user: User, tmp_path: Path) -> None:
+    from edgespec.files.home import home as users_home
+    from edgespec.store.store import Store
+    from tests.support.llama_sources import IndexUnreachableError
+    from tests.support.vocabularies import real_vocabularies
+
+    target = Locator(store=Store(users_home()), download=True).locate("qwen2.5-coder-1.5b")
+    kept = users_home()
+    try:
+        found = real_vocabularies(kept.create(kept.root / "test-data"))
+    except IndexUnreachableError as error:
+        pytest.skip(f"llama.cpp's vocabularies cannot be fetched: {error}")
+    for path in found.values():
+        user.to_lm_studio(f"x/{path.name}", path.read_bytes())
+    with Engine.load(str(target.path), store_home=Home(tmp_path / "home"), native_sidecar=False) as engine:
+        assert drafter_of(engine) is None
+        codes = why_not(engine)
+        assert len(codes) == len(found) > 10
+        # Those of embedding models are none of a drafter's; that of the target's own family holds no weights.
+        assert set(codes.values()) <= {"other_vocabulary", "not_a_drafter", "cannot_run"}
+        assert [name for name, code in codes.items() if code == "cannot_run"] in ([], ["ggml-vocab-qwen2.gguf"])

@@ -1,0 +1,238 @@
+"""The table of families: it is sound, and files are recognised by what their headers say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from edgespec.decoding.sampling import Sampling
+from edgespec.errors import InvalidRequestError, ModelNotFoundError, ProfileError
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.records import GgufArray, GgufHeader
+from edgespec.files.home import Home
+from edgespec.store.catalogue import catalogue, lookup
+from edgespec.store.families import families, family_of, models_by_name, parse_families
+from edgespec.store.locate import Locator
+from edgespec.store.references import CatalogueName, HubReference, parse_reference
+from edgespec.store.store import Store
+from tests.support.tiny_models import TinyModels
+
+
+def header(architecture: str, pre: str | None, tokens: int, **general: str) -> GgufHeader:
+    """A header of which nothing but the family can be told."""
+    path = Path("x.gguf")
+    metadata: dict[str, object] = {f"general.{key}": value for key, value in general.items()}
+    metadata["tokenizer.ggml.tokens"] = GgufArray(path, "string", tokens, 0, 8 * tokens)
+    if pre is not None:
+        metadata["tokenizer.ggml.pre"] = pre
+    return GgufHeader(
+        path=path,
+        file_bytes=0,
+        version=3,
+        architecture=architecture,
+        alignment=32,
+        metadata=MappingProxyType(metadata),  # type: ignore[arg-type]
+        tensors=(),
+        data_offset=0,
+    )
+
+
+def recognised(file_name: str, *header_of: object, **general: str) -> str | None:
+    family = family_of(header(*header_of, **general), file_name)  # type: ignore[arg-type]
+    return None if family is None else family.name
+
+
+# ------------------------------------------------------------------------------------------------ the table
+
+
+def test_every_drafter_can_be_fetched_and_is_described() -> None:
+    assert {family.name for family in families()} >= {
+        "Qwen2.5-Coder",
+        "Qwen2.5",
+        "Qwen3",
+        "Llama 3.1 to 3.3",
+        "Gemma 3",
+        "SmolLM2",
+        "Mistral 7B v0.3",
+    }
+    for family in families():
+        for drafter in family.drafters:
+            reference = parse_reference(drafter.model, catalogue().keys())
+            assert isinstance(reference, CatalogueName | HubReference)
+            assert drafter.licence
+            assert drafter.bytes is not None
+            # A short head leaves out most of an embedding; nothing reads more than all of a file in more bits.
+            assert 0.4 * drafter.bytes < drafter.draft_bytes <= drafter.bytes
+        assert bool(family.drafters) != (family.why_no_drafter is not None)
+
+
+def test_the_makers_settings_are_settings() -> None:
+    for family in families():
+        assert Sampling(**family.sampling).greedy == (not family.sampling)  # type: ignore[arg-type]
+
+
+def test_a_drafter_of_the_catalogue_has_its_name_there() -> None:
+    (coder,) = (family for family in families() if family.name == "Qwen2.5-Coder")
+    assert [drafter.model for drafter in coder.drafters] == ["qwen2.5-coder-0.5b"]
+    assert catalogue()["qwen2.5-coder-0.5b"].bytes == coder.drafters[0].bytes
+    (qwen3,) = (family for family in families() if family.name == "Qwen3")
+    assert qwen3.drafters[0].model == "hf:unsloth/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q4_K_M.gguf"
+
+
+GOOD = """
+schema_version = 1
+[[families]]
+name = "X"
+architectures = ["llama"]
+pre = ["default"]
+vocabulary = [100, 200]
+called = 'x'
+sampling = { temperature = 0.5 }
+[[families.drafters]]
+name = "X small"
+repo = "org/x"
+filename = "x.gguf"
+licence = "MIT"
+draft_bytes = 10
+cache_bytes = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("schema_version = 1", "schema_version = 2"), "reads 1"),
+        (("[[families]]", "[[families"), "not valid TOML"),
+        (('name = "X"', 'name = "X"\ncolour = "red"'), "family 'X': unknown key 'colour'"),
+        (("vocabulary = [100, 200]", ""), "family 'X': missing key 'vocabulary'"),
+        (("[100, 200]", "[200, 100]"), "the least and the most tokens"),
+        (("[100, 200]", "[100]"), "the least and the most tokens"),
+        (('["default"]', "[1]"), "pre lists texts"),
+        (("'x'", "'('"), "is no regular expression"),
+        (("temperature = 0.5", "heat = 0.5"), "sampling: unknown key 'heat'"),
+        (("temperature = 0.5", "temperature = 1"), "temperature must be of type float"),
+        (("draft_bytes = 10", "draft_bytes = 0"), "sizes must be positive"),
+        (("draft_bytes = 10", "draft_bytes = true"), "draft_bytes must be of type int"),
+        (('licence = "MIT"', ""), "drafter: missing key 'licence'"),
+    ],
+)
+def test_a_wrong_table_names_the_family_and_the_key(change: tuple[str, str], words: str) -> None:
+    assert parse_families(GOOD)[0].drafters[0].bytes is None
+    with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
+        parse_families(GOOD.replace(*change, 1))
+
+
+# ------------------------------------------------------------------------------------------------ recognising
+
+
+@pytest.mark.parametrize(
+    ("family", "file_name", "of", "general"),
+    [
+        ("Qwen2.5-Coder", "x", ("qwen2", "qwen2", 152064), {"basename": "Qwen2.5-Coder"}),
+        ("Qwen2.5", "x", ("qwen2", "qwen2", 152064), {"basename": "Qwen2.5", "name": "Qwen2.5 7B Instruct"}),
+        ("Qwen2.5", "qwen2.5-7b-instruct-q4_k_m", ("qwen2", "qwen2", 151936), {}),
+        (None, "x", ("qwen2", "qwen2", 151936), {"basename": "Qwen2.5-Math"}),
+        (None, "x", ("qwen2", "qwen2", 151936), {"basename": "Qwen2"}),
+        (None, "qwen2.5-7b", ("qwen2", "qwen2", 32000), {}),
+        (
+            "DeepSeek-R1-Distill-Qwen",
+            "x",
+            ("qwen2", "deepseek-r1-qwen", 152064),
+            {"basename": "DeepSeek-R1-Distill-Qwen"},
+        ),
+        ("Qwen3", "x", ("qwen3", "qwen2", 151936), {"basename": "Qwen3-4B"}),
+        ("Qwen3", "x", ("qwen3", "qwen2", 151936), {"name": "Qwen3-4B-Thinking-2507"}),
+        ("Qwen3-Instruct-2507", "x", ("qwen3", "qwen2", 151936), {"name": "Qwen3-4B-Instruct-2507"}),
+        (None, "x", ("qwen3", "qwen2", 151669), {"name": "Qwen3 Embedding 0.6B"}),
+        ("Llama 3.1 to 3.3", "x", ("llama", "llama-bpe", 128256), {"name": "Meta Llama 3.1 8B Instruct"}),
+        ("Llama 3.1 to 3.3", "Llama-3.2-3B-Instruct-Q4_K_M", ("llama", "llama-bpe", 128256), {}),
+        (None, "x", ("llama", "llama-bpe", 128256), {"name": "Meta-Llama-3-8B-Instruct"}),
+        (None, "x", ("llama", "llama-bpe", 128256), {"name": "DeepSeek R1 Distill Llama 3.1 8B"}),
+        ("Gemma 3", "x", ("gemma3", "default", 262208), {"name": "Gemma 3 4b It"}),
+        ("Gemma 3", "gemma-3-1b-it", ("gemma3", None, 262144), {}),
+        ("SmolLM2", "x", ("llama", "smollm", 49152), {"basename": "smollm2"}),
+        (None, "x", ("llama", "smollm", 49152), {"basename": "smollm"}),
+        ("Mistral 7B v0.3", "Mistral-7B-Instruct-v0.3-Q4_K_M", ("llama", "default", 32768), {}),
+        (None, "Mistral-7B-Instruct-v0.2", ("llama", "default", 32000), {}),
+        ("Mistral Small 3", "x", ("llama", "tekken", 131072), {"name": "Mistral Small 3.1 24B Instruct 2503"}),
+        ("Phi-4", "phi-4-Q4_K_M", ("phi3", "dbrx", 100352), {}),
+        (None, "Qwen3", ("mamba", "qwen2", 151936), {}),
+    ],
+)
+def test_a_family_is_known_by_its_header(
+    family: str | None, file_name: str, of: tuple[str, str | None, int], general: dict[str, str]
+) -> None:
+    assert recognised(file_name, *of, **general) == family
+
+
+def test_names_that_are_no_texts_or_endless_are_read_as_far_as_they_go() -> None:
+    odd = header("qwen3", "qwen2", 151936)
+    with_number = {**odd.metadata, "general.name": 3, "general.basename": "x" * 10**6 + "qwen3"}
+    strange = GgufHeader(
+        **{name: getattr(odd, name) for name in odd.__slots__ if name != "metadata"},  # type: ignore[attr-defined]
+        metadata=with_number,
+    )
+    assert family_of(strange, "model") is None
+    assert family_of(strange, "qwen3") is not None
+    without = GgufHeader(
+        **{name: getattr(odd, name) for name in odd.__slots__ if name != "metadata"},  # type: ignore[attr-defined]
+        metadata={},
+    )
+    assert family_of(without, "qwen3") is None
+
+
+def test_families_may_be_given(tiny: TinyModels) -> None:
+    known = parse_families(GOOD.replace("[100, 200]", "[1, 100000]").replace("'x'", "'target'"))
+    found = family_of(read_header(tiny.target), "target", known)
+    assert found is not None
+    assert found.name == "X"
+    assert family_of(read_header(tiny.target), "target", ()) is None
+
+
+# ------------------------------------------------------------------------------------------------ hints
+
+
+def test_an_unknown_name_of_a_family_leads_to_the_hub(home: Home) -> None:
+    assert models_by_name()["qwen3-4b"] == "hf:Qwen/Qwen3-4B-GGUF"
+    assert models_by_name()["llama-3.1-8b"] == "hf:bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"
+    for name in models_by_name().values():
+        assert isinstance(parse_reference(name), HubReference)
+    with pytest.raises(ModelNotFoundError) as caught:
+        Locator(store=Store(home)).locate("qwen3-4b")
+    assert (caught.value.hint or "").startswith("did you mean hf:Qwen/Qwen3-4B-GGUF or ")
+    with pytest.raises(ModelNotFoundError) as caught:
+        lookup("gemma-3", others=models_by_name())
+    assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and how to write any
+    with pytest.raises(ModelNotFoundError) as caught:
+        lookup("qwen2.5-coder", others=models_by_name())
+    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or"), "our own names come first"
+
+
+def test_a_malformed_name_is_still_a_usage_error(home: Home) -> None:
+    with pytest.raises(InvalidRequestError):
+        Locator(store=Store(home)).locate("")
+
+
+# ------------------------------------------------------------------------------------------------ real models
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("qwen2.5-coder-1.5b", "Qwen2.5-Coder"),
+        ("qwen2.5-coder-0.5b", "Qwen2.5-Coder"),
+        ("smollm2-135m", "SmolLM2"),
+        ("gemma3-270m", "Gemma 3"),
+    ],
+)
+def test_real_models_are_recognised(model: str, family: str) -> None:
+    from edgespec.files.home import home as users_home
+
+    located = Locator(store=Store(users_home()), download=True).locate(model)
+    found = family_of(located.header, located.name)
+    assert found is not None
+    assert found.name == family
+    assert located.name in (drafter.model for drafter in found.drafters) or model != "qwen2.5-coder-0.5b"
