@@ -416,9 +416,11 @@ def test_the_default_pair_is_found_without_its_link(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.models
-def test_no_real_vocabulary_passes_for_another(user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_real_vocabulary_passes_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, user = users_home(), User(tmp_path / "user")
+    for name, value in user.environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(assembly, "DrafterSearch", partial(drafter_search.DrafterSearch, search_s=600.0))
-    place = users_home()
     target = Locator(store=Store(place), download=True).locate("smollm2-135m")
     try:
         found = real_vocabularies(place.create(place.root / "test-data"))
