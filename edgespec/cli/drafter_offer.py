@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_format
+import select
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -47,7 +48,14 @@ def open_with_offer(profile: Profile, state: State, *, as_json: bool) -> Iterato
 
 
 def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    """Whether somebody is there to answer. What was typed ahead is a prompt, and no answer to a question."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and not _is_typing()
+
+
+def _is_typing() -> bool:
+    with contextlib.suppress(OSError, ValueError):  # Windows cannot tell of a console
+        return bool(select.select([sys.stdin], [], [], 0)[0])
+    return False
 
 
 def _fetched(offer: DrafterOffer, state: State) -> bool:
@@ -73,10 +81,12 @@ def _fetched(offer: DrafterOffer, state: State) -> bool:
 
 def _wanted(offer: DrafterOffer, state: State) -> bool:
     """The answer to the question; Ctrl-C and Ctrl-D mean no."""
-    about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. Fetch it? [Y/n]"
+    about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. "
     columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
+    lines = textwrap.fill(about + "Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
+    question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # which stays on one line
     while True:
-        sys.stderr.write(textwrap.fill(about, columns, break_on_hyphens=False) + " ")
+        sys.stderr.write(question)
         sys.stderr.flush()
         try:
             line = sys.stdin.readline()

@@ -74,12 +74,14 @@ class Engine:
         """Load a target and plan for it.
 
         ``overrides`` are profile values by name (``draft``, ``context``, ``depth``, ``threads``, ``exactness``, ...).
-        Without ``download`` nothing touches the network. ``calibrate`` measures what is not known of these models on
-        this machine, once, in under a minute for a 1.5B model; without it and without stored measurements the plan
-        goes by the times of similar machines, or is plain in runtimes other than our kernels, and ``calibrate_for``
-        can measure between answers. A depth given as a number, or near exactness, needs the check which widths are
-        bit-equal (about 20 seconds in other runtimes), and makes it. ``worker`` says how processes for
-        drafters are started: a frozen application has to. ``progress`` is told each step, on the calling thread.
+        Without ``download`` nothing touches the network. Where nobody names a drafter one is found among the models
+        on this machine, by its vocabulary; ``drafter_offer`` says what else could be fetched as one. ``calibrate``
+        measures what is not known of these models on this machine, once, in under a minute for a 1.5B model; without
+        it and without stored measurements the plan goes by the times of similar machines, or is plain in runtimes
+        other than our kernels, and ``calibrate_for`` can measure between answers. A depth given as a number, or near
+        exactness, needs the check which widths are bit-equal (about 20 seconds in other runtimes), and makes it.
+        ``worker`` says how processes for drafters are started: a frozen application has to. ``progress`` is told each
+        step, on the calling thread.
 
         Model files stay mapped, and are read while answers are decoded. To truncate or overwrite one in place ends
         the process with SIGBUS; to rename another file over it is safe.

@@ -218,6 +218,16 @@ def test_nobody_is_asked_who_wants_none(chat: Callable[..., Terminal], hub: HubS
     assert hub.requests == []
 
 
+def test_what_was_typed_ahead_is_a_prompt_and_no_answer(chat: Callable[..., Terminal], hub: HubServer) -> None:
+    terminal = chat()
+    terminal.type("hello\r")
+    terminal.wait_for(r"is ready")
+    terminal.wait_for(r"tok/s|tokens")
+    leave(terminal)
+    assert "Fetch" not in terminal.screen
+    assert hub.requests == []
+
+
 def test_nobody_is_asked_in_a_pipe(arguments: list[str], env: dict[str, str], hub: HubServer) -> None:
     import subprocess
 
