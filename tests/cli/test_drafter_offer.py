@@ -211,9 +211,9 @@ def test_sigterm_at_the_question_ends_the_program(chat: Callable[..., Terminal])
 @pytest.mark.parametrize("more", [("--offline",), ("--json",), ("--draft", "none"), ("--depth", "0")])
 def test_nobody_is_asked_who_wants_none(chat: Callable[..., Terminal], hub: HubServer, more: tuple[str, ...]) -> None:
     terminal = chat(*more)
-    terminal.wait_for(r"is ready|> ")
-    terminal.type(CTRL_D)
-    terminal.exit_code()
+    terminal.wait_for(r"> ")
+    terminal.type("/exit\r")
+    assert terminal.exit_code() == 0
     assert "Fetch" not in terminal.screen
     assert hub.requests == []
 

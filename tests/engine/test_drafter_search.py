@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from edgespec.store.store import Store
 from tests.store.test_families import header
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.other_programs import LIBRARY, User
+from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, put_into_store
 from tests.support.vocabularies import real_vocabularies
@@ -47,9 +48,9 @@ def headers_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     read: list[str] = []
     real = model_file.read_header
 
-    def counted(path: Path) -> object:
+    def counted(path: Path, others: Sequence[Path] = ()) -> object:
         read.append(path.name)
-        return real(path)
+        return real(path, others)
 
     monkeypatch.setattr(model_file, "read_header", counted)
 
@@ -143,6 +144,16 @@ def test_a_known_drafter_that_is_not_here_is_replaced(
     put_into_store(home, "qwen2.5-coder-0.5b", tiny.drafter.read_bytes())
     with Engine.load(name, store_home=home, threads=1) as engine:
         assert drafter_of(engine) == "qwen2.5-coder-0.5b", "the one that was chosen for it, where it is here"
+
+
+def test_a_split_model_is_one_drafter(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+    for part in split_gguf(tiny.target, tmp_path / "parts", tensors=8):
+        user.to_lm_studio(f"x/{part.name}", part.read_bytes())
+    for _ in range(2):
+        with load(tiny.slow, home) as engine:
+            assert drafter_of(engine) == "split"
+            assert engine.considered_drafters == ()
+            engine.load_drafter()
 
 
 # ------------------------------------------------------------------------------------------------ why not

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelNotFoundError
+from edgespec.store import found
 from edgespec.store.found import Places, find_models, find_ollama
 from tests.support.command_line import Result, run_cli
+from tests.support.other_programs import LIBRARY, User, write_file
 from tests.support.rewritten_gguf import rewrite_gguf
-from tests.support.other_programs import LIBRARY, User
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
@@ -135,6 +136,18 @@ def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -
     assert user.names() == [str(path)]
 
 
+def test_folders_without_end_are_looked_at_for_a_while(
+    user: User, weights: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = user.to_lm_studio("repo/x.gguf", weights)
+    for number in range(20):
+        user.to_lm_studio(f"repo/{number}.txt", b"")
+    assert user.names() == [str(path)]
+    monkeypatch.setattr(found, "_MOST_ENTRIES", 10)
+    (reason,) = find_models(user.places).ignored.values()
+    assert reason == "it holds more than 10 entries, and the rest was not looked at"
+
+
 def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
     assert find_models(user.places).ignored == {odd: "its name holds control characters"}
@@ -206,7 +219,9 @@ def test_split_models_are_listed_once_and_run_from_any_part(
     parts = split_gguf(tiny.target, tmp_path / "set", tensors=9, name="tiny")
     studio = [user.to_lm_studio(f"repo/{part.name}", part.read_bytes()) for part in parts]
     hub = [user.to_hub("org/repo-GGUF", part.name, part.read_bytes() + bytes(32)) for part in parts]
-    user.split_to_ollama(f"{LIBRARY}/smol/135m", [*parts[:2], _write(tmp_path / "3", parts[2].read_bytes() + b"0")])
+    user.split_to_ollama(
+        f"{LIBRARY}/smol/135m", [*parts[:2], write_file(tmp_path / "3", parts[2].read_bytes() + b"0")]
+    )
     before, home = user.everything(), tmp_path / "home"
     rows: list[dict[str, Any]] = run_cli("models", "--json", home=home, env=environment).json["models"]
     own = {row["name"]: row for row in rows if "program" in row}
@@ -217,7 +232,9 @@ def test_split_models_are_listed_once_and_run_from_any_part(
     texts = set()
     for name in (str(tiny.target), "ollama:smol:135m", str(studio[1]), str(hub[2])):
         for runtime in ("native", "llama"):
-            profile = _write(tmp_path / f"{runtime}.toml", f'inherits = "laptop"\nruntime = "{runtime}"\n'.encode())
+            profile = write_file(
+                tmp_path / f"{runtime}.toml", f'inherits = "laptop"\nruntime = "{runtime}"\n'.encode()
+            )
             options = ("--draft", "none", "--max-tokens", "6", "--profile", str(profile), "--json")
             found = succeeded(run_cli("generate", "hi", "--target", name, *options, home=home, env=environment))
             assert found.json["plan"]["target"]["runtime"] == runtime

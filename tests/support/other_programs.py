@@ -31,7 +31,7 @@ class User:
             {"mediaType": layer, "digest": f"sha256:{digest}", "size": len(content)},
         ]
         self.manifest(name, json.dumps({"schemaVersion": 2, "layers": layers}))
-        return _write(self.ollama / "blobs" / f"sha256-{digest}", content)
+        return write_file(self.ollama / "blobs" / f"sha256-{digest}", content)
 
     def split_to_ollama(self, name: str, parts: list[Path]) -> None:
         """As `ollama create` keeps a model that came in several files: each a layer, and no name tells which."""
@@ -43,14 +43,14 @@ class User:
         self.manifest(name, json.dumps({"layers": layers}))
 
     def manifest(self, name: str, text: str) -> Path:
-        return _write(self.ollama / "manifests" / name, text.encode())
+        return write_file(self.ollama / "manifests" / name, text.encode())
 
     def to_lm_studio(self, name: str, content: bytes) -> Path:
-        return _write(self.root / ".lmstudio" / "models" / "publisher" / name, content)
+        return write_file(self.root / ".lmstudio" / "models" / "publisher" / name, content)
 
     def to_hub(self, repo: str, name: str, content: bytes) -> Path:
         folder = self.root / ".cache" / "huggingface" / "hub" / f"models--{repo.replace('/', '--')}"
-        blob = _write(folder / "blobs" / hashlib.sha256(content).hexdigest(), content)
+        blob = write_file(folder / "blobs" / hashlib.sha256(content).hexdigest(), content)
         pointer = folder / "snapshots" / ("a" * 40) / name
         pointer.parent.mkdir(parents=True, exist_ok=True)
         pointer.symlink_to(blob)
@@ -64,7 +64,7 @@ class User:
         return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write_file(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
