@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from edgespec.store.on_disk import FileOnDisk, files_on_disk
 SEARCH_S = 1.5
 
 _UNREADABLE = "it cannot be read"
+_TOO_LARGE = ("cannot_pay", "not_expected_to_pay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +147,10 @@ class DrafterSearch:
         files = files_on_disk(self._locator.store, self._places)
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
-        found = FoundDrafter(off=none_known(self._target, self._facts.bytes_per_forward))
+        judged.sort(key=lambda pair: pair[1].order)
+        found = FoundDrafter(off=self._why_none(judged))
         best: FileOnDisk | None = None
-        for file, judgement in sorted(judged, key=lambda pair: pair[1].order):
+        for file, judgement in judged:
             if judgement.why_not is not None:
                 self._why_not[file] = judgement.why_not
             elif best is not None:
@@ -161,6 +163,15 @@ class DrafterSearch:
         self._notes.save(files)
         considered = tuple(_rejected(file, self._why_not[file]) for file in files if file in self._why_not)
         return replace(found, considered=considered)
+
+    def _why_none(self, judged: Sequence[tuple[FileOnDisk, Judgement]]) -> str:
+        """Why nothing drafts, if it comes to that: the best of those with the target's vocabulary does not pay."""
+        for file, judgement in judged[:1]:
+            why = judgement.why_not
+            if why is not None:
+                anyway = f" (--draft {file.name} uses it all the same)" if why.code in _TOO_LARGE else ""
+                return f"{file.name} has its vocabulary: {why.text}{anyway}"
+        return none_known(self._target, self._facts.bytes_per_forward)
 
     def _judged(self, file: FileOnDisk) -> Judgement | None:
         """What the file would gain; None where it cannot draft, which is noted in ``_why_not``."""

@@ -191,6 +191,19 @@ def test_why_each_file_does_not_draft(user: User, tiny: TinyModels, home: Home, 
         assert all(len(sentence) < 600 for sentence in sentences)
 
 
+def test_the_best_that_does_not_pay_is_named(user: User, tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+    target = write_tiny_gguf(tmp_path / "big.gguf", layers=6, width=256, quant="Q8_0", seed=1)
+    near = write_tiny_gguf(tmp_path / "near.gguf", layers=5, width=256, quant="Q8_0", seed=2)
+    path = user.to_lm_studio("x/near.gguf", near.read_bytes())
+    with load(target, home) as engine:
+        off = engine.plan.drafter_off or ""
+        assert off.startswith(f"{path} has its vocabulary: ")
+        assert "too large" in off
+        assert off.endswith(f"(--draft {path} uses it all the same)")
+    with load(target, home, draft=str(path)) as engine:
+        assert drafter_of(engine) == "near"
+
+
 def test_a_file_that_no_runtime_runs_is_said_and_remembered(
     user: User, tiny: TinyModels, home: Home, tmp_path: Path, headers_read: Callable[[], list[str]]
 ) -> None:
