@@ -117,7 +117,9 @@ def test_yes_fetches_it_and_it_drafts_from_then_on(
     terminal.type("/plan\r")
     terminal.wait_for(r"drafting for slow|Drafts|drafter|guess")
     leave(terminal)
-    assert len(stored(env)) == 1
+    (folder,) = stored(env)
+    manifest = json.loads((Path(env["EDGESPEC_HOME"]) / "models" / folder / "manifest.json").read_text())
+    assert (manifest["name"], manifest["licence"]) == ("hf:org/repo/small.gguf", "MIT")
     again = chat()
     again.wait_for(r"is ready")
     leave(again)

@@ -148,6 +148,7 @@ def test_a_wrong_table_names_the_family_and_the_key(change: tuple[str, str], wor
         (None, "x", ("qwen3", "qwen2", 151669), {"name": "Qwen3 Embedding 0.6B"}),
         ("Llama 3.1 to 3.3", "x", ("llama", "llama-bpe", 128256), {"name": "Meta Llama 3.1 8B Instruct"}),
         ("Llama 3.1 to 3.3", "Llama-3.2-3B-Instruct-Q4_K_M", ("llama", "llama-bpe", 128256), {}),
+        ("Llama 3.1 to 3.3", "llama3.2:3b", ("llama", "llama-bpe", 128256), {}),
         (None, "x", ("llama", "llama-bpe", 128256), {"name": "Meta-Llama-3-8B-Instruct"}),
         (None, "x", ("llama", "llama-bpe", 128256), {"name": "DeepSeek R1 Distill Llama 3.1 8B"}),
         ("Gemma 3", "x", ("gemma3", "default", 262208), {"name": "Gemma 3 4b It"}),
