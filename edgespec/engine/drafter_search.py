@@ -122,7 +122,6 @@ class DrafterSearch:
         allowed_bytes: int,
         tell: LoadProgress,
         *,
-        places: Places | None = None,
         search_s: float = SEARCH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -134,7 +133,6 @@ class DrafterSearch:
         self._request = request
         self._allowed_bytes = allowed_bytes
         self._tell = tell
-        self._places = places or Places.of(os.environ, Path.home())
         self._search_s = search_s
         self._clock = clock
         self._notes = FileNotes(locator.store.home)
@@ -144,7 +142,7 @@ class DrafterSearch:
 
     def run(self) -> FoundDrafter:
         """The drafter that is expected to gain most. Raises CancelledError."""
-        files = files_on_disk(self._locator.store, self._places)
+        files = files_on_disk(self._locator.store, Places.of(os.environ, Path.home()))
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
         judged.sort(key=lambda pair: pair[1].order)

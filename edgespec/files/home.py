@@ -74,7 +74,7 @@ class Home:
 
     @property
     def file_notes(self) -> Path:
-        """What was found out about model files of other programs; safe to delete at any time."""
+        """What was found out about model files; safe to delete at any time."""
         return self.root / "file-notes.json"
 
     @property

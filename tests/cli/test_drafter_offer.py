@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import DrafterOffer
+from edgespec.cli import drafter_offer
+from edgespec.files.home import Home
 from tests.support.command_line import environment, run_cli
 from tests.support.hub_server import HubServer, running
 from tests.support.other_programs import LIBRARY, User
@@ -247,6 +250,38 @@ def test_the_question_fits_the_terminal(chat: Callable[..., Terminal], columns: 
     terminal.type("n\r")
     terminal.wait_for(r"is ready")
     leave(terminal)
+
+
+# ------------------------------------------------------------------------------------- what is remembered
+
+
+def offer_for(target: str) -> DrafterOffer:
+    return DrafterOffer(name="x", model="hf:a/b", bytes=1, licence="MIT", expected_speedup=1.5, target=target)
+
+
+def test_the_targets_declined_last_are_remembered(home: Home) -> None:
+    assert drafter_offer._declined(home) == []
+    for number in range(drafter_offer._MOST_DECLINED + 3):
+        drafter_offer._decline(offer_for(f"target {number}"), home)
+    kept = drafter_offer._declined(home)
+    assert (kept[0], len(kept)) == ("target 3", drafter_offer._MOST_DECLINED)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"targets": 3}', '{"targets": [1, null, {}]}', "[" * 100_000, " " * (2 << 20), "\udcff"]
+)
+def test_a_list_that_cannot_be_used_is_begun_afresh(home: Home, text: str) -> None:
+    home.create(home.root)
+    home.declined_offers.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert drafter_offer._declined(home) == []
+    drafter_offer._decline(offer_for("target"), home)
+    assert drafter_offer._declined(home) == ["target"]
+
+
+def test_a_home_that_cannot_be_written_only_asks_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    drafter_offer._decline(offer_for("target"), Home(tmp_path / "file"))
+    assert drafter_offer._declined(Home(tmp_path / "file")) == []
 
 
 # ------------------------------------------------------------------------------------- plan and models
