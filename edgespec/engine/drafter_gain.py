@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.calibration.measurement_store import Measurements
@@ -10,13 +11,14 @@ from edgespec.engine.pair_measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
-from edgespec.planning.choice.options import Candidate, Rejected
+from edgespec.planning.choice.options import Candidate, Ranking, Rejected
 from edgespec.planning.choice.planner import PlanRequest
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 
 # A drafter is not to read more of a target's bytes than this where nobody knows times: with 0.6 of its tokens right
-# and further rows for nothing, 1.25 times its share of a plain step (calibration/priors.toml) is repaid below 0.47.
-MOST_SHARE = 0.47
+# and further rows for nothing, a guess of 1.25 times its share of a plain step (calibration/priors.toml) is repaid,
+# with the two hundredths that are within what a measurement is off, below 0.45.
+MOST_SHARE = 0.45
 
 # The verdicts of a ranking on a drafter that nobody has to doubt.
 _GAINS = ("expected_gain", "depth_asked")
@@ -46,16 +48,32 @@ def judge_drafter(
     """Whether a drafter that nobody named pays: it has to be expected to gain, as its user would wait for it
     otherwise.
 
-    Times are those measured here, else those of similar machines; how often it is right is what earlier conversations
-    taught, else what is usual. ``request`` asks for the model alone; ``allowed_bytes`` are for both.
+    Times are those measured here, else those of similar machines. Whether it pays goes by how often guesses are
+    usually right, so that one conversation of another kind of text does not end a drafter for good; how much it gains
+    goes by what earlier conversations taught. ``request`` asks for the model alone; ``allowed_bytes`` are for both.
     """
     share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
     known = PairMeasurements(store, target, drafter, request.sources, request.context_length)
     costs, probe = known.costs(), known.widths()
     if probe is None and target.bit_equal_by_construction:  # a self-check will say so, once the target is loaded
         probe = WidthProbe(widths=tuple(range(1, WIDEST + 1)), complete=True)
-    costs = replace(costs, acceptance={"model": (expected_acceptance("model"),), **costs.acceptance})
-    ranking = known.ranking(request, probe, costs, Placements(), allowed_bytes, loaded=False)
+
+    def rank(acceptance: Mapping[str, tuple[float, ...]]) -> Ranking | None:
+        known_so_far = replace(costs, acceptance=acceptance)
+        return known.ranking(request, probe, known_so_far, Placements(), allowed_bytes, loaded=False)
+
+    usual = _judge(rank({"model": (expected_acceptance("model"),)}), share)
+    if usual.why_not is not None or "model" not in known.priors:
+        return usual
+    taught = rank(costs.acceptance)
+    return usual if taught is None else replace(usual, speedup=_first_drafting(taught, usual.speedup))
+
+
+def _first_drafting(ranking: Ranking, otherwise: float | None) -> float | None:
+    return next((one.speedup for one in ranking.candidates if one.drafter is not None), otherwise)
+
+
+def _judge(ranking: Ranking | None, share: float) -> Judgement:
     drafting = [] if ranking is None else [one for one in ranking.candidates if one.drafter is not None]
     if drafting:
         return _of_candidate(drafting[0], share)

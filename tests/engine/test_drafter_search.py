@@ -18,6 +18,7 @@ from edgespec.engine.events import Loading
 from edgespec.files import model_file
 from edgespec.files.home import Home, home as users_home
 from edgespec.files.model_file import LocatedModel
+from edgespec.planning.cost.acceptance import POSITIONS, AcceptancePrior
 from edgespec.runtimes.native import runtime
 from edgespec.store import locate
 from edgespec.store.catalogue import catalogue
@@ -202,6 +203,40 @@ def test_the_best_that_does_not_pay_is_named(user: User, tiny: TinyModels, home:
         assert off.endswith(f"(--draft {path} uses it all the same)")
     with load(target, home, draft=str(path)) as engine:
         assert drafter_of(engine) == "near"
+
+
+def test_where_no_times_are_known_the_smallest_drafts(
+    user: User, tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
+    target = write_tiny_gguf(tmp_path / "big.gguf", layers=6, width=256, quant="Q8_0", seed=1)
+    near = write_tiny_gguf(tmp_path / "near.gguf", layers=5, width=256, quant="Q8_0", seed=2)
+    for path in (near, tiny.target):
+        user.to_lm_studio(f"x/{path.name}", path.read_bytes())
+    with load(target, home, runtime="llama", draft_runtime="llama") as engine:
+        assert drafter_of(engine) == "target"
+        (large,) = engine.considered_drafters
+        assert large.verdict.code == "not_expected_to_pay"
+        assert large.verdict.text.startswith("too large: a guess of it reads 0.")
+
+
+def test_what_conversations_taught_orders_drafters_and_ends_none(user: User, tiny: TinyModels, home: Home) -> None:
+    """A drafter that was seldom right yields to another one, and drafts where there is no other."""
+    paths = {"one": tiny.target, "two": tiny.ending}
+    for name, path in paths.items():
+        user.to_lm_studio(f"x/{name}.gguf", path.read_bytes())
+    taught: list[str] = []
+    for _ in range(2):
+        with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
+            if engine.ranking() is None:
+                pytest.skip("no times are expected of these kernels before they are measured")
+            taught.append(str(drafter_of(engine)))
+            prior = AcceptancePrior(by_position=(0.01,) * POSITIONS, tokens=100.0)
+            known = engine.measurements
+            known.store.save_acceptance(known.target, known._identity("model"), prior)
+    assert sorted(taught) == sorted(paths)
+    with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
+        assert drafter_of(engine) in paths, "the next text may be of another kind"
 
 
 def test_a_file_that_no_runtime_runs_is_said_and_remembered(
