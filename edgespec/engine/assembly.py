@@ -196,8 +196,7 @@ def _search(
     allowed_bytes: int,
     tell: LoadProgress,
 ) -> FoundDrafter:
-    """What on this machine could draft for a target in these settings; nothing for one that cannot take guesses
-    back."""
+    """What on this machine could draft for a target in these settings, if that can take guesses back."""
     facts = runtime_of(settings).describe(target, settings)
     if not facts.can_rewind:
         return FoundDrafter()

@@ -26,8 +26,7 @@ _GAINS = ("expected_gain", "depth_asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """``speedup`` over plain decoding as it is expected, None where no times are known; ``why_not`` is None if it
-    pays.
+    """``speedup`` is over plain decoding, as expected; None where no times are known. ``why_not`` is None if it pays.
 
     ``share`` is what a draft token reads of what a plain step reads.
     """
@@ -45,12 +44,11 @@ class Judgement:
 def judge_drafter(
     store: Measurements, target: ModelFacts, drafter: ModelFacts, request: PlanRequest, allowed_bytes: int
 ) -> Judgement:
-    """Whether a drafter that nobody named pays: it has to be expected to gain, as its user would wait for it
-    otherwise.
+    """Whether a drafter that nobody named pays: a gain has to be expected, as nobody asked to wait for it.
 
-    Times are those measured here, else those of similar machines. Whether it pays goes by how often guesses are
-    usually right, so that one conversation of another kind of text does not end a drafter for good; how much it gains
-    goes by what earlier conversations taught. ``request`` asks for the model alone; ``allowed_bytes`` are for both.
+    Times are those measured here, else those of similar machines. It pays if it does with as many right guesses as
+    are usual, or as earlier conversations had: so one text of another kind does not end a drafter for good. How much
+    it gains is what they taught. ``request`` asks for the model alone; ``allowed_bytes`` are for both.
     """
     share = drafter.bytes_per_forward / max(1, target.bytes_per_forward)
     known = PairMeasurements(store, target, drafter, request.sources, request.context_length)
@@ -63,14 +61,12 @@ def judge_drafter(
         return known.ranking(request, probe, known_so_far, Placements(), allowed_bytes, loaded=False)
 
     usual = _judge(rank({"model": (expected_acceptance("model"),)}), share)
-    if usual.why_not is not None or "model" not in known.priors:
+    if "model" not in known.priors:
         return usual
-    taught = rank(costs.acceptance)
-    return usual if taught is None else replace(usual, speedup=_first_drafting(taught, usual.speedup))
-
-
-def _first_drafting(ranking: Ranking, otherwise: float | None) -> float | None:
-    return next((one.speedup for one in ranking.candidates if one.drafter is not None), otherwise)
+    taught = _judge(rank(costs.acceptance), share)
+    if usual.why_not is not None:
+        return taught if taught.why_not is None else usual
+    return replace(usual, speedup=taught.speedup)
 
 
 def _judge(ranking: Ranking | None, share: float) -> Judgement:

@@ -159,8 +159,7 @@ class Engine:
 
     @property
     def drafter_offer(self) -> DrafterOffer | None:
-        """A drafter that is not on this machine and would make the target faster; None if there is one, or none
-        known.
+        """A drafter that is not on this machine and would make the target faster; None if it has one, or none pays.
 
         Nothing is fetched: ``edgespec pull``, or ``Engine.load`` with ``draft=offer.model`` and ``download=True``,
         does that, and later loads find it by themselves.

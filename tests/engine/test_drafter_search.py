@@ -239,6 +239,25 @@ def test_what_conversations_taught_orders_drafters_and_ends_none(user: User, tin
         assert drafter_of(engine) in paths, "the next text may be of another kind"
 
 
+def test_a_drafter_that_was_often_right_pays_where_a_usual_one_would_not(
+    user: User, tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
+    target = write_tiny_gguf(tmp_path / "big.gguf", layers=6, width=256, quant="Q8_0", seed=1)
+    near = write_tiny_gguf(tmp_path / "near.gguf", layers=3, width=256, quant="Q8_0", seed=2)
+    path = user.to_lm_studio("x/near.gguf", near.read_bytes())
+    settings: dict[str, object] = {"runtime": "native", "draft_runtime": "native"}
+    with load(target, home, **settings) as engine:
+        if engine.ranking() is None:
+            pytest.skip("no times are expected of these kernels before they are measured")
+        assert drafter_of(engine) is None
+    with load(target, home, draft=str(path), **settings) as engine:
+        prior = AcceptancePrior(by_position=(0.99,) * POSITIONS, tokens=100.0)
+        known = engine.measurements
+        known.store.save_acceptance(known.target, known._identity("model"), prior)
+    with load(target, home, **settings) as engine:
+        assert drafter_of(engine) == "near"
+
+
 def test_a_file_that_no_runtime_runs_is_said_and_remembered(
     user: User, tiny: TinyModels, home: Home, tmp_path: Path, headers_read: Callable[[], list[str]]
 ) -> None:
