@@ -11,6 +11,7 @@ import typer
 
 from edgespec.bench.statistics import LEAST_PASSES
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, load_suite, missing_prompts, suite_sha256
+from edgespec.cli import suggestions
 from edgespec.cli.options import (
     ContextOption,
     DepthOption,
@@ -19,6 +20,7 @@ from edgespec.cli.options import (
     JsonOption,
     ProfileOption,
     TargetOption,
+    ThreadsOption,
     open_engine,
     resolve_profile,
     state_of,
@@ -44,10 +46,14 @@ def bench(
     context_length: ContextOption = None,
     depth: DepthOption = None,
     exactness: ExactnessOption = None,
+    threads: ThreadsOption = None,
     suite: Annotated[
         str,
         typer.Option(
-            "--suite", metavar="NAME|FILE.jsonl", help=f"{', '.join(BUILTIN_SUITES)}, or a file of your own."
+            "--suite",
+            metavar="NAME|FILE.jsonl",
+            help=f"{', '.join(BUILTIN_SUITES)}, or a file of your own.",
+            autocompletion=suggestions.for_suite,
         ),
     ] = "quick",
     arms: Annotated[
@@ -65,7 +71,13 @@ def bench(
     seed: Annotated[int, typer.Option("--seed", help="That of every arm: same seed, same text.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Prompts of each category.")] = None,
     category: Annotated[
-        list[str] | None, typer.Option("--category", metavar="NAME", help="Only this category (repeatable).")
+        list[str] | None,
+        typer.Option(
+            "--category",
+            metavar="NAME",
+            help="Only this category (repeatable).",
+            autocompletion=suggestions.for_category,
+        ),
     ] = None,
     compare: Annotated[
         list[str] | None,
@@ -102,7 +114,13 @@ def bench(
     if plot is not None:
         _check_plot(plot)
     chosen = resolve_profile(
-        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+        profile,
+        target=target,
+        draft=draft,
+        context=context_length,
+        depth=depth,
+        exactness=exactness,
+        threads=threads,
     )
     compared = [*(compare or ()), *(compare_as_in_0_1 or ())]
     others = _find_comparable(chosen, compared, state) if compared else ()

@@ -15,26 +15,32 @@ from edgespec.cli.options import (
     ExactnessOption,
     JsonOption,
     MinPOption,
+    NoThinkOption,
     ProfileOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
+    ThreadsOption,
     TopKOption,
     TopPOption,
+    check_thinking,
     open_engine,
     resolve_profile,
     sampling_of,
     state_of,
 )
-from edgespec.cli.output import decode_input
+from edgespec.cli.output import read_input
 from edgespec.cli.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.session import check_request
+from edgespec.engine.request_checks import check_request
 
 
 def generate(
     context: typer.Context,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="The prompt; - reads it from stdin.")],
+    prompt: Annotated[
+        str,
+        typer.Argument(metavar="PROMPT|-", help="What to ask, also about piped text; - is that text."),
+    ],
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -54,25 +60,50 @@ def generate(
     target: TargetOption = None,
     draft: DraftOption = None,
     context_length: ContextOption = None,
+    threads: ThreadsOption = None,
+    no_think: NoThinkOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Write one answer to stdout."""
+    """Write one answer to stdout.
+
+    What is piped in is read to its end and stands before the prompt, which asks about it. In a loop over a file give
+    `</dev/null`, or the first answer takes the rest of the file.
+    """
     state = state_of(context)
     chosen = resolve_profile(
-        profile, target=target, draft=draft, context=context_length, depth=depth, rule=rule, exactness=exactness
+        profile,
+        target=target,
+        draft=draft,
+        context=context_length,
+        depth=depth,
+        rule=rule,
+        exactness=exactness,
+        threads=threads,
     )
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     sampling = sampling_of(Sampling(rule=chosen.rule), **drawn)
-    text = decode_input(sys.stdin.buffer.read()) if prompt == "-" else prompt
-    check_request(text, stop=stop or (), raw=raw)  # before a model is loaded for it
-    with open_engine(chosen, state) as engine, engine.session() as session:
+    # Before stdin is read and a model is loaded for it.
+    if prompt != "-":
+        check_request(prompt, stop=stop or (), raw=raw)
+    text = _with_input(prompt)
+    check_request(text, stop=stop or (), raw=raw)
+    with open_engine(chosen, state) as engine, engine.session(think=not no_think) as session:
+        check_thinking(engine, think=not no_think)
         interrupts = Interrupts(session, state.ending)
         with interrupts.installed(), interrupts.answering():
             generation = session.generate(
                 text, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw, depth=0 if plain else None
             )
-            done = follow_answer(generation, as_json=json)
+            done = follow_answer(generation, as_json=json, markdown=not raw)
     print_done(done, StatusLine(reasons=not plain), as_json=json)
     state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
+
+
+def _with_input(prompt: str) -> str:
+    """The prompt after what was piped in, as other programs of this kind read it; ``-`` is that text alone."""
+    if prompt == "-":
+        return read_input()
+    piped = "" if sys.stdin.isatty() else read_input().strip("\n")
+    return f"{piped}\n\n{prompt}" if piped.strip() else prompt

@@ -20,7 +20,7 @@ class IdleCalibration:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine  # another one may take its place while nothing is measured
         self._measuring = threading.Lock()
         self._stop = threading.Event()  # one for each thread
         self._line: str | None = None
@@ -28,7 +28,7 @@ class IdleCalibration:
 
     def start(self) -> None:
         """Begin to measure, if anything is missing."""
-        if self._given_up or not self._engine.can_calibrate:
+        if self._given_up or not self.engine.can_calibrate:
             return
         self._stop = threading.Event()
         threading.Thread(target=self._measure, args=(self._stop,), name="edgespec-calibrate", daemon=True).start()
@@ -38,13 +38,13 @@ class IdleCalibration:
             if stop.is_set():
                 return
             try:
-                reasons = self._engine.calibrate_for(stop=stop)
+                reasons = self.engine.calibrate_for(stop=stop)
             except EdgespecError as error:
                 self._given_up = True
                 self._line = f"measuring this machine failed: {error.message}"
                 return
             if reasons:
-                self._line = f"measured: {_worth(self._engine)} (/plan says why)"
+                self._line = f"measured: {_worth(self.engine)} (/plan says why)"
 
     def stop(self) -> str | None:
         """Leave off within one forward; a line that says what came of it, at the first call after it is complete."""

@@ -8,14 +8,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from edgespec.cli.ending import Ending
-from edgespec.engine.session import Session
 
 _TWICE_WITHIN_S = 2.0
 
 # How often an answer that is being stopped is told so; well under what a person notices.
 _RETRY_S = 0.05
+
+
+class Answering(Protocol):
+    """What writes answers: a session, or what holds one."""
+
+    def cancel(self) -> None:
+        """End the answer in progress, if there is one. Any thread may call it."""
 
 
 class Interrupts:
@@ -24,7 +31,7 @@ class Interrupts:
     So does ``ending`` with its signals.
     """
 
-    def __init__(self, session: Session, ending: Ending) -> None:
+    def __init__(self, session: Answering, ending: Ending) -> None:
         self._session = session
         self._ending = ending
         self._answer_ended: threading.Event | None = None  # of the answer in progress

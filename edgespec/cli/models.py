@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
@@ -44,12 +45,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `edgespec models`.")]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A name from `edgespec models`.", autocompletion=suggestions.for_stored_model
+    ),
+]
 
 
 def pull(
     context: typer.Context,
-    model: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Catalogue names or hf: references.")],
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...", help="Catalogue names or hf: references.", autocompletion=suggestions.for_model
+        ),
+    ],
     json: JsonOption = False,
 ) -> None:
     """Fetch models into the store: with progress, resumable, verified."""

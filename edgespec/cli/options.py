@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.output import ProgressPrinter, State
+from edgespec.cli import suggestions
+from edgespec.cli.output import ProgressPrinter, State, note
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.files.home import home
@@ -17,16 +18,35 @@ from edgespec.hardware.machine import describe_machine
 from edgespec.placement.settings import choose_threads
 from edgespec.profiles.profile import Profile, load_profile
 
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="As --target.", autocompletion=suggestions.for_model)
+]
 TargetOption = Annotated[
     str | None,
-    typer.Option("--target", metavar="MODEL", help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE]."),
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].",
+        autocompletion=suggestions.for_model,
+    ),
 ]
 DraftOption = Annotated[
     str | None,
-    typer.Option("--draft", metavar="MODEL|auto|none", help="The drafter: a smaller model that guesses ahead."),
+    typer.Option(
+        "--draft",
+        metavar="MODEL|auto|none",
+        help="The drafter: a smaller model that guesses ahead.",
+        autocompletion=suggestions.for_drafter,
+    ),
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME|FILE", help="Constraints and preferences to start from.")
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME|FILE",
+        help="Constraints and preferences to start from.",
+        autocompletion=suggestions.for_profile,
+    ),
 ]
 ContextOption = Annotated[int | None, typer.Option("--context", metavar="N", help="Tokens of conversation to keep.")]
 DepthOption = Annotated[
@@ -34,7 +54,18 @@ DepthOption = Annotated[
 ]
 ExactnessOption = Annotated[
     str | None,
-    typer.Option("--exactness", metavar="stable|near", help="near: the text may differ in rare ties."),
+    typer.Option(
+        "--exactness",
+        metavar="stable|near",
+        help="near: the text may differ in rare ties.",
+        autocompletion=suggestions.one_of("stable", "near"),
+    ),
+]
+ThreadsOption = Annotated[
+    str | None, typer.Option("--threads", metavar="N|auto", help="Threads of the target; auto: as measured.")
+]
+NoThinkOption = Annotated[
+    bool, typer.Option("--no-think", help="Answer without thinking first, where the model's template knows how.")
 ]
 TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")]
 TopPOption = Annotated[
@@ -83,6 +114,13 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
             progress=progress,
             calibrate=calibrate,
         )
+
+
+def check_thinking(engine: Engine, *, think: bool) -> None:
+    """Say so where ``--no-think`` changes nothing."""
+    if not think and not engine.has_thinking_switch:
+        name = engine.plan.target.model
+        note(f"--no-think changes nothing: the template of {name} has no switch for thinking", dim=True)
 
 
 def default_threads() -> int:

@@ -10,11 +10,12 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from edgespec.cli.ending import Ending
 from edgespec.engine.events import Loading
@@ -29,8 +30,14 @@ T = TypeVar("T")
 # Without a terminal, progress is a line now and then, so that a log stays readable.
 _PLAIN_INTERVAL_S = 10.0
 
+# Four characters a token fill a context of four million tokens with it.
+MOST_INPUT_BYTES = 16_000_000
+
+# Who pipes a file in waits for less.
+_PATIENCE_S = 3.0
+
 # Columns below which breaking lines helps nobody.
-_NARROWEST = 20
+NARROWEST = 20
 
 
 @dataclass(slots=True)
@@ -103,23 +110,53 @@ def decode_input(data: bytes) -> str:
         ) from error
 
 
-def note(message: str, *, dim: bool = False) -> None:
-    """A line for the person, on stderr; a terminal breaks it between words."""
+def read_input() -> str:
+    """All of stdin as text. Says what it waits for where nothing ends it soon.
+
+    Raises InvalidRequestError if it is longer than any prompt, binary, or not UTF-8.
+    """
+    waiting = threading.Timer(_PATIENCE_S, _say_what_is_awaited)
+    waiting.daemon = True
+    waiting.start()
+    try:
+        data = sys.stdin.buffer.read(MOST_INPUT_BYTES + 1)
+    finally:
+        waiting.cancel()
+    if len(data) > MOST_INPUT_BYTES:
+        raise InvalidRequestError(
+            f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model reads as much; give a part of it"
+        )
+    if (zero := data.find(0)) >= 0:
+        raise InvalidRequestError(
+            f"stdin is not text (a zero at byte {zero})", hint="give a text file; of a document its text alone"
+        )
+    return decode_input(data.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _say_what_is_awaited() -> None:
+    note("reading stdin to its end; `</dev/null` gives it none", dim=True)
+
+
+def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
+    """A line for the person, on stderr; a terminal breaks it between words.
+
+    Further lines begin ``hang`` columns to the right where that leaves room, else two further than the first.
+    """
     columns = stderr_columns()
     if columns is not None:
-        message = "\n".join(_wrapped(line, columns) for line in message.split("\n"))
+        message = "\n".join(_wrapped(line, columns, hang) for line in message.split("\n"))
     if dim and stderr_is_rich():
         message = f"\x1b[2m{message}\x1b[0m"
     print(message, file=sys.stderr, flush=True)
 
 
-def _wrapped(line: str, columns: int) -> str:
+def _wrapped(line: str, columns: int, hang: int | None) -> str:
     """The line in parts that fit, each further one two columns further right than the first."""
     if len(line) <= columns:
         return line
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    indent = " " * (len(line) - len(line.lstrip()) + 2 if hang is None or hang > columns - NARROWEST else hang)
     return textwrap.fill(
-        line, max(_NARROWEST, columns), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        line, max(NARROWEST, columns), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -130,7 +167,42 @@ def stderr_columns() -> int | None:
 
 def stderr_is_rich() -> bool:
     """Whether stderr is a terminal that wants colour and moving bars."""
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _is_rich(sys.stderr)
+
+
+def stdout_is_rich() -> bool:
+    """Whether stdout is a terminal that wants colour."""
+    return _is_rich(sys.stdout)
+
+
+def _is_rich(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Keys that are typed in the block are not shown by the terminal, and are there for who reads next.
+
+    In the midst of an answer they would stand in its text, and break its lines at other places.
+    """
+    try:
+        import termios
+    except ImportError:  # Windows shows no keys before they are read
+        yield
+        return
+    try:
+        number = sys.stdin.fileno()
+        before = termios.tcgetattr(number)
+    except (OSError, ValueError, termios.error):  # there is no terminal
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(number, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(number, termios.TCSANOW, before)
 
 
 def enable_native_log() -> None:

@@ -19,6 +19,7 @@ from edgespec.cli.options import (
     JsonOption,
     ProfileOption,
     TargetOption,
+    ThreadsOption,
     open_engine,
     resolve_profile,
     state_of,
@@ -46,6 +47,7 @@ def plan(
     context_length: ContextOption = None,
     depth: DepthOption = None,
     exactness: ExactnessOption = None,
+    threads: ThreadsOption = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every way that was considered, and why each was kept or dropped.")
     ] = False,
@@ -63,6 +65,7 @@ def plan(
         "--context": context_length,
         "--depth": depth,
         "--exactness": exactness,
+        "--threads": threads,
     }
     if simulate is not None:
         given = [option for option, value in wishes.items() if value is not None]
@@ -73,7 +76,13 @@ def plan(
         _simulated(simulate, explain=explain, json=json)
         return
     chosen = resolve_profile(
-        profile, target=target, draft=draft, context=context_length, depth=depth, exactness=exactness
+        profile,
+        target=target,
+        draft=draft,
+        context=context_length,
+        depth=depth,
+        exactness=exactness,
+        threads=threads,
     )
     with open_engine(chosen, state_of(context)) as engine:
         ranking = engine.ranking()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.output import note, print_json, stderr_columns
+from edgespec.cli.output import NARROWEST, note, print_json, stderr_columns, stdout_is_rich
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Notice, Text
+
+if TYPE_CHECKING:
+    from edgespec.cli.answer_view import AnswerView
 
 _SEPARATOR = " · "
 
@@ -21,18 +25,41 @@ EXACTNESS_WORDS = {
 }
 
 
-def follow_answer(generation: Generation, *, as_json: bool) -> Done:
-    """Write the text to stdout as it comes (``as_json``: none) and notices to stderr; returns the last event."""
+def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True) -> Done:
+    """Write the text to stdout as it comes (``as_json``: none) and notices to stderr; returns the last event.
+
+    A terminal shows it in words that wrap, with colours; ``guesses`` shades the tokens that were guessed. What is no
+    ``markdown`` has no colours of its own.
+    """
+    view = _view(generation, guesses, markdown) if sys.stdout.isatty() and not as_json else None
     with generation:
         for event in generation:
             if isinstance(event, Text) and not as_json:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                _write(event.text if view is None else view.feed(event))
             elif isinstance(event, Notice):
                 note(event.message, dim=True)
             elif isinstance(event, Done):
                 done = event
+    if view is not None:
+        _write(view.flush())
     return done
+
+
+def _view(generation: Generation, guesses: bool, markdown: bool) -> AnswerView:
+    from edgespec.cli.answer_view import AnswerView
+
+    return AnswerView(
+        lambda: max(NARROWEST, shutil.get_terminal_size().columns),
+        colours=stdout_is_rich(),
+        markdown=markdown,
+        thinking=generation.thinking(),
+        guesses=guesses,
+    )
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class StatusLine:
@@ -179,6 +206,7 @@ def generate_json(done: Done) -> dict[str, Any]:
     """CLI.md's ``generate`` object."""
     return {
         "text": done.text,
+        "reasoning": done.reasoning,
         "token_ids": list(done.token_ids),
         "finish_reason": done.finish_reason,
         "stats": done.stats.as_json(),

@@ -19,6 +19,7 @@ from types import TracebackType
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.engine.events import Done, Event, FinishReason, Notice, Round, Text
 from edgespec.errors import CancelledError, InvalidRequestError
+from edgespec.text.thinking import ThinkingText
 from edgespec.text.tokenizer import Tokenizer
 
 
@@ -168,7 +169,7 @@ class AnswerTask:
         self._notices = notices
         self._started = started
         self._first_token_at: float | None = None
-        self._unshown: list[tuple[int, str | None]] = []  # tokens and who guessed them
+        self._unshown: list[tuple[int, str | None, int]] = []  # tokens, who guessed them, characters that came
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # tells the event loop that waits for an event
@@ -221,8 +222,8 @@ class AnswerTask:
         for place, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
             self.stats.emitted_tokens += 1
             self.stats.guessed_tokens += guessed_by is not None
-            self._unshown.append((token, guessed_by))
             piece, stopped = self._answer.feed(token)
+            self._unshown.append((token, guessed_by, len(piece)))
             shown += piece
             if stopped:
                 # The rest of the round is not part of the answer; plain decoding would not have got there.
@@ -237,8 +238,8 @@ class AnswerTask:
         return stopped or step.finish is not None
 
     def _show(self, text: str) -> None:
-        tokens, guessed_by = zip(*self._unshown, strict=True) if self._unshown else ((), ())
-        self._put(Text(text, tokens, guessed_by))
+        tokens, guessed_by, lengths = zip(*self._unshown, strict=True) if self._unshown else ((), (), ())
+        self._put(Text(text, tokens, guessed_by, lengths))
         self._unshown.clear()
 
     def _put(self, event: Event | BaseException | None) -> None:
@@ -309,14 +310,20 @@ class Generation:
         start: Callable[[], None],
         cancel: Callable[[], None],
         settle: Callable[[], Done],
+        thinking: Callable[[], ThinkingText | None] = lambda: None,
     ) -> None:
         self._task = task
+        self._thinking = thinking
         self._start = start
         self._cancel = cancel
         self._settle = settle
         self._started = False
         self._ended = False  # nobody reads any further
         self._settled = False  # and the session can be used again
+
+    def thinking(self) -> ThinkingText | None:
+        """What tells thinking from the answer in its events' texts; None where the template knows no thinking."""
+        return self._thinking()
 
     def __iter__(self) -> Iterator[Event]:
         return self

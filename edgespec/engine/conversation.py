@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 
 from edgespec.errors import InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.thinking import SWITCH, ThinkingMarks, has_switch, thinking_marks
 from edgespec.text.tokenizer import ControlToken, Tokenizer
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -55,6 +56,8 @@ class PromptFormat:
     def __init__(self, name: str, tokenizer: Tokenizer, template: str | None, longest: int | None) -> None:
         self.tokenizer = tokenizer
         self.longest = longest
+        self.thinking: ThinkingMarks | None = thinking_marks(template)
+        self.has_thinking_switch = has_switch(template)
         self._name = name
         self._source = template
         self._template: ChatTemplate | None = None  # compiled at its first use
@@ -66,8 +69,9 @@ class PromptFormat:
         """Whether the model can be talked to; otherwise only raw text can be continued."""
         return self._source is not None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt text of a conversation, by the model's own template. Raises TemplateError."""
+    def render(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> str:
+        """The prompt text of a conversation, by the model's own template; without ``think`` it is told to leave
+        thinking out, where it knows of that. Raises TemplateError."""
         if self._template is None:
             if self._source is None:
                 raise TemplateError(
@@ -76,14 +80,16 @@ class PromptFormat:
                 )
             bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
             self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
-        return self._template.render(messages)
+        return self._template.render(
+            messages, extra={SWITCH: False} if self.has_thinking_switch and not think else None
+        )
 
-    def read(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def read(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> Prompt:
         """``render``, and where a message spells out a control token, which is only text there.
 
         Raises TemplateError, InvalidRequestError.
         """
-        return read_messages(self.tokenizer, self.render, messages, self._spelled)
+        return read_messages(self.tokenizer, partial(self.render, think=think), messages, self._spelled)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokens of a prompt; the begin-of-sequence token is added unless the text begins with it."""
@@ -112,9 +118,17 @@ class Turn:
 class Conversation:
     """The messages so far, and the ``history``: the tokens that the caches hold or held last."""
 
-    def __init__(self, prompts: PromptFormat, system: str | None) -> None:
+    def __init__(
+        self,
+        prompts: PromptFormat,
+        system: str | None,
+        messages: Sequence[Mapping[str, str]] = (),
+        *,
+        think: bool = True,
+    ) -> None:
         self._prompts = prompts
-        self._messages: list[dict[str, str]] = []
+        self._think = think
+        self._messages: list[dict[str, str]] = [dict(message) for message in messages]
         self._rendered = ""  # the text that the history stands for
         self.system = system
         self.history: list[int] = []
@@ -178,7 +192,7 @@ class Conversation:
         reserve = min(max_tokens or context, context // _ANSWER_SHARE)
         kept, dropped = list(self._messages), 0
         while True:
-            asked = self._prompts.read([*self._head, *kept, {"role": "user", "content": prompt}])
+            asked = self._prompts.read([*self._head, *kept, {"role": "user", "content": prompt}], think=self._think)
             tokens = self._encode(asked)
             room = context - context // _ANSWER_SHARE if dropped else context
             if len(tokens) + reserve <= room or not kept:
@@ -211,6 +225,11 @@ class Conversation:
                 kept = kept[:-1]  # the template writes the end of the turn itself
             return [*kept, *encode(tokenizer, prompt, len(self._rendered))]
         return self._prompts.encode(prompt)
+
+    def begins_thinking(self, turn: Turn) -> bool:
+        """Whether the answer goes on with thinking that the template began."""
+        marks = self._prompts.thinking
+        return marks is not None and turn.message is not None and marks.open_in(turn.text)
 
     def begin(self, turn: Turn, history: list[int]) -> None:
         """The turn is being answered: ``history`` are its tokens, and grows by the answer's."""

@@ -23,7 +23,8 @@ from edgespec.engine.drafter_offer import DrafterOffer
 from edgespec.engine.events import LoadProgress
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.pair_measurements import PairMeasurements
-from edgespec.engine.session import Session, check_system
+from edgespec.engine.request_checks import check_messages, check_system
+from edgespec.engine.session import Session
 from edgespec.errors import ClosedError, InvalidRequestError
 from edgespec.files.home import Home, home
 from edgespec.files.model_file import LocatedModel
@@ -171,13 +172,28 @@ class Engine:
         """Model files on this machine that do not draft for the target, and why not each. Empty if one was named."""
         return self.pair.considered
 
-    def session(self, *, system: str | None = None, speculation: Speculation | None = None) -> Session:
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether the target's template can leave thinking out: what ``session(think=False)`` asks of it."""
+        return self.pair.prompts.has_thinking_switch
+
+    def session(
+        self,
+        *,
+        system: str | None = None,
+        speculation: Speculation | None = None,
+        messages: Sequence[Mapping[str, str]] = (),
+        think: bool = True,
+    ) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each equals running alone.
 
-        ``speculation`` replaces the plan's drafters and policy in this session.
+        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are turns that went
+        before: mappings with a role and a content, a user's and an assistant's in turns. Without ``think`` the
+        template is told to leave thinking out, where it knows of that (``has_thinking_switch``).
         """
         pair = self.pair
         check_system(system)
+        check_messages(messages)
         with pair.lock:
             if pair.closed:
                 raise ClosedError("this engine is closed")
@@ -185,7 +201,7 @@ class Engine:
             if others:
                 more = replace(pair.session_memory, weights_bytes=0)
                 require_memory("another session", more, pair.pool.left_bytes - (others - 1) * more.total_bytes)
-            session = Session(pair, system=system, speculation=speculation)
+            session = Session(pair, system=system, speculation=speculation, messages=messages, think=think)
             pair.sessions.add(session)
         return session
 

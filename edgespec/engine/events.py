@@ -20,12 +20,14 @@ class Text:
     """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with it.
 
     ``guessed_by`` has an entry for each of them: the drafter that guessed it (``model``, ``lookup``), or None where
-    it is the target's own. Bytes of the last token may still be held back, so the text can end before its tokens do.
+    it is the target's own. ``lengths`` tells how many characters of the text came with each. Bytes of the last token
+    may still be held back, so the text can end before its tokens do, and what is left at the end comes with none.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     guessed_by: tuple[str | None, ...] = ()
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Done:
 
     ``speculation_off`` says why no drafter was used, where that is the case, and ``speculation_off_code`` is its code
     (interfaces/reasons.py); ``plain_tokens_per_s`` is the measured plain speed, None if it was not timed.
+    ``reasoning`` is the thinking in the text, without its marks; None where there is none.
     """
 
     finish_reason: FinishReason
@@ -59,6 +62,7 @@ class Done:
     speculation_off: str | None = None
     speculation_off_code: str | None = None
     plain_tokens_per_s: float | None = None
+    reasoning: str | None = None
 
     @property
     def same_text(self) -> bool:

@@ -6,11 +6,10 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
 
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.decoding.pipelined.loop import PipelinedLoop
@@ -18,10 +17,11 @@ from edgespec.decoding.round_base import DecodeStats, LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.engine.answer import AnswerTask, AnswerText, Generation, StopStrings
+from edgespec.engine.answer import AnswerTask, AnswerText, Generation
 from edgespec.engine.conversation import Conversation, Turn
 from edgespec.engine.events import Done
 from edgespec.engine.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.request_checks import check_request, check_system
 from edgespec.errors import ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.drafting import Context, DraftRequest, common_prefix
 from edgespec.interfaces.model import Sequence as TokenSequence
@@ -30,6 +30,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import WorkerThread
+from edgespec.text.thinking import ThinkingText, split_thinking
 
 # Codes of what may be otherwise once the drafter is loaded.
 _FOR_NOW = ("answer_too_short", "not_paying_now")
@@ -62,11 +63,17 @@ class Session:
     """
 
     def __init__(
-        self, pair: LoadedPair, *, system: str | None = None, speculation: Speculation | None = None
+        self,
+        pair: LoadedPair,
+        *,
+        system: str | None = None,
+        speculation: Speculation | None = None,
+        messages: Sequence[Mapping[str, str]] = (),
+        think: bool = True,
     ) -> None:
         self._pair = pair
         self._speculation = speculation
-        self._conversation = Conversation(pair.prompts, system)
+        self._conversation = Conversation(pair.prompts, system, messages, think=think)
         # Re-entrant: a forgotten Generation's destructor may cancel from inside a locked block of the same thread.
         self._lock = threading.RLock()
         self._settling = threading.Lock()
@@ -153,8 +160,17 @@ class Session:
         turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, raw=raw)
         self._reopen_if_broken()
         answer = self._make_answer(turn, max_tokens, sampling, stop, depth, started)
-        settle = partial(self._settle, answer)
-        return Generation(answer.task, start=partial(self._start, answer), cancel=self.cancel, settle=settle)
+        return Generation(
+            answer.task,
+            start=partial(self._start, answer),
+            cancel=self.cancel,
+            settle=partial(self._settle, answer),
+            thinking=partial(self._thinking, turn),
+        )
+
+    def _thinking(self, turn: Turn) -> ThinkingText | None:
+        marks = self._pair.prompts.thinking if turn.message is not None else None
+        return None if marks is None else ThinkingText(marks, inside=self._conversation.begins_thinking(turn))
 
     # -------------------------------------------------------------------------------- start of an answer
 
@@ -310,6 +326,7 @@ class Session:
             speculation_off=None if off is None else off.text,
             speculation_off_code=None if off is None else off.code,
             plain_tokens_per_s=self._speculating.policy.plain_tokens_per_s,
+            reasoning=split_thinking(task.delivered_text, self._thinking(answer.turn))[0],
         )
 
     def _end_turn(self, answer: _Answer, future: Future[None]) -> None:
@@ -421,47 +438,6 @@ def _seeded(sampling: Sampling) -> Sampling:
     if sampling.greedy or sampling.seed is not None:
         return sampling
     return replace(sampling, seed=secrets.randbelow(_SEEDS))
-
-
-def check_request(
-    prompt: str,
-    *,
-    max_tokens: int | None = None,
-    sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
-    depth: int | None = None,
-    raw: bool = False,
-) -> None:
-    """Raise InvalidRequestError for arguments of ``Session.generate`` that make no sense, whatever the model is."""
-    if not isinstance(prompt, str):
-        raise InvalidRequestError(
-            f"the prompt is text, not {_kind(prompt)}", hint="a session keeps the messages itself"
-        )
-    if not raw and not prompt.strip():
-        raise InvalidRequestError("the prompt is empty", hint="give at least one character")
-    for name, value, least in (("max_tokens", max_tokens, 1), ("depth", depth, 0)):
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-            raise InvalidRequestError(f"{name} is a whole number, not {_kind(value)}")
-        if value is not None and value < least:
-            raise InvalidRequestError(f"{name} must be {f'at least {least}' if least else '0 or more'}, not {value}")
-    if sampling is not None and not isinstance(sampling, Sampling):
-        raise InvalidRequestError(
-            f"sampling is an edgespec.Sampling, not {_kind(sampling)}", hint="for example Sampling(temperature=0.7)"
-        )
-    if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
-        raise InvalidRequestError(f"stop strings are given as a list of texts, not as {_kind(stop)}")
-    StopStrings(stop)
-
-
-def check_system(text: object) -> None:
-    """Raise InvalidRequestError for what is no system message."""
-    if text is not None and not isinstance(text, str):
-        raise InvalidRequestError(f"the system message is text, not {type(text).__name__}")
-
-
-def _kind(value: object) -> str:
-    """What somebody gave instead, in Python's words."""
-    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"
 
 
 def _busy() -> InvalidRequestError:

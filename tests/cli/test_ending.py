@@ -36,7 +36,8 @@ def slow_options(tiny: TinyModels) -> tuple[str, ...]:
 def started(*arguments: str | Path, home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command(*arguments),
-        stdin=subprocess.PIPE,
+        # A question waits for the end of what is piped in.
+        stdin=subprocess.DEVNULL if arguments[0] == "generate" else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(home),
@@ -83,18 +84,17 @@ def test_json_that_was_promised_is_written(tiny: TinyModels, slow_options: tuple
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", *BOTH])
 def test_a_chat_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) -> None:
-    from tests.support.terminal import Terminal
+    from tests.support.terminal import EDITING, Terminal
 
     place = Home(tmp_path / "home")
-    (place.create(place.root) / f"history-{ended_process()}.tmp").touch()
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "3")
-    terminal = Terminal(command("chat", *options), environment(place.root))
+    terminal = Terminal(command("chat", *options), environment(place.root), term="xterm-256color")
     try:
         terminal.wait_for(r"is ready.*\n")
-        terminal.wait_for(r"> ")
+        terminal.wait_for(EDITING)
         terminal.type("remember me please\r")
         terminal.wait_for(r"tok/s|tokens?")
-        terminal.wait_for(r"> ")
+        terminal.wait_for(EDITING)
         if how == "close":
             os.close(terminal._controller)  # as a window that is closed
         else:
@@ -105,12 +105,6 @@ def test_a_chat_keeps_its_history(tiny: TinyModels, tmp_path: Path, how: str) ->
             terminal.process.kill()
     assert "remember me please" in place.history.read_text()
     assert [path.name for path in place.root.glob("history*")] == ["history"]
-
-
-def ended_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_without_an_answer_it_is_an_interrupt_and_with_one_it_is_stopped() -> None:

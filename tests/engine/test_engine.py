@@ -17,7 +17,7 @@ from edgespec.engine.assembly import Limits
 from edgespec.engine.conversation import Prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Loading
-from edgespec.engine.session import check_request
+from edgespec.engine.request_checks import check_request
 from edgespec.errors import (
     ClosedError,
     InvalidRequestError,

@@ -25,7 +25,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.command_line import InProcess, command, environment
 from tests.support.exporting import is_whole, succeeded
-from tests.support.terminal import Terminal
+from tests.support.terminal import EDITING, Terminal
 from tests.support.tiny_models import answer
 
 OLD = Path(__file__).parent / "home-0.1.0"
@@ -340,20 +340,19 @@ def test_exports(old: Home, here: InProcess, exports: Path, name: str) -> None:
 
 
 def test_the_lines_typed_into_chats(old: Home) -> None:
-    pytest.importorskip("readline")
     lines = old.history.read_text(encoding="utf-8").splitlines()
     options = ("--target", TARGET, "--draft", "none", "--depth", "0", "--max-tokens", "2", "--offline")
-    chat = Terminal(command("chat", *options), environment(old.root))
+    chat = Terminal(command("chat", *options), environment(old.root), term="xterm-256color")
     try:
         chat.wait_for(r"is ready.*\n")
-        chat.wait_for(r"> ")
+        chat.wait_for(EDITING)
         chat.type(b"\x10")  # the line before
         chat.wait_for(lines[-1])
         chat.type(b"\x10")
         chat.wait_for(lines[-2])
         chat.type("\r")
         chat.wait_for(r"2 tokens|tok/s")
-        chat.wait_for(r"> ")
+        chat.wait_for(EDITING)
         chat.type("/exit\r")
         assert chat.exit_code() == 0
     finally:

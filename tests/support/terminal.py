@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -12,17 +13,31 @@ import time
 import pytest
 
 pty = pytest.importorskip("pty", reason="terminals are a matter of POSIX")
+fcntl = pytest.importorskip("fcntl", reason="terminals are a matter of POSIX")
+termios = pytest.importorskip("termios", reason="terminals are a matter of POSIX")
+
+# What a prompt begins with that can be edited: from now on the terminal marks what is pasted.
+EDITING = r"\x1b\[\?2004h"
+
+ESCAPE_CODE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
 
 WAIT_S = 40.0
 
 
 class Terminal:
-    """A program in a terminal of its own, and everything it wrote there."""
+    """A program in a terminal of its own, and everything it wrote there.
 
-    def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
+    A ``dumb`` one gets no escape codes. In others prompts are edited, and what was written has to be read without
+    codes: ``plain``.
+    """
+
+    def __init__(
+        self, arguments: list[str], env: dict[str, str], *, term: str = "dumb", columns: int | None = None
+    ) -> None:
         self.screen = ""
         self._seen = 0
         self._controller, terminal = pty.openpty()
+        self.resize(80 if columns is None else columns)
         # A session of its own, so that the terminal becomes its controlling one and Ctrl-C a SIGINT.
         take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         take += "os.execv(sys.argv[1], sys.argv[1:])"
@@ -31,11 +46,22 @@ class Terminal:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env={**env, "TERM": "dumb"},
+            # Nobody answers here where a terminal is asked where its cursor is.
+            env={**env, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"},
             start_new_session=True,
         )
         os.close(terminal)
         os.set_blocking(self._controller, False)
+
+    @property
+    def plain(self) -> str:
+        """What was written so far, without escape codes and carriage returns."""
+        self._read()
+        return ESCAPE_CODE.sub("", self.screen).replace("\r", "")
+
+    def resize(self, columns: int) -> None:
+        """Another width, of which the program is told."""
+        fcntl.ioctl(self._controller, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def type(self, keys: str | bytes) -> None:
         os.write(self._controller, keys.encode() if isinstance(keys, str) else keys)

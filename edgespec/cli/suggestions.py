@@ -1,0 +1,129 @@
+"""Values that may stand where somebody types, for the chat's prompt and for the completion of a shell.
+
+Nothing here loads a model or touches the network, and what goes wrong suggests nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import typer
+
+# A value, and what it is in a few words.
+Suggestion = tuple[str, str]
+
+# What could follow the words before it, which is everything on the line but the word at the cursor.
+Suggest = Callable[[tuple[str, ...]], Iterable[Suggestion]]
+
+
+@lru_cache(maxsize=1)
+def models_to_name() -> tuple[Suggestion, ...]:
+    """Models by name: those on this machine first, then those that can be fetched. Looked for once."""
+    from edgespec.errors import EdgespecError
+    from edgespec.files.home import home
+    from edgespec.store.catalogue import catalogue
+    from edgespec.store.found import Places, find_models
+    from edgespec.store.store import Store
+
+    try:
+        stored = {model.name for model in Store(home()).list() if model.kind == "model"}
+        specs = {name: spec for name, spec in catalogue().items() if spec.kind == "model"}
+        others = [(each.name, each.program) for each in find_models(Places.of(os.environ, Path.home())).models]
+    except (EdgespecError, OSError):
+        return ()
+    own = [(name, specs[name].description if name in specs else "on disk") for name in sorted(stored)]
+    absent = [(name, f"{spec.description} (to fetch)") for name, spec in specs.items() if name not in stored]
+    return (*own, *others, *absent)
+
+
+def for_model(incomplete: str) -> Iterator[Suggestion]:
+    """MODEL: a name, or a path once something like one was begun."""
+    if incomplete.startswith((".", "/", "~")):
+        yield from _paths(incomplete, ".gguf")
+    else:
+        yield from _beginning(incomplete, models_to_name())
+
+
+def for_drafter(incomplete: str) -> Iterator[Suggestion]:
+    """``--draft``: as MODEL, or one of two words."""
+    yield from _beginning(incomplete, [("auto", "the one that is known for the target"), ("none", "no drafter")])
+    yield from for_model(incomplete)
+
+
+def for_stored_model(incomplete: str) -> Iterator[Suggestion]:
+    """A model in our store."""
+    from edgespec.errors import EdgespecError
+    from edgespec.files.home import home
+    from edgespec.store.store import Store
+
+    try:
+        yield from _beginning(incomplete, [(model.name, model.source) for model in Store(home()).list()])
+    except (EdgespecError, OSError):
+        return
+
+
+def for_profile(incomplete: str) -> Iterator[Suggestion]:
+    """A profile: ours, the user's, or a file."""
+    from edgespec.errors import EdgespecError
+    from edgespec.files.home import home
+    from edgespec.profiles.profile import list_profiles
+
+    if incomplete.startswith((".", "/", "~")):
+        yield from _paths(incomplete, ".toml")
+        return
+    try:
+        yield from _beginning(incomplete, [(each.name, each.description) for each in list_profiles(home().root)])
+    except (EdgespecError, OSError):
+        return
+
+
+def for_suite(incomplete: str) -> Iterator[Suggestion]:
+    """A suite of prompts by name, or a file."""
+    from edgespec.bench.suite import BUILTIN_SUITES
+
+    if incomplete.startswith((".", "/", "~")):
+        yield from _paths(incomplete, ".jsonl")
+        return
+    yield from _beginning(incomplete, [(name, "") for name in BUILTIN_SUITES])
+
+
+def for_category(context: typer.Context, incomplete: str) -> Iterator[Suggestion]:
+    """A category of the suite that the line names before it."""
+    from edgespec.bench.suite import BUILTIN_SUITES, builtin_suite, load_suite
+    from edgespec.errors import EdgespecError
+
+    suite = context.params.get("suite") or "quick"
+    try:
+        prompts = builtin_suite(suite) if suite in BUILTIN_SUITES else load_suite(Path(suite))
+    except (EdgespecError, OSError):
+        return
+    yield from _beginning(incomplete, [(name, "") for name in sorted({prompt.category for prompt in prompts})])
+
+
+def one_of(*values: str) -> Callable[[str], list[Suggestion]]:
+    """The completion of an option that takes one of these."""
+
+    def complete(incomplete: str) -> list[Suggestion]:
+        return list(_beginning(incomplete, [(value, "") for value in values]))
+
+    return complete
+
+
+def _beginning(incomplete: str, values: Iterable[Suggestion]) -> Iterator[Suggestion]:
+    return (each for each in values if each[0].startswith(incomplete))
+
+
+def _paths(incomplete: str, suffix: str) -> Iterator[Suggestion]:
+    """Folders, and files of that kind, as they are spelled."""
+    folder, _, name = incomplete.rpartition("/")
+    begun = f"{folder}/" if "/" in incomplete else ""
+    try:
+        entries = sorted(Path(begun or ".").expanduser().iterdir())
+    except (OSError, RuntimeError):
+        return
+    for entry in entries:
+        if entry.name.startswith(name) and (entry.is_dir() or entry.suffix == suffix):
+            yield f"{begun}{entry.name}{'/' if entry.is_dir() else ''}", ""
