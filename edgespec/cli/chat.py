@@ -132,7 +132,8 @@ class _Chat:
                         continue
                     finally:
                         self._say_what_was_measured()
-                    asked = None if prompt is None else self._to_answer(prompt)
+                    with unechoed():
+                        asked = None if prompt is None else self._to_answer(prompt)
                     if asked is None:
                         break
                     if not asked.strip():

@@ -175,11 +175,9 @@ class Commands:
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
         if model is not None:
-            turns = sum(message["role"] == "user" for message in talk.session.messages)
             talk.switch(model.strip())
-            if turns:
-                note("the conversation goes on; its thinking and its speed begin anew", dim=True)
-        note(f"{talk.engine.plan.target.model} {'answers' if model is None else 'is ready'}", dim=True)
+        now = "answers" if model is None else "goes on with the conversation" if talk.session.messages else "is ready"
+        note(f"{talk.engine.plan.target.model} {now}", dim=True)
 
     def _show_guesses(self) -> None:
         if not self.shows_guesses and not stdout_is_rich():

@@ -93,9 +93,9 @@ def _finite(value: Any) -> Any:
 
 def print_error(error: EdgespecError, *, as_json: bool) -> None:
     """One sentence and a hint on stderr, and with ``as_json`` an object on stdout as well."""
-    print(f"edgespec: {error.message}", file=sys.stderr)
+    note(f"edgespec: {error.message}")
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        note(f"hint: {error.hint}")
     if as_json:
         print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
 

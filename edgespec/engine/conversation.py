@@ -80,9 +80,8 @@ class PromptFormat:
                 )
             bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
             self._template = ChatTemplate(self._source, bos_token=bos, eos_token=eos)
-        return self._template.render(
-            messages, extra={SWITCH: False} if self.has_thinking_switch and not think else None
-        )
+        # Said both ways: some templates leave thinking out where they are told nothing.
+        return self._template.render(messages, extra={SWITCH: think} if self.has_thinking_switch else None)
 
     def read(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> Prompt:
         """``render``, and where a message spells out a control token, which is only text there.

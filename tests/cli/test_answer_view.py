@@ -1,0 +1,265 @@
+"""What a terminal is given of an answer: every character, in lines that fit, with colours that end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from rich.cells import cell_len
+
+from edgespec.cli.answer_view import AnswerView
+from edgespec.cli.code_colours import CodeColours
+from edgespec.cli.markdown import Markdown
+from edgespec.cli.terminal_text import Segment
+from edgespec.engine.events import Text
+from edgespec.text.thinking import ThinkingMarks, ThinkingText
+
+CODE = re.compile("\x1b\\[[0-9;]*m")
+QWEN = ThinkingMarks("<think>", "</think>")
+
+PIECES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [
+                "word ",
+                "**",
+                "*",
+                "`",
+                "```",
+                "```python\n",
+                "\n",
+                "\n\n",
+                "# ",
+                "| a |",
+                "def f(x):\n",
+                '"""',
+                "日本語。",
+            ]
+        ),
+        st.text(st.characters(codec="utf-8", exclude_characters="\x1b\r"), max_size=12),
+    ),
+    max_size=40,
+)
+
+
+def event(text: str, guessed: bool = False) -> Text:
+    return Text(text, (0,), ("model" if guessed else None,), (len(text),))
+
+
+def shown(
+    pieces: list[str], *, columns: int = 40, colours: bool = True, markdown: bool = True, thinking: bool = False
+) -> str:
+    own = ThinkingText(QWEN) if thinking else None
+    view = AnswerView(lambda: columns, colours=colours, markdown=markdown, thinking=own)
+    return "".join(view.feed(event(piece)) for piece in pieces) + view.flush()
+
+
+def as_written(text: str) -> str:
+    """The text as it can be found again: a line break may have come in, or taken the place of one space."""
+    return re.sub(r"[\n \t]", "", text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PIECES, st.integers(20, 60), st.booleans(), st.booleans())
+def test_no_character_is_lost_or_changed(pieces: list[str], columns: int, colours: bool, thinking: bool) -> None:
+    text = "".join(pieces)
+    written = shown(pieces, columns=columns, colours=colours, thinking=thinking)
+    plain = CODE.sub("", written)
+    assert colours or plain == written
+    assert as_written(plain) == as_written(
+        text.translate(
+            {
+                **{n: 0x2400 + n for n in range(32) if n not in (9, 10)},
+                127: 0x2421,
+                **dict.fromkeys(range(128, 160), 65533),
+            }
+        )
+    )
+    assert len(plain) >= len(text), "a break takes the place of a space at most"
+
+
+@settings(max_examples=200, deadline=None)
+@given(PIECES, st.booleans())
+def test_how_a_text_is_cut_into_pieces_changes_nothing(pieces: list[str], thinking: bool) -> None:
+    """Colours are told by what comes within the line, so only their codes are set at other places."""
+    text = "".join(pieces)
+    whole, by_character = shown([text], thinking=thinking), shown(list(text), thinking=thinking)
+    assert CODE.sub("", whole) == CODE.sub("", by_character)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_words_wrap_at_the_edge(columns: int) -> None:
+    text = "Sorting is efficient when an insertion sort repeatedly takes one element from the unsorted part. " * 3
+    lines = shown(list(text), columns=columns).split("\n")
+    assert max(map(len, lines)) <= columns
+    words = {word for line in lines for word in line.split()}
+    assert words == set(text.split()), "no word is cut"
+    assert len(lines) > len(text) // columns
+
+
+def test_wide_characters_take_two_cells() -> None:
+    text = "日本語の文章はどこでも改行できます。はい、そうです。" * 3
+    lines = shown(list(text), columns=21).split("\n")
+    assert max(map(cell_len, lines)) <= 21
+    assert "".join(lines) == text
+    assert not any(line[0] in "。、" for line in lines)
+
+
+def test_a_word_longer_than_a_line_is_left_to_the_terminal() -> None:
+    url = "https://example.com/" + "path/" * 20
+    text = f"see {url} for more"
+    assert shown(list(text), markdown=False, columns=40).startswith(f"see \n{url}")
+    assert CODE.sub("", shown(list(text), columns=40)).replace("\n", " ").split() == text.split()
+
+
+def test_code_and_tables_keep_their_lines() -> None:
+    line = "x = [" + ", ".join(map(str, range(40))) + "]\n"
+    table = "| " + "cell | " * 20 + "\n"
+    assert CODE.sub("", shown(list(f"```python\n{line}```\n{table}"))) == f"```python\n{line}```\n{table}"
+
+
+def test_a_window_that_changes_its_size() -> None:
+    width = [60]
+    view = AnswerView(lambda: width[0], colours=False)
+    first = view.feed(event("a word " * 20 + "\n"))
+    width[0] = 20
+    second = view.feed(event("a word " * 20)) + view.flush()
+    assert 40 < max(map(len, first.split("\n"))) <= 60
+    assert max(map(len, second.split("\n"))) <= 20
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x9b31m", "\x08\x7f\x00", "lone\rreturn"])
+def test_what_a_terminal_would_obey_is_shown_instead(hostile: str) -> None:
+    for pieces in ([hostile], list(hostile)):
+        written = shown(pieces, colours=False)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", written)
+        assert len(written) == len(hostile)
+    assert shown(["\x1b"], colours=False) == "\u241b"
+
+
+def test_lines_that_end_as_on_windows_stay() -> None:
+    assert shown(list("one\r\ntwo\r"), colours=False) == "one\r\ntwo\u240d"
+
+
+# -------------------------------------------------------------------------------------------------- colours
+
+
+def styles(text: str, whole: bool = False) -> list[tuple[str, str]]:
+    """Parts of a text with their styles, neighbours of one style as one."""
+    markdown = Markdown()
+    found: list[tuple[str, str]] = []
+    segments: list[Segment] = [each for piece in ([text] if whole else list(text)) for each in markdown.feed(piece)]
+    for segment in segments + markdown.flush():
+        if found and found[-1][1] == segment.style:
+            found[-1] = (found[-1][0] + segment.text, segment.style)
+        else:
+            found.append((segment.text, segment.style))
+    return found
+
+
+def styled(text: str) -> dict[str, str]:
+    return {part: style for part, style in styles(text) if style}
+
+
+def test_headings_bold_and_spans_of_code() -> None:
+    assert styled("## A heading") == {"## A heading": "1"}
+    assert styled("so **very bold** and `code` or ``a ` b``\n") == {
+        "**very bold**": "1",
+        "`code`": "36",
+        "``a ` b``": "36",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2 ** 3 ** 4", "#hashtag", "####### seven", "* a list\n* of two", "**kwargs is a dict", "it's `open", "a*b*c"],
+)
+def test_what_only_looks_like_markdown(text: str) -> None:
+    assert styled(text) == {}
+
+
+def test_a_block_of_code_in_the_colours_of_its_language() -> None:
+    text = 'Here:\n```python\ndef f():\n    """Doc\n    string."""\n    return 1  # one\n```\nand **bold**\n'
+    found = styled(text)
+    assert found["def"] == "35"
+    assert found["1"] == "36"
+    assert found["# one"] == "2"
+    assert found["**bold**"] == "1"
+    assert any("string." in part and style == "32" for part, style in styles(text))
+    assert "".join(part for part, _ in styles(text)) == text
+
+
+@pytest.mark.parametrize("language", ["", "no-such-language", "c", "json", "html+jinja", "console"])
+def test_no_language_loses_a_character(language: str) -> None:
+    text = f'```{language}\n/* a\n b */ int x = 1;\n\n<a>{{{{ x }}}}</a>\n\t{{"a": [1, null]}}\n'
+    assert "".join(part for part, _ in styles(text)) == text
+    assert "".join(part for part, _ in styles(text, whole=True)) == text
+
+
+def test_a_comment_over_several_lines_is_one_before_it_ends() -> None:
+    colours = CodeColours("c")
+    colours.end("/* begun\n")
+    assert colours.line(" still */ int x;\n")[0] == (" still */", "2")
+    colours = CodeColours("c")
+    assert colours.line("/* begun\n") == [("/* begun\n", "2")]
+
+
+def test_the_window_of_a_long_block_is_cut() -> None:
+    colours = CodeColours("python")
+    for number in range(300):
+        colours.end(f"def f{number}(x):\n")
+        colours.end("    return x\n")
+    assert len(colours._window) < 4000  # nothing else tells it
+    assert ("def", "35") in colours.line("def last(x):\n")
+
+
+def test_a_slow_line_of_code_is_shown_bit_by_bit() -> None:
+    now = [0.0]
+    markdown = Markdown(clock=lambda: now[0])
+    markdown.feed("```python\n")
+    assert markdown.feed("return value + ") == []
+    now[0] = 1.0
+    early = markdown.feed("other")
+    assert "".join(segment.text for segment in early).startswith("return value")
+    late = markdown.feed(" + 1\n")
+    assert "".join(segment.text for segment in early + late) == "return value + other + 1\n"
+
+
+def test_every_style_ends_with_its_piece() -> None:
+    """Whatever is written next, a note or an error, has no colour of the answer's."""
+    view = AnswerView(lambda: 40, colours=True)
+    for piece in ("# head", "ing\n**bold** text\n```python\n", "def f(): pass\n", "```\n"):
+        written = view.feed(event(piece))
+        codes = CODE.findall(written)
+        assert not codes or codes[-1] == "\x1b[0m"
+
+
+# ----------------------------------------------------------------------------------------- thinking and guesses
+
+
+def test_thinking_is_dimmed_and_nothing_in_it_is_coloured() -> None:
+    text = "<think>\nSome **thought** here.\n</think>\n\nThe **answer**."
+    written = shown(list(text), thinking=True)
+    assert CODE.sub("", written) == text
+    thought, _, answer = written.partition("</think>")
+    assert set(CODE.findall(thought)) == {"\x1b[2m", "\x1b[0m"}
+    assert "\x1b[1m**answer**" in answer
+    assert shown([text], thinking=True, colours=False) == text
+
+
+def test_guessed_tokens_are_shaded_wherever_their_words_go() -> None:
+    view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
+    text = Text("one two three four five", (1, 2, 3), (None, "model", None), (4, 9, 10))
+    written = view.feed(text) + view.flush()
+    shaded = re.findall("\x1b\\[38;5;252;48;5;238m([^\x1b]*)", written)
+    assert "".join(shaded) == "twothree"
+    assert CODE.sub("", written) == "one two three four \nfive"
+    assert "48;5;238" not in shown(["one two"]), "only where it is asked for"
+
+
+def test_a_shade_stays_with_its_token_where_a_break_takes_a_space() -> None:
+    view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
+    written = view.feed(Text("x" * 20 + " yes no", (1, 2, 3), (None, "lookup", None), (20, 4, 3))) + view.flush()
+    assert CODE.sub("", written) == "x" * 20 + "\nyes no"
+    assert re.findall("48;5;238m([^\x1b]*)", written) == ["yes"]

@@ -1,0 +1,225 @@
+"""Prompts that are typed in a terminal, and what a terminal is shown."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.files.home import Home
+from tests.support.command_line import command, environment
+from tests.support.terminal import EDITING, ESCAPE_CODE, Terminal
+from tests.support.tiny_models import TinyModels
+
+pytestmark = pytest.mark.slow
+
+CTRL_C, CTRL_D, CTRL_J, CTRL_P, TAB = b"\x03", b"\x04", b"\x0a", b"\x10", b"\x09"
+PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
+ANSWERED = r"cut at the token limit"
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def opened(tiny: TinyModels, place: Home) -> Iterator[Open]:
+    """Chats in terminals that wait for their first prompt."""
+    terminals: list[Terminal] = []
+
+    def open_chat(
+        *options: str, env: dict[str, str] | None = None, term: str = "xterm-256color", columns: int = 80
+    ) -> Terminal:
+        arguments = command("chat", "--target", tiny.target, "--draft", "none", "--max-tokens", "4", *options)
+        terminals.append(Terminal(arguments, environment(place.root, env), term=term, columns=columns))
+        terminals[-1].wait_for(r"is ready")
+        terminals[-1].wait_for(EDITING if term != "dumb" else "> ")
+        return terminals[-1]
+
+    yield open_chat
+    for terminal in terminals:
+        terminal.close()
+
+
+def history(place: Home) -> list[str]:
+    return [line.replace("\u2028", "\n") for line in place.history.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def leave(chat: Terminal) -> None:
+    chat.type(CTRL_D)
+    assert chat.exit_code() == 0
+
+
+def test_pasted_lines_are_one_prompt_that_enter_sends(opened: Open, place: Home) -> None:
+    chat = opened()
+    pasted = "def f(x):\r    return x + 1\r\rWhat does f(3) give?"
+    chat.type(PASTE_BEGINS + pasted + PASTE_ENDS)
+    chat.wait_for(r"f\(3\)")
+    time.sleep(0.3)
+    assert not chat.find(ANSWERED), "nothing is sent before Enter"
+    chat.type(" Now.\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["def f(x):\n    return x + 1\n\nWhat does f(3) give? Now."]
+    assert len(re.findall(ANSWERED, chat.plain)) == 1
+
+
+def test_lines_are_broken_by_keys_and_between_quotes(opened: Open, place: Home) -> None:
+    chat = opened()
+    for keys in (b"one" + CTRL_J + b"two\r", b"one\x1b\rtwo\r"):
+        chat.type(keys)
+        chat.wait_for(ANSWERED)
+        chat.wait_for(EDITING)
+    chat.type('"""\r/help\r"""\r')
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["one\ntwo", '"""\n/help\n"""'], "the same prompt is kept once"
+    assert "this list" not in chat.plain, "between quotes it was no command"
+
+
+def test_prompts_of_earlier_chats_come_back(opened: Open, place: Home) -> None:
+    place.create(place.root)
+    place.history.write_text("the first one\nlast time\n", encoding="utf-8")
+    chat = opened()
+    chat.type(CTRL_P)
+    chat.wait_for("last time")
+    chat.type(CTRL_P)
+    chat.wait_for("the first")
+    chat.type("\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["the first one", "last time", "the first one"]
+
+
+def test_commands_and_their_values_are_completed(opened: Open) -> None:
+    chat = opened()
+    chat.type("/se")
+    chat.wait_for("how answers are drawn")  # the menu
+    chat.type(TAB)
+    chat.wait_for("t")  # of the command, which is complete now
+    chat.type(b" tem")
+    chat.wait_for("temperature")
+    chat.type(TAB)
+    chat.wait_for("perature")
+    chat.type(b" 0.5\r")
+    chat.wait_for(r"temperature +0\.5")
+    chat.wait_for(EDITING)
+    chat.type("no command: /se")
+    time.sleep(0.5)
+    assert not chat.find("how answers are drawn")
+    chat.type(CTRL_C)
+    chat.wait_for("Ctrl-C again within 2 s")
+    chat.wait_for(EDITING)
+    leave(chat)
+
+
+def test_ctrl_c_discards_what_was_typed_and_twice_leaves(opened: Open) -> None:
+    chat = opened()
+    chat.type("half a prompt")
+    chat.wait_for("prompt")
+    chat.type(CTRL_C)
+    chat.wait_for(r"Ctrl-C again within 2 s.*leaves")
+    chat.wait_for(EDITING)
+    time.sleep(2.1)
+    chat.type("hello\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    chat.type(CTRL_C)
+    chat.wait_for(r"Ctrl-C again within 2 s")
+    chat.wait_for(EDITING)
+    chat.type(CTRL_C)
+    assert chat.exit_code() == 130
+    assert "half a prompthello" not in chat.plain
+
+
+def test_what_is_typed_during_an_answer_is_the_next_prompt(opened: Open, place: Home) -> None:
+    chat = opened("--max-tokens", "400")
+    chat.type("hello\r")
+    chat.wait_for(r"hello\S*\s+\S")
+    chat.type("typed ahead")
+    chat.wait_for(ANSWERED)
+    chat.wait_for("typed ahead")
+    assert chat.plain.count("typed ahead") == 1, "it is not shown in the midst of the answer"
+    chat.type("\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["hello", "typed ahead"]
+
+
+# ------------------------------------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "no-color"])
+def test_answers_wrap_between_words(opened: Open, columns: int, env: dict[str, str]) -> None:
+    from rich.cells import cell_len
+
+    chat = opened("--max-tokens", "300", env=env, columns=columns)
+    chat.type("hello\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    answer = chat.screen[chat.screen.index("hello") :]
+    answer = answer[answer.index("\n") : answer.index("tok/s")]
+    lines = ESCAPE_CODE.sub("", answer).replace("\r", "").split("\n")
+    assert max(map(cell_len, lines)) <= columns
+    assert len([line for line in lines if line.strip()]) > 3
+    if env:
+        assert not re.search("\x1b\\[[0-9;]*[1-9][0-9;]*m", answer), "no colour, not even dim"
+
+
+def test_a_dumb_terminal_gets_words_that_wrap_and_no_codes(opened: Open) -> None:
+    chat = opened("--max-tokens", "200", term="dumb", columns=40)
+    chat.type("hello\r")
+    chat.wait_for(ANSWERED)
+    leave(chat)
+    assert "\x1b" not in chat.screen
+
+
+def test_guesses_are_shaded_once_they_are_asked_for(opened: Open) -> None:
+    chat = opened()
+    chat.type("/guesses\r")
+    chat.wait_for("shaded: guessed")
+    chat.wait_for(EDITING)
+    chat.type("/guesses\r")
+    chat.wait_for("not shaded any more")
+    chat.wait_for(EDITING)
+    leave(chat)
+
+
+def test_the_last_answer_is_copied_by_the_terminal(opened: Open) -> None:
+    chat = opened(env={"TMUX": ""})
+    chat.type("/copy\r")
+    chat.wait_for("no answer yet")
+    chat.wait_for(EDITING)
+    chat.type("hello\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    chat.type("/copy\r")
+    chat.wait_for(r"\x1b\]52;c;[A-Za-z0-9+/]+=*\x07")
+    chat.wait_for(r"characters? sent to the terminal, which copies them if it takes OSC 52")
+    chat.wait_for(EDITING)
+    leave(chat)
+
+
+def test_a_terminal_without_clipboard_and_one_without_colours_say_so(opened: Open) -> None:
+    chat = opened(term="dumb")
+    for line, said in (
+        ("hello", ANSWERED),
+        ("/copy", "this is no terminal with a clipboard"),
+        ("/guesses", "guesses are shown in colours, and there are none here"),
+    ):
+        chat.type(f"{line}\r")
+        chat.wait_for(said)
+        chat.wait_for("> ")
+    leave(chat)

@@ -1,0 +1,116 @@
+"""Prompts: what a text between quotes is, and the file of those that were typed."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.chat_commands import SETTINGS, is_command, suggest
+from edgespec.cli.prompt_history import KEPT, PromptHistory
+from edgespec.cli.prompts import Prompt, unquoted
+from edgespec.files.home import Home
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("hello", Prompt("hello")),
+        ("two\nlines", Prompt("two\nlines")),
+        ('"""one line"""', Prompt("one line", quoted=True)),
+        ('"""\nfirst\n  second\n"""', Prompt("first\n  second", quoted=True)),
+        ('  """first\nsecond"""  \n', Prompt("first\nsecond", quoted=True)),
+        ('"""', None),
+        ('"""\nopen', None),
+        ('"""Doc string."""\nimport os\n', Prompt('"""Doc string."""\nimport os\n')),
+        ('say """this"""', Prompt('say """this"""')),
+    ],
+)
+def test_quotes_around_several_lines(text: str, prompt: Prompt | None) -> None:
+    assert unquoted(text) == prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("/help", True),
+        ("/etc/passwd is what?", True),  # and the answer says how to send it
+        ("//help", False),
+        ("help", False),
+        ("/usr/bin/env\nfails here", False),
+        ("/system be brief\nand kind", True),
+    ],
+)
+def test_what_is_a_command(text: str, command: bool) -> None:
+    assert is_command(text) is command
+
+
+def test_commands_settings_and_their_values_are_suggested() -> None:
+    commands = [name for name, _ in suggest(())]
+    assert {"/help", "/model", "/guesses", "/copy", "/exit"} <= set(commands)
+    assert [name for name, _ in suggest(("/set",))] == list(SETTINGS)
+    assert ("none", "") in suggest(("/set", "seed"))
+    for words in (("/set", "warmth"), ("/set", "seed", "none"), ("/help",), ("hello",)):
+        assert list(suggest(words)) == []
+
+
+def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from edgespec.cli import suggestions
+
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    suggestions.models_to_name.cache_clear()
+    try:
+        assert ("smollm2-135m", "SmolLM2 135M Instruct, Q4_1: tiny, for tests and first steps (to fetch)") in suggest(
+            ("/model",)
+        )
+        assert "humaneval" not in [name for name, _ in suggest(("/model",))], "a prompt set is no model"
+    finally:
+        suggestions.models_to_name.cache_clear()
+
+
+# --------------------------------------------------------------------------------------------------- history
+
+
+def test_prompts_are_kept_as_they_are_entered(tmp_path: Path) -> None:
+    place = Home(tmp_path / "home")
+    history = PromptHistory(place)
+    for prompt in ("first", "first", " ", "several\nlines\r\nof it", "/help"):
+        history.add(prompt)
+    kept = ["first", "several\nlines\nof it", "/help"]
+    assert PromptHistory(place).prompts == kept
+    assert len(place.history.read_text(encoding="utf-8").split("\n")) == len(kept) + 1, "a line each"
+    if sys.platform != "win32":
+        assert stat.S_IMODE(place.history.stat().st_mode) == 0o600
+
+
+def test_two_chats_keep_what_both_were_told(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    one, two = PromptHistory(place), PromptHistory(place)
+    one.add("to one")
+    two.add("to two")
+    assert PromptHistory(place).prompts == ["to one", "to two"]
+
+
+def test_files_of_readline_and_of_libedit_are_read(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    place.history.write_text("a plain line\nC:\\134temp stays\n", encoding="utf-8")
+    assert PromptHistory(place).prompts == ["a plain line", "C:\\134temp stays"]
+    place.history.write_text("_HiStOrY_V2_\na\\040plain\\040line\nback\\134slash\n", encoding="utf-8")
+    assert PromptHistory(place).prompts == ["a plain line", "back\\slash"]
+    assert place.history.read_text(encoding="utf-8") == "a plain line\nback\\slash\n"
+
+
+def test_a_long_history_is_cut(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
+    assert PromptHistory(place).prompts[0] == f"prompt {KEPT + 1}"
+    assert len(place.history.read_text(encoding="utf-8").splitlines()) == KEPT
+
+
+def test_a_home_that_cannot_be_written_loses_no_prompt_of_this_chat(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file is in the way")
+    history = PromptHistory(Home(tmp_path / "home"))
+    history.add("hello")
+    assert history.prompts == ["hello"]

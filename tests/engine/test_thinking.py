@@ -1,0 +1,108 @@
+"""Sessions of models that think, told not to, and going on with a conversation held elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.events import Done, Text
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+from edgespec.text.thinking import ThinkingText
+from tests.support.tiny_models import TinyModels, read_all
+
+# As Qwen3's: earlier thinking is left out, and thinking can be turned off.
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+)
+# As DeepSeek R1's: the template begins the thinking.
+BEGINS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n<think>\n"
+)
+
+
+@pytest.fixture
+def thinks(tiny: TinyModels) -> Path:
+    return tiny.with_template("thinks", THINKS)
+
+
+def ask(session: Session, prompt: str) -> Done:
+    return read_all(session.generate(prompt, max_tokens=6))[1]
+
+
+def prompt_of(session: Session, prompt: str) -> str:
+    return session._conversation.turn(prompt, 6, 4096, raw=False).text  # the text is told nowhere else
+
+
+def test_the_template_is_told_to_leave_thinking_out(tiny: TinyModels, thinks: Path) -> None:
+    with tiny.load(thinks, draft="none") as engine, engine.session() as one, engine.session(think=False) as two:
+        assert engine.has_thinking_switch
+        assert prompt_of(two, "hello") == prompt_of(one, "hello") + "<think>\n\n</think>\n\n"
+        assert ask(two, "hello").stats.prompt_tokens > ask(one, "hello").stats.prompt_tokens
+    with tiny.load(draft="none") as engine, engine.session(think=False) as one, engine.session() as two:
+        assert not engine.has_thinking_switch
+        assert prompt_of(one, "hello") == prompt_of(two, "hello")
+
+
+def test_generations_tell_thinking(tiny: TinyModels, thinks: Path) -> None:
+    with tiny.load(thinks, draft="none") as engine, engine.session() as session:
+        splitter = session.generate("hello").thinking()
+        assert splitter is not None
+        assert splitter.feed("<think>so</think>yes") == [("<think>so</think>", True), ("yes", False)]
+        assert session.generate("hello", raw=True).thinking() is None
+    with tiny.load(tiny.with_template("begins", BEGINS), draft="none") as engine, engine.session() as session:
+        splitter = session.generate("hello").thinking()
+        assert isinstance(splitter, ThinkingText)
+        assert splitter.feed("so</think>yes") == [("so</think>", True), ("yes", False)]
+        done = ask(session, "hello")
+        assert done.reasoning == done.text.strip(), "it never ends its thinking"
+    with tiny.load(draft="none") as engine, engine.session() as session:
+        assert session.generate("hello").thinking() is None
+        assert ask(session, "hello").reasoning is None
+
+
+def test_lengths_tell_which_characters_came_with_which_token(tiny: TinyModels) -> None:
+    with tiny.load_speculating() as engine, engine.session() as session:
+        events, done = read_all(session.generate("hello world", max_tokens=40, depth=4))
+    texts = [event for event in events if isinstance(event, Text)]
+    assert sum(len(event.lengths) for event in texts) == len(done.token_ids)
+    assert all(len(event.lengths) == len(event.token_ids) for event in texts)
+    assert all(sum(event.lengths) == len(event.text) for event in texts[:-1])
+    assert sum(texts[-1].lengths) <= len(texts[-1].text)
+    assert Text("a").lengths == ()
+
+
+# ---------------------------------------------------------------------------------- a conversation from elsewhere
+
+
+def test_a_conversation_goes_on(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine, engine.session(system="be kind") as one:
+        ask(one, "hello")
+        turns = one.messages[1:]
+        expected = ask(one, "what is water")
+        with engine.session(system="be kind", messages=turns) as other:
+            assert other.messages[1:] == turns
+            found = ask(other, "what is water")
+            assert found.stats.prompt_tokens == expected.stats.prompt_tokens
+            assert other.undo() == "what is water"
+            assert other.undo() == "hello"
+            assert other.undo() is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "assistant", "content": "hi"}], "message 0 of the conversation is not a text of the user"),
+        ([{"role": "user", "content": "hi"}], "the conversation ends with a prompt"),
+        ([{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}], "message 1 .* of the assistant"),
+        ([{"role": "user", "content": None}, {"role": "assistant", "content": "ho"}], "message 0"),
+        ([{}, {}], "message 0"),
+    ],
+)
+def test_what_is_no_conversation(tiny: TinyModels, messages: list[dict[str, str]], said: str) -> None:
+    with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match=said):
+        engine.session(messages=messages)
