@@ -170,6 +170,61 @@ def test_chat_takes_back_a_prompt_that_was_not_answered(pair: tuple[str, ...], r
     assert "undone: hello" in result.err
 
 
+@pytest.mark.slow
+def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
+    """The conversation is read by it; what was set stays; one that cannot be used changes nothing."""
+    options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "5", "--temperature", "0", "--json")
+    broken, silent = root / "absent.gguf", tiny.without_template
+    stdin = (
+        f"hello\n/model {broken}\n/model {silent}\n/model\n/model {tiny.ending}\n/set seed 7\n"
+        f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
+    )
+    result = succeeded(run_cli("chat", *options, home=root, stdin=stdin))
+    hello, other, back = (json.loads(line) for line in result.out.splitlines())
+    assert [each["plan"]["target"]["model"] for each in (hello, other, back)] == ["target", "ending", "target"]
+    assert other["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"] + 5, "it read the turn before"
+    assert other["stats"]["prompt_tokens"] == back["stats"]["prompt_tokens"]
+    for words in (
+        f"{broken}: no such file",
+        "without-template has no chat template",
+        "target answers",
+        "ending goes on with the conversation",
+        "target goes on with the conversation",
+    ):
+        assert words in result.err, words
+    assert re.search(r"^seed +7$", result.err, re.MULTILINE)
+
+
+def test_chat_copies_and_shades_only_in_terminals(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "/copy\nhello\n/copy\n/guesses\n"
+    result = succeeded(run_cli("chat", *pair, "--max-tokens", "3", home=root, stdin=stdin))
+    for words in ("no answer yet", "this is no terminal with a clipboard", "there are none here"):
+        assert words in result.err
+    assert "\x1b" not in result.out + result.err
+
+
+@pytest.mark.parametrize("command_name", ["chat", "generate"])
+def test_a_template_without_a_switch_for_thinking(pair: tuple[str, ...], root: Path, command_name: str) -> None:
+    prompt = () if command_name == "chat" else ("hello",)
+    options = (command_name, *prompt, *pair, "--max-tokens", "3", "--json")
+    stdin = "hello\n" if command_name == "chat" else ""
+    found = succeeded(run_cli(*options, "--no-think", home=root, stdin=stdin))
+    assert "--no-think changes nothing: the template of target has no switch for thinking" in found.err
+    plain = succeeded(run_cli(*options, home=root, stdin=stdin))
+    assert found.json["token_ids"] == plain.json["token_ids"]
+    assert found.json["reasoning"] is None
+    assert "--no-think" not in plain.err
+
+
+@pytest.mark.parametrize("command_name", ["chat", "generate", "plan"])
+def test_threads_are_those_asked_for(tiny: TinyModels, root: Path, command_name: str) -> None:
+    prompt = ("hello",) if command_name == "generate" else ()
+    options = (command_name, *prompt, "--target", tiny.target, "--draft", "none", "--json", "--threads", "2")
+    found = succeeded(run_cli(*options, home=root, stdin="hello\n" if command_name == "chat" else "")).json
+    assert found["plan"]["target"]["threads"] == 2
+    run_cli(*options[:-1], "none", home=root).failed_well("threads", code=2)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -429,6 +484,55 @@ def test_verify(pair: tuple[str, ...], here: InProcess, tmp_path: Path) -> None:
     assert "3 of 3 prompts" in text.out
     without = here("verify", "--target", pair[1], "--depth", "0", "--suite", suite)
     without.failed_well("no speculation to verify")
+
+
+# ------------------------------------------------------------------------------------- a text that is piped in
+
+
+def test_a_question_about_a_text_that_is_piped_in(pair: tuple[str, ...], root: Path) -> None:
+    options = (*pair, "--max-tokens", "4", "--json")
+    asked = succeeded(run_cli("generate", "What is it?", *options, home=root, stdin="\ufeffThe text.\nIts end.\n\n"))
+    whole = succeeded(run_cli("generate", "The text.\nIts end.\n\nWhat is it?", *options, home=root)).json
+    assert asked.json["stats"]["prompt_tokens"] == whole["stats"]["prompt_tokens"]
+    assert asked.json["token_ids"] == whole["token_ids"]
+    alone = succeeded(run_cli("generate", "What is it?", *options, home=root, stdin=" \n")).json
+    assert alone["stats"]["prompt_tokens"] < whole["stats"]["prompt_tokens"]
+    dash = succeeded(run_cli("generate", "-", *options, home=root, stdin="What is it?")).json
+    assert dash["token_ids"] == alone["token_ids"]
+
+
+@pytest.mark.parametrize("prompt", ["What is it?", "-"])
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [
+        (b"\xff\xfe binary", "stdin is not UTF-8 text (byte 0)"),
+        (b"PK\x03\x04\x00zip", "stdin is not text (a zero at byte 4)"),
+        (b"a" * (16_000_000 + 1), "stdin holds more than 16 MB"),
+    ],
+    ids=["not-utf-8", "binary", "too-long"],
+)
+def test_what_is_piped_in_and_is_no_text(tmp_path: Path, prompt: str, stdin: bytes, said: str) -> None:
+    """Told before a model is loaded for it."""
+    result = run_cli("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
+    result.failed_well(said, code=2)
+
+
+@pytest.mark.slow
+def test_a_pipe_that_does_not_end_is_waited_for_and_that_is_said(pair: tuple[str, ...], root: Path) -> None:
+    process = subprocess.Popen(
+        command("generate", "What is it?", *pair, "--max-tokens", "3"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(root),
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"reading stdin to its end; `</dev/null` gives it none\n"
+    process.stdin.write(b"The text.")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.strip()
 
 
 # ------------------------------------------------------------------------------- manners of the whole program

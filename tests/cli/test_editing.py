@@ -105,13 +105,13 @@ def test_commands_and_their_values_are_completed(opened: Open) -> None:
     chat.type("/se")
     chat.wait_for("how answers are drawn")  # the menu
     chat.type(TAB)
-    chat.wait_for("t")  # of the command, which is complete now
-    chat.type(b" tem")
-    chat.wait_for("temperature")
+    time.sleep(0.5)  # the end of a name stands on the screen already
+    chat.type(" to")
+    chat.wait_for("top-k")
     chat.type(TAB)
-    chat.wait_for("perature")
-    chat.type(b" 0.5\r")
-    chat.wait_for(r"temperature +0\.5")
+    time.sleep(0.5)
+    chat.type(" 0.5\r")
+    chat.wait_for(r"top-p +0\.5")
     chat.wait_for(EDITING)
     chat.type("no command: /se")
     time.sleep(0.5)

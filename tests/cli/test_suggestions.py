@@ -1,0 +1,71 @@
+"""What a shell completes: names of models, profiles, suites and their categories, and paths."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import suggestions
+from tests.support.command_line import command, environment
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A home of its own, and no models of other programs."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    suggestions.models_to_name.cache_clear()
+    yield
+    suggestions.models_to_name.cache_clear()
+
+
+def values(found: object) -> list[str]:
+    return [value for value, _ in found]  # type: ignore[attr-defined]
+
+
+def test_models_and_drafters() -> None:
+    assert values(suggestions.for_model("qwen2.5-coder-1")) == ["qwen2.5-coder-1.5b"]
+    assert values(suggestions.for_drafter("")) == ["auto", "none", *values(suggestions.for_model(""))]
+    assert values(suggestions.for_drafter("n")) == ["none"]
+    assert values(suggestions.for_stored_model("")) == [], "nothing was fetched"
+
+
+def test_paths_once_one_is_begun(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("model.gguf", "notes.txt", "mine.toml", "own.jsonl"):
+        (tmp_path / name).touch()
+    assert values(suggestions.for_model("./m")) == ["./model.gguf"]
+    assert values(suggestions.for_model(f"{tmp_path}/")) == [f"{tmp_path}/folder/", f"{tmp_path}/model.gguf"]
+    assert values(suggestions.for_profile("./m")) == ["./mine.toml"]
+    assert values(suggestions.for_suite("./o")) == ["./own.jsonl"]
+    assert values(suggestions.for_model("/no/such/folder/")) == []
+
+
+def test_profiles_and_suites() -> None:
+    assert values(suggestions.for_profile("laptop")) == ["laptop", "laptop-battery"]
+    assert values(suggestions.for_suite("")) == ["ours", "quick", "long-prompts", "short", "verify"]
+    assert suggestions.one_of("stable", "near")("n") == [("near", "")]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("edgespec chat smo", "smollm2-135m"),
+        ("edgespec generate hi --target gem", "gemma3-270m"),
+        ("edgespec bench --suite short --category cl", "classification"),
+        ("edgespec bench --category extract", "extract-json"),
+        ("edgespec plan --exactness n", "near"),
+    ],
+)
+def test_a_shell_is_told(tmp_path: Path, words: str, found: str) -> None:
+    """Through the program, as bash asks it."""
+    env = environment(tmp_path / "home", {"_EDGESPEC_COMPLETE": "complete_bash", "COMP_WORDS": words})
+    env["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = subprocess.run(command(), capture_output=True, text=True, env=env, check=False, timeout=60)
+    assert done.stdout.split() == [found]
+    assert done.stderr == ""

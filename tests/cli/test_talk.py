@@ -1,0 +1,160 @@
+"""What a chat does with its model where another one takes its place and there is no memory for both."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edgespec.cli.talk import Talk
+from edgespec.decoding.sampling import Sampling
+from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError, MemoryLimitError, ModelNotFoundError
+from edgespec.text.thinking import ThinkingMarks
+
+TURNS = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "<think>so</think>\n\nhi"})
+
+
+class FakeSession:
+    def __init__(self, system: str | None, messages: list[dict[str, str]], think: bool) -> None:
+        self.system, self.turns, self.think, self.closed = system, messages, think, False
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        head = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return (*head, *self.turns)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeEngine:
+    """As much of an Engine as a chat asks of one."""
+
+    has_chat_template = True
+
+    def __init__(self, name: str | None, sampling: Sampling) -> None:
+        self.name = name
+        self.closed = False
+        self.file_sampling = sampling
+        self.profile = SimpleNamespace(rule="keyed")
+        self.plan = SimpleNamespace(target=SimpleNamespace(model=name))
+        self.pair = SimpleNamespace(prompts=SimpleNamespace(thinking=ThinkingMarks("<think>", "</think>")))
+
+    def session(self, *, system: str | None, think: bool, messages: Any = ()) -> FakeSession:
+        return FakeSession(system, list(messages), think)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Machine:
+    """Loads engines, of which it has memory for so many at once; some names fail."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.failing: set[str | None] = set()
+        self.made: list[FakeEngine] = []
+
+    def load(self, name: str | None) -> Engine:
+        if name in self.failing:
+            raise ModelNotFoundError(f"no {name}")
+        if sum(not engine.closed for engine in self.made) >= self.room:
+            raise MemoryLimitError("no memory", needed_bytes=2, available_bytes=1)
+        self.made.append(FakeEngine(name, Sampling(temperature=0.6 if name is None else 0.8)))
+        return cast(Engine, self.made[-1])
+
+
+def talk_on(machine: Machine, **settings: Any) -> Talk:
+    given: dict[str, Any] = {"system": "be kind", "think": False, "drawn": {}, "as_file": True, **settings}
+    talk = Talk(machine.load(None), machine.load, **given)
+    cast(Any, talk.session).turns = list(TURNS)
+    return talk
+
+
+def named(talk: Talk) -> str | None:
+    return cast(Any, talk.engine).name
+
+
+def open_engines(machine: Machine) -> list[str | None]:
+    return [engine.name for engine in machine.made if not engine.closed]
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_another_model_takes_over(room: int) -> None:
+    """Beside the old one where there is memory, else after it, and without the thinking."""
+    machine = Machine(room)
+    with talk_on(machine) as talk:
+        talk.switch("other")
+        assert open_engines(machine) == ["other"]
+        session = cast(Any, talk.session)
+        assert session.messages == (
+            {"role": "system", "content": "be kind"},
+            TURNS[0],
+            {"role": "assistant", "content": "hi"},
+        )
+        assert session.think is False
+    assert open_engines(machine) == []
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_the_old_one_goes_on_where_the_new_one_cannot_be_loaded(room: int) -> None:
+    machine = Machine(room)
+    with talk_on(machine) as talk:
+        machine.failing = {"other"}
+        with pytest.raises(ModelNotFoundError):
+            talk.switch("other")
+        assert open_engines(machine) == [None]
+        assert not talk.session.closed
+
+
+def test_the_old_one_is_loaded_again() -> None:
+    """There is no memory for both, and the new one turns out to be no use: the conversation is kept."""
+    machine = Machine(1)
+    with talk_on(machine) as talk:
+        calls: list[str | None] = []
+
+        def load(name: str | None) -> Engine:
+            calls.append(name)
+            engine = machine.load(name)
+            if name == "other":
+                cast(Any, engine).has_chat_template = False
+            return engine
+
+        talk._load = load  # what fails after the old one was closed
+        with pytest.raises(EdgespecError, match="other has no chat template"):
+            talk.switch("other")
+        assert calls == ["other", "other", None]
+        assert open_engines(machine) == [None]
+        assert [message["content"] for message in talk.session.messages] == ["be kind", "hello", "hi"]
+
+
+def test_neither_can_be_loaded() -> None:
+    machine = Machine(1)
+    with talk_on(machine) as talk:
+
+        def load(name: str | None) -> Engine:
+            if open_engines(machine):
+                raise MemoryLimitError("no memory", needed_bytes=2, available_bytes=1)
+            raise ModelNotFoundError(f"no {name}")
+
+        talk._load = load
+        with pytest.raises(ModelNotFoundError):
+            talk.switch("other")
+        assert talk.session.closed, "which ends the chat"
+
+
+def test_sampling_is_the_files_until_something_was_said() -> None:
+    machine = Machine(2)
+    with talk_on(machine) as talk:
+        assert talk.sampling == Sampling(temperature=0.6)
+        talk.switch("other")
+        assert talk.sampling == Sampling(temperature=0.8)
+        talk.set(temperature=0.3)
+        talk.switch("third")
+        assert talk.sampling == Sampling(temperature=0.3)
+    with talk_on(Machine(2), drawn={"temperature": 0.1, "seed": 3}) as talk:
+        assert talk.sampling == Sampling(temperature=0.1, seed=3)
+    with talk_on(Machine(2), as_file=False) as talk:
+        assert talk.sampling == Sampling()
