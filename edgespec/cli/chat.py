@@ -144,6 +144,7 @@ class _Chat:
                         raise KeyboardInterrupt
                     if interactive:
                         self._idle.engine = self._talk.engine
+                        self._status.measuring |= self._talk.engine.can_calibrate
                         self._idle.start()
                 except KeyboardInterrupt:
                     if interrupts.leaving or self._ending.number is not None or not interactive:

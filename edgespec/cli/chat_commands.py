@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.cli.output import note, stdout_is_rich
-from edgespec.cli.status import stats_lines
+from edgespec.cli.status import STATS_COLUMNS, stats_lines
 from edgespec.cli.suggestions import Suggestion, models_to_name
 from edgespec.cli.talk import Talk
 from edgespec.errors import InvalidRequestError
@@ -137,7 +137,7 @@ class Commands:
                 self._copy()
             case "/stats":
                 for line in ["no answer yet"] if talk.last is None else stats_lines(talk.last):
-                    note(line)
+                    note(line, hang=STATS_COLUMNS)
             case "/plan":
                 for reason in talk.engine.plan.reasons:
                     note(f"- {reason}")
@@ -202,7 +202,8 @@ class Commands:
 def copy(text: str) -> str:
     """Put a text into the clipboard that the terminal knows; what came of it."""
     count = f"{len(text)} character{'' if len(text) == 1 else 's'}"
-    if not sys.stdout.isatty() or os.environ.get("TERM") in (None, "dumb", "linux"):
+    named = os.environ.get("TERM", "" if sys.platform == "win32" else "dumb")  # Windows names none
+    if not sys.stdout.isatty() or named in ("dumb", "linux"):
         return "this is no terminal with a clipboard"
     tmux = shutil.which("tmux") if os.environ.get("TMUX") else None
     if tmux is not None:  # which takes no escape codes for the clipboard unless it is told to

@@ -14,7 +14,7 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 
-from edgespec.cli.output import note
+from edgespec.cli.output import decode_input, note
 from edgespec.cli.prompt_history import PromptHistory
 from edgespec.cli.prompts import FIRST, FURTHER, Prompt, unquoted
 from edgespec.cli.suggestions import Suggest
@@ -50,6 +50,8 @@ class EditedPrompts:
         except EOFError:
             note("")
             return None
+        # Bytes that are no UTF-8 come as surrogates.
+        text = decode_input(text.encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.output import NARROWEST, note, print_json, stderr_columns, stdout_is_rich
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from edgespec.cli.answer_view import AnswerView
 
 _SEPARATOR = " · "
+
+# What the counters of an answer are called stands in so many columns.
+STATS_COLUMNS = 15
 
 # What a level of exactness means for the reader (docs/glossary.md); its letter stays in the JSON.
 EXACTNESS_WORDS = {
@@ -32,16 +36,18 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
     ``markdown`` has no colours of its own.
     """
     view = _view(generation, guesses, markdown) if sys.stdout.isatty() and not as_json else None
-    with generation:
-        for event in generation:
-            if isinstance(event, Text) and not as_json:
-                _write(event.text if view is None else view.feed(event))
-            elif isinstance(event, Notice):
-                note(event.message, dim=True)
-            elif isinstance(event, Done):
-                done = event
-    if view is not None:
-        _write(view.flush())
+    try:
+        with generation:
+            for event in generation:
+                if isinstance(event, Text) and not as_json:
+                    _write(event.text if view is None else view.feed(event))
+                elif isinstance(event, Notice):
+                    note(event.message, dim=True)
+                elif isinstance(event, Done):
+                    done = event
+    finally:  # also of an answer that failed
+        if view is not None:
+            _write(view.flush())
     return done
 
 
@@ -70,7 +76,7 @@ class StatusLine:
 
         ``measuring``: the machine is measured between the answers, so nobody has to calibrate it.
         """
-        self._reasons, self._measuring = reasons, measuring
+        self._reasons, self.measuring = reasons, measuring
         self._said: set[str] = set()
 
     def print(self, done: Done) -> None:
@@ -99,7 +105,7 @@ class StatusLine:
         """Why there are no guesses, or not those of every drafter; nothing if that was said before."""
         stats = done.stats
         reason = done.speculation_off or ("" if stats.proposed or not stats.rounds else "nothing to guess from yet")
-        if self._measuring and done.speculation_off_code == "not_calibrated":
+        if self.measuring and done.speculation_off_code == "not_calibrated":
             reason = "this machine is measured between answers; guessing starts when that is done"
         key = re.sub(r"[0-9.]+", "#", reason)  # the same reason with other figures is no news
         if not self._reasons or not reason or key in self._said:
@@ -183,13 +189,19 @@ def stats_lines(done: Done) -> list[str]:
     if stats.proposed:
         share = f" ({100 * stats.accepted / stats.proposed:.0f} %)"
         rows.append(("guesses", f"{stats.accepted} of {stats.proposed} right{share}"))
-        by_source = [f"{_drafter(done, source)} {count}" for source, count in stats.rounds_by_source.items()]
-        rows.append(("rounds by", ", ".join(by_source)))
-        right = [f"{length} ({count}x)" for length, count in sorted(stats.accepted_lengths.items())]
-        rows.append(("right a round", ", ".join(right)))
+        by_source = [(_drafter(done, source), count) for source, count in stats.rounds_by_source.items()]
+        rows.append(("guessed by", _in_rounds(by_source)))
+        rows.append(("right at once", _in_rounds(sorted(stats.accepted_lengths.items()))))
     if stats.invalid_proposals:
         rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
-    return [f"{name:14} {value}" for name, value in rows]
+    return [f"{name:{STATS_COLUMNS}}{value}" for name, value in rows]
+
+
+def _in_rounds(counted: Sequence[tuple[object, int]]) -> str:
+    """For example ``none in 7 rounds, 1 in 20``."""
+    first, *others = counted or [("none", 0)]
+    words = [f"{first[0] or 'none'} in {_count(first[1], 'round')}"]
+    return ", ".join(words + [f"{what} in {count}" for what, count in others])
 
 
 def _per_second(speed: float | None) -> str:

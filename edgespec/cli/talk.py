@@ -101,9 +101,11 @@ class Talk:
         except BaseException:
             engine.close()
             raise
-        self._free()
+        before = self.session, self.engine
         self.engine, self.session, self._model = engine, session, model
         self.sampling = self._sampling()
+        for part in before:
+            part.close()
 
     def _turns(self) -> list[dict[str, str]]:
         """The conversation without the thinking, whose marks are those of this model."""

@@ -294,8 +294,8 @@ def test_stats_are_rounded_and_have_units() -> None:
         "  drafters     612 ms",
         "rounds         69, 2.28 tokens/round",
         "guesses        88 of 101 right (87 %)",
-        "rounds by      copies 9, 0.5B drafter 52",
-        "right a round  0 (7x), 1 (20x), 2 (34x)",
+        "guessed by     copies in 9 rounds, 0.5B drafter in 52",
+        "right at once  none in 7 rounds, 1 in 20, 2 in 34",
     ]
 
 
