@@ -127,11 +127,10 @@ class _Chat:
                 try:
                     try:
                         prompt = prompts.read()
+                        self._say_what_was_measured()
                     except EdgespecError as error:  # a line that is no text: the next one may be
                         self._fail(error)
                         continue
-                    finally:
-                        self._say_what_was_measured()
                     with unechoed():
                         asked = None if prompt is None else self._to_answer(prompt)
                     if asked is None:

@@ -195,7 +195,7 @@ class Commands:
             note("no answer yet")
             return
         marks = self._talk.engine.pair.prompts.thinking
-        text = marks.answer_in(last.text) if marks is not None else last.text
+        text = last.text if last.reasoning is None or marks is None else marks.answer_in(last.text)
         note(copy(text or last.text), dim=True)
 
 

@@ -310,7 +310,7 @@ class Generation:
         start: Callable[[], None],
         cancel: Callable[[], None],
         settle: Callable[[], Done],
-        thinking: Callable[[], ThinkingText | None] = lambda: None,
+        thinking: Callable[[], ThinkingText | None],
     ) -> None:
         self._task = task
         self._thinking = thinking

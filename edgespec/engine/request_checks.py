@@ -44,7 +44,8 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
     """Raise InvalidRequestError for what is no conversation to go on with: prompts and their answers, in turns."""
     roles = ["user", "assistant"] * ((len(messages) + 1) // 2)
     for number, (message, role) in enumerate(zip(messages, roles, strict=False)):
-        if message.get("role") != role or not isinstance(message.get("content"), str):
+        own = isinstance(message, Mapping)
+        if not own or message.get("role") != role or not isinstance(message.get("content"), str):
             raise InvalidRequestError(
                 f"message {number} of the conversation is not a text of the {role}",
                 hint="prompts and answers take turns, the prompt first; give a system message as system",

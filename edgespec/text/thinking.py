@@ -22,7 +22,8 @@ class ThinkingMarks:
 
     def answer_in(self, text: str) -> str:
         """What a whole text says after its thinking."""
-        return text.rpartition(self.closing)[2].lstrip()
+        before, closing, after = text.partition(self.closing)
+        return (after if closing else before).lstrip()
 
 
 # Qwen3, DeepSeek R1, SmolLM3 and most others; Magistral; Seed-OSS. Marks that are control tokens are never text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,8 +102,9 @@ def test_a_conversation_goes_on(tiny: TinyModels) -> None:
         ([{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}], "message 1 .* of the assistant"),
         ([{"role": "user", "content": None}, {"role": "assistant", "content": "ho"}], "message 0"),
         ([{}, {}], "message 0"),
+        (["hello", "hi"], "message 0"),
     ],
 )
-def test_what_is_no_conversation(tiny: TinyModels, messages: list[dict[str, str]], said: str) -> None:
+def test_what_is_no_conversation(tiny: TinyModels, messages: list[Any], said: str) -> None:
     with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match=said):
         engine.session(messages=messages)
