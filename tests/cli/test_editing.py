@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.files.home import Home
-from tests.support.command_line import command, environment
-from tests.support.terminal import EDITING, ESCAPE_CODE, Terminal
+from tests.support.command_line import command, environment, run_python
+from tests.support.terminal import EDITING, ESCAPE_CODE, WAIT_S, Terminal
 from tests.support.tiny_models import TinyModels
 
 pytestmark = pytest.mark.slow
 
 CTRL_C, CTRL_D, CTRL_J, CTRL_P, TAB = b"\x03", b"\x04", b"\x0a", b"\x10", b"\x09"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
+# In llama.cpp nothing is drafted before it is measured.
+NOTHING_KNOWN = {"EDGESPEC_RUNTIME": "llama", "EDGESPEC_DRAFT_RUNTIME": "llama"}
 ANSWERED = r"cut at the token limit"
 
 Open = Callable[..., Terminal]
@@ -223,3 +226,68 @@ def test_a_terminal_without_clipboard_and_one_without_colours_say_so(opened: Ope
         chat.wait_for(said)
         chat.wait_for("> ")
     leave(chat)
+
+
+# --------------------------------------------------------------------------------------- what goes on meanwhile
+
+
+def test_the_machine_is_measured_while_a_prompt_is_edited(tiny: TinyModels, place: Home) -> None:
+    """And Ctrl-C, which takes back what was typed, does not end that."""
+    options = ("--target", tiny.target, "--draft", tiny.drafter, "--max-tokens", "12", "--context", "300")
+    chat = Terminal(command("chat", *options), environment(place.root, NOTHING_KNOWN), term="xterm-256color")
+    try:
+        chat.wait_for(EDITING)
+        chat.type("hello\r")
+        chat.wait_for(EDITING)
+        chat.type("half a prompt")
+        time.sleep(0.5)
+        chat.type(CTRL_C)
+        chat.wait_for("Ctrl-C again within 2 s")
+        until = time.monotonic() + WAIT_S
+        while "measured: " not in chat.screen and time.monotonic() < until:
+            chat.wait_for(EDITING)
+            time.sleep(1.0)
+            chat.type("hello again\r")
+            chat.wait_for(r"tok/s")
+        assert "(/plan says why)" in chat.plain.replace("\n", " ")
+        chat.wait_for(EDITING)
+        leave(chat)
+    finally:
+        chat.close()
+
+
+def test_sigterm_at_a_prompt_leaves_the_terminal_as_it_was(opened: Open) -> None:
+    import termios
+
+    chat = opened()
+    edited = termios.tcgetattr(chat._controller)[3]  # only the terminal itself knows
+    assert not edited & termios.ICANON
+    chat.process.send_signal(signal.SIGTERM)
+    assert chat.exit_code() == 128 + signal.SIGTERM
+    after = termios.tcgetattr(chat._controller)[3]
+    assert after & termios.ICANON
+    assert after & termios.ECHO
+
+
+def test_bytes_that_are_no_text_are_told(opened: Open) -> None:
+    chat = opened()
+    chat.type(b"caf\xe9 au lait\r")
+    chat.wait_for("stdin is not UTF-8 text")
+    chat.wait_for(EDITING)
+    chat.type("hello\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("generate", "hello"), ("chat",)], ids=" ".join)
+def test_who_edits_nothing_loads_no_editor(tiny: TinyModels, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from edgespec.cli.app import run\n"
+        "code = run(sys.argv[1:])\n"
+        "heavy = {'prompt_toolkit', 'pygments', 'rich'} & sys.modules.keys()\n"
+        "print(code, sorted(heavy), file=sys.stderr)"
+    )
+    model = () if arguments == ("--help",) else ("--target", tiny.target, "--draft", "none", "--max-tokens", "2")
+    result = run_python(code, *arguments, *model, home=tmp_path / "home")
+    assert result.err.splitlines()[-1] == "0 []", result.err

@@ -405,6 +405,18 @@ def test_notes_are_broken_between_words(
     assert capsys.readouterr().err.split("\n")[:-1] == lines
 
 
+@pytest.mark.parametrize(("columns", "indent"), [(40, 14), (30, 2)], ids=["room", "no-room"])
+def test_notes_in_columns_hang_where_there_is_room(
+    columns: int, indent: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "stderr_columns", lambda: columns)
+    output.note("/set          how answers are drawn, in words that take several lines", hang=14)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("/set          how")
+    assert len(others) > 0
+    assert all(re.match(f" {{{indent}}}\\S", line) for line in others)
+
+
 def test_a_word_that_is_too_long_stays_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
