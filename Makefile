@@ -1,5 +1,5 @@
 # `make chat` on a fresh clone is all it takes. Nothing here prints to stdout but the programs it starts.
-.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized wheels acceptance lint clean
+.PHONY: help setup chat demo test test-fast test-vulkan test-neon test-sanitized wheels acceptance docs lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
 	@echo 'make wheels      wheels for Linux, macOS and Windows into dist/, checked as far as this machine can'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
+	@echo 'make docs        the documentation as a site in build/docs; a dead link is an error'
 	@echo 'make lint        ruff, mypy and import-linter alone'
 	@echo 'make clean       remove environments, caches and build results; downloaded models stay'
 
@@ -28,6 +29,11 @@ demo: setup
 acceptance:
 	@sh scripts/setup.sh dev
 	@exec .venv/bin/python scripts/acceptance.py $(ARGS)
+
+# The theme's notice about its own future goes to stderr at every build.
+docs:
+	@sh scripts/setup.sh dev
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 lint:
 	@sh scripts/setup.sh dev

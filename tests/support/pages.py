@@ -1,4 +1,4 @@
-"""The commands that a page shows, and running them as they stand."""
+"""The commands and snippets that a page shows, and running commands as they stand."""
 
 from __future__ import annotations
 
@@ -10,21 +10,40 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
+def read_page(page: str) -> str:
+    """The text of a page, named by its path below the repository's root."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def fenced(page: str, language: str) -> list[str]:
+    """The code blocks of a language in a page, in order; a block of four marks hides those inside it."""
+    blocks = re.findall(r"^(`{3,})(\w*)\n(.*?)^\1$", read_page(page), re.DOTALL | re.MULTILINE)
+    return [text for _, name, text in blocks if name == language]
+
+
+def prose(page: str) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^(`{3,})\w*\n.*?^\1$", "", read_page(page), flags=re.DOTALL | re.MULTILINE)
 
 
 def console_commands(page: str) -> list[str]:
     """What stands behind the prompts of the page's console blocks; ``page`` is a path below the repository's root."""
-    text = (ROOT / page).read_text(encoding="utf-8")
     return [
         line.removeprefix("$ ")
-        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+        for block in fenced(page, "console")
         for line in block.splitlines()
         if line.startswith("$ ")
     ]
 
 
-def run_command(command: str, folder: Path) -> None:
-    """Run ``[NAME=VALUE ...] edgespec ...`` in a folder; it has to succeed and to say something."""
+def run_command(command: str, folder: Path, *, given: str = "") -> None:
+    """Run ``[NAME=VALUE ...] edgespec ...`` in a folder; it has to succeed and to say something.
+
+    ``given``: what it reads from stdin.
+    """
     words = shlex.split(command)
     place = words.index("edgespec")
     surroundings = os.environ | dict(word.split("=", 1) for word in words[:place])
@@ -35,8 +54,9 @@ def run_command(command: str, folder: Path) -> None:
         text=True,
         cwd=folder,
         env=surroundings,
-        stdin=subprocess.DEVNULL,
+        input=given,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    # What was fetched is a note: nobody asked for a text.
+    assert (done.stderr if words[place + 1] == "pull" else done.stdout).strip()

@@ -1,0 +1,260 @@
+"""The pages under docs/: what they show exists, what they measure names its machine, and none is too long."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.cli.app import run
+from edgespec.profiles.layers import ADVANCED_KEYS, KEYS, from_table
+from tests.golden.test_snapshot import SNAPSHOTS
+from tests.support.pages import PAGES, ROOT, console_commands, fenced, prose, read_page
+from tests.support.tiny_models import TinyModels
+
+MOST_LINES = 200
+MOST_LINES_OF_THE_KERNELS_RESULTS = 90
+MOST_TERMS = 30
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+COMMANDS = [(page, command) for page in PAGES for command in console_commands(page)]
+SNIPPETS = [
+    pytest.param(text, id=f"{page}-{number}")
+    for page in PAGES
+    for number, text in enumerate(fenced(page, "python"), start=1)
+]
+EMBEDDING = [
+    pytest.param(text, id=f"{page}-{number}")
+    for page in PAGES
+    if page.startswith("docs/embedding/")
+    for number, text in enumerate(fenced(page, "python"), start=1)
+]
+
+# A figure that somebody measured; and what has to stand on its page.
+MEASURED = re.compile(r"\d+\.\d+x\b|\d tok(ens)?/s|\d ms\b|\d times as (fast|long)")
+MACHINE = re.compile(r"AMD EPYC|Intel Xeon|x86-64 server|simulated clock")
+HOW = re.compile(
+    r"[Tt]o reproduce|`python (-m )?benchmarks|`scripts/\S+` does the comparison again"
+    r"|\]\((\.\./)?results/|\(\.\./start\.md"
+)
+# Pages whose figures are not measurements, and why.
+NOT_MEASURED = {
+    "docs/json.md": "it explains keys",
+    "docs/reason-codes.md": "it explains codes",
+    "docs/simulation.md": "its figures are predictions, or published with their source",
+    "docs/vulkan.md": "it says that its figures are of function, and names the machine and `make test-vulkan`",
+}
+
+
+# ------------------------------------------------------------------------------------------------------ pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_short_and_begins_with_its_title(page: str) -> None:
+    lines = read_page(page).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert lines[0].startswith("# ")
+
+
+def test_the_kernels_results_are_one_page() -> None:
+    assert len(read_page("docs/results/native.md").splitlines()) <= MOST_LINES_OF_THE_KERNELS_RESULTS
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_measured_figures_name_their_machine_and_how_to_measure_them_again(page: str) -> None:
+    text = read_page(page)
+    if not MEASURED.search(text) or page in NOT_MEASURED:
+        return
+    assert MACHINE.search(text), f"{page} has {MEASURED.search(text)} and names no machine"
+    assert HOW.search(text), f"{page} has {MEASURED.search(text)} and does not say how to measure it again"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/results/")])
+def test_results_name_machine_and_reproduction(page: str) -> None:
+    assert MACHINE.search(read_page(page))
+    if page != "docs/results/index.md":
+        assert re.search(r"[Tt]o\s+reproduce", read_page(page))
+    assert re.search(r"make (acceptance|test-\w+)|python -m benchmarks", read_page(page))
+
+
+def test_notes_carry_a_date() -> None:
+    for page in PAGES:
+        if page.startswith("docs/notes/") and page != "docs/notes/index.md":
+            assert re.search(r"2026-\d\d-\d\d", "\n".join(read_page(page).splitlines()[:6])), page
+            assert page.removeprefix("docs/notes/") in read_page("docs/notes/index.md"), page
+
+
+def test_there_is_no_page_of_what_does_not_exist() -> None:
+    commands = (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")
+    if not re.search(r"^  serve ", commands, re.MULTILINE):
+        assert not [page for page in PAGES if "serv" in page]
+
+
+# --------------------------------------------------------------------------------------------------- glossary
+
+
+def test_terms_have_a_name_in_the_literature_and_a_source() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in read_page("docs/glossary.md").splitlines()
+        if line.startswith("| ")
+    ][1:]
+    assert 20 <= len(rows) <= MOST_TERMS
+    for word, literature, meaning, source in rows:
+        assert word
+        assert literature
+        assert meaning
+        assert re.search(r"\b(19|20)\d\d\b", source), f"{word} names no paper with its year"
+    assert len({row[0] for row in rows}) == len(rows)
+
+
+# --------------------------------------------------------------------------------------------------- commands
+
+
+def test_the_pages_show_commands() -> None:
+    assert len(COMMANDS) >= 40
+    shown = {name for _, command in COMMANDS for name in re.findall(r"(?:^|[ |])edgespec ([a-z]+)", command)}
+    assert {"chat", "generate", "pull", "models", "calibrate", "plan", "bench", "export", "verify"} <= shown
+    assert {"profiles", "doctor"} <= shown
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_command_exists_and_its_options_too(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in _programs(command):
+        _check_program(words, page, capsys)
+
+
+def _programs(command: str) -> Iterator[list[str]]:
+    """The programs of a pipe, each with its arguments, without what is put into their environment."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, "|"]:
+        if word == "|":
+            assert words, command
+            yield words
+            words = []
+        elif words or not re.fullmatch(r"[A-Z_]+=.*", word, re.DOTALL):
+            words.append(word)
+
+
+def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    match words:
+        case ["edgespec", *arguments]:
+            # The parser reads every option before --help ends it.
+            assert run([*arguments, "--help"]) == 0, capsys.readouterr().err
+            assert "Usage: edgespec" in capsys.readouterr().out
+        case ["make", target, *_]:
+            found = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=ROOT, check=False)
+            assert found.returncode == 0, found.stderr
+        case ["python", "-m", module, *_]:
+            ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        case ["python" | "pyinstaller", file, *_]:
+            ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        case ["pip", "install", *arguments]:
+            wanted = [word for word in arguments if not word.startswith("-")]
+            assert wanted
+            for extras in re.findall(r"\[(.*)\]", " ".join(wanted)):
+                assert set(extras.split(",")) <= set(EXTRAS)
+        case ["printf" | "echo", *_]:
+            pass
+        case _:
+            pytest.fail(f"{page} shows a program that this test does not know: {words}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_shell_can_read_what_is_shown(page: str) -> None:
+    for block in [*fenced(page, "sh"), *console_commands(page)]:
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/notes/")])
+def test_options_in_the_text_exist(page: str) -> None:
+    known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
+    known |= {"--exclude-module", "--install"}  # PyInstaller's, and xcode-select's
+    known |= {"--only", "--texts", "--seed", "--requests", "--arms"}  # those of `make acceptance` and benchmarks
+    mentioned = {option for code in re.findall(r"`([^`\n]+)`", prose(page)) for option in _options(code)}
+    assert mentioned <= known, f"{page}: {sorted(mentioned - known)}"
+
+
+def _options(code: str) -> list[str]:
+    return re.findall(r"(?<![\w-])--[a-z][a-z-]+", code)
+
+
+# ---------------------------------------------------------------------------------------------------- snippets
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_a_snippet_is_python(snippet: str) -> None:
+    compile(snippet, "snippet", "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", EMBEDDING)
+def test_an_embedding_snippet_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
+    """On a tiny model, under the name of the default one."""
+    on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(tiny.target)))
+    done = subprocess.run(
+        [sys.executable, "-c", on_tiny],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"EDGESPEC_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    if "print(" in snippet:
+        assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_profile_in_a_page_is_one(page: str) -> None:
+    for block in fenced(page, "toml"):
+        assert from_table(tomllib.loads(block), page, folder=None).values
+
+
+# ---------------------------------------------------------------------------------------- complete references
+
+
+def test_every_profile_key_is_explained() -> None:
+    page = read_page("docs/guide/profiles.md")
+    common, _, advanced = page.partition("## Advanced keys")
+    first = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", common, re.MULTILINE))))
+    second = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", advanced, re.MULTILINE))))
+    assert set(ADVANCED_KEYS) == second
+    assert set(KEYS) - set(ADVANCED_KEYS) <= first
+
+
+def test_every_command_has_a_row() -> None:
+    overview = (SNAPSHOTS / "help.txt").read_text(encoding="utf-8").split("=== ")[1]
+    commands = re.findall(r"^  (\w+)  ", overview.partition("Commands:")[2], re.MULTILINE)
+    assert len(commands) >= 11
+    page = read_page("docs/guide/commands.md")
+    assert [name for name in commands if f"| `edgespec {name}` |" not in page] == []
+
+
+def test_the_keys_of_a_benchmark_exist() -> None:
+    paths = (SNAPSHOTS / "json" / "bench.txt").read_text(encoding="utf-8").replace("[]", "")
+    known = {part for path in paths.splitlines() for part in path.split(".")} | {"NAME"}
+    table = read_page("docs/guide/benchmarks.md").partition("## The JSON")[2]
+    names = re.findall(r"`([\w.]+)`", table)
+    assert len(names) >= 20
+    assert [name for name in names if not set(name.split(".")) <= known | {"null", "again", "plain", "plot"}] == []
+
+
+def test_errors_that_are_named_exist() -> None:
+    named = set(re.findall(r"`(\w+Error)`", read_page("docs/embedding/errors.md")))
+    assert len(named) >= 15
+    assert named <= set(edgespec.__all__)

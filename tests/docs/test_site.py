@@ -1,0 +1,131 @@
+"""The site that `make docs` builds: without a warning, without a dead link, and complete without the network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import edgespec
+from tests.support.pages import PAGES, ROOT
+
+pytestmark = pytest.mark.slow
+
+# Tags that make a browser fetch something by itself, and where they name it.
+FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src"}
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page links to, what it fetches, and the places in it that links may name."""
+
+    links: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag in FETCHED and FETCHED[tag] in found:
+            self.fetched.append(found[FETCHED[tag]])
+
+
+def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site as `make docs` does, somewhere else."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", source / "mkdocs.yml", "--site-dir", site]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=source, env=quiet, check=False)
+
+
+def read(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: read(path) for path in sorted(site.rglob("*.html"))}
+
+
+def dead_links(pages: dict[Path, Page], site: Path) -> list[str]:
+    """Links to a file of the site that is not there, or to a place that the file does not have."""
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            # The page of missing pages does not know where it is shown, and links from the site's root.
+            if parts.scheme or path.name == "404.html":
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchor = unquote(parts.fragment)
+            there = pages[target].anchors if target in pages else {anchor}
+            if not target.is_file() or (anchor and anchor not in there):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    return dead
+
+
+def test_every_page_is_in_the_site(site: Path) -> None:
+    missing = [page for page in PAGES if not (site / page.removeprefix("docs/").replace(".md", ".html")).is_file()]
+    assert missing == []
+
+
+def test_no_link_is_dead(pages: dict[Path, Page], site: Path) -> None:
+    assert sum(len(page.links) for page in pages.values()) > 1000
+    assert dead_links(pages, site) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<a href="b.html#here">x</a><a href="c.html">y</a><a href="#there">z</a>')
+    (tmp_path / "b.html").write_text('<h1 id="elsewhere">B</h1>')
+    pages = {path: read(path) for path in (tmp_path / "a.html", tmp_path / "b.html")}
+    assert dead_links(pages, tmp_path) == ["a.html: b.html#here", "a.html: c.html", "a.html: #there"]
+
+
+def test_the_build_fails_on_a_dead_link(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n\n[gone](gone.md) and [nowhere](#nowhere)\n")
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    settings = settings.partition("\nnav:")[0].replace("extra_css:\n  - style.css\n", "")
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    assert "gone.md" in done.stderr
+    assert "#nowhere" in done.stderr
+
+
+def test_reading_the_site_fetches_nothing_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
+    fetched = {name for page in pages.values() for name in page.fetched}
+    assert fetched
+    assert [name for name in fetched if urlsplit(name).netloc] == []
+    sheets = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert not re.findall(r"(?:url\(|@import )[\"']?https?:[^)\"']*", sheets)
+
+
+def test_every_public_name_is_in_the_api_reference(pages: dict[Path, Page], site: Path) -> None:
+    anchors = set().union(*(page.anchors for path, page in pages.items() if path.parent == site / "api"))
+    public = set(edgespec.__all__) - {"__version__", "Event"}  # a version, and a union of what is there
+    named = {name for name in public if {f"edgespec.{name}", f"edgespec.errors.{name}"} & anchors}
+    assert public - named == set()
