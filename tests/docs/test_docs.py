@@ -79,10 +79,11 @@ def test_measured_figures_name_their_machine_and_how_to_measure_them_again(page:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/results/")])
-def test_results_name_machine_and_reproduction(page: str) -> None:
+def test_results_name_machine_reproduction_and_limits(page: str) -> None:
     assert MACHINE.search(read_page(page))
     if page != "docs/results/index.md":
         assert re.search(r"[Tt]o\s+reproduce", read_page(page))
+        assert "\n## Limits\n" in read_page(page)
     assert re.search(r"make (acceptance|test-\w+)|python -m benchmarks", read_page(page))
 
 
