@@ -87,6 +87,12 @@ def dead_links(pages: dict[Path, Page], site: Path) -> list[str]:
     return dead
 
 
+def test_make_docs_builds_strictly_where_it_says() -> None:
+    recipe = subprocess.run(["make", "-n", "docs"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert recipe.splitlines()[-1].endswith("mkdocs build --strict")
+    assert re.search(r"^site_dir: build/docs$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_every_page_is_in_the_site(site: Path) -> None:
     missing = [page for page in PAGES if not (site / page.removeprefix("docs/").replace(".md", ".html")).is_file()]
     assert missing == []
