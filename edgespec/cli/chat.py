@@ -67,7 +67,8 @@ def chat(
 ) -> None:
     """Talk to the model. Reads prompts line by line when stdin is not a terminal.
 
-    On a terminal answers are drawn as the model's file says, if it does; from a pipe and with --json greedily.
+    On a terminal answers are drawn as the model's file or its family's makers say. From a pipe and with --json they
+    are greedy.
     """
     state = state_of(context)
     if model is not None and target is not None:

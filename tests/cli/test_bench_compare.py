@@ -281,7 +281,7 @@ def test_mistakes_are_told_before_the_target_is_loaded(
     stranger.failed_well("stranger has another vocabulary than target", code=2)
     assert "ONNX" in stranger.hint
     (tmp_path / "empty").mkdir()
-    here("bench", *target, "--compare", tmp_path / "empty").failed_well("0 .gguf files")
+    here("bench", *target, "--compare", tmp_path / "empty").failed_well("holds 0 models")
 
 
 def test_too_little_memory_is_told_before_anything_is_loaded_for_it(
