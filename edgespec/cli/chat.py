@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -123,6 +124,7 @@ class _Chat:
         self._idle = IdleCalibration(talk.engine)
 
     def run(self, prompts: Prompts, interactive: bool) -> None:
+        silent = unechoed if prompts.drawn else nullcontext
         with Interrupts(self._talk, self._ending).installed() as interrupts, self._idle:
             while True:
                 try:
@@ -132,13 +134,13 @@ class _Chat:
                     except EdgespecError as error:  # a line that is no text: the next one may be
                         self._fail(error)
                         continue
-                    with unechoed():
+                    with silent():
                         asked = None if prompt is None else self._to_answer(prompt)
                     if asked is None:
                         break
                     if not asked.strip():
                         continue
-                    with interrupts.answering(), unechoed():
+                    with interrupts.answering(), silent():
                         self._answer(asked)
                     if self._ending.number is not None:
                         raise KeyboardInterrupt
@@ -149,7 +151,8 @@ class _Chat:
                 except KeyboardInterrupt:
                     if interrupts.leaving or self._ending.number is not None or not interactive:
                         raise
-                    note("\nCtrl-C again within 2 s, or /exit, leaves", dim=True)
+                    # Else the terminal stands behind what was typed.
+                    note(f"{'' if prompts.drawn else chr(10)}Ctrl-C again within 2 s, or /exit, leaves", dim=True)
         if self._failed and not interactive:
             raise typer.Exit(1)
 

@@ -26,6 +26,8 @@ class EditedPrompts:
     The arrow keys walk through earlier ones, and Ctrl-R searches them. Commands are completed as they are typed.
     """
 
+    drawn = True
+
     def __init__(self, history: PromptHistory, suggest: Suggest) -> None:
         session: PromptSession[str] = PromptSession(
             FIRST,

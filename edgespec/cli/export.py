@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli import suggestions
 from edgespec.cli.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export_report import Written
 from edgespec.cli.options import JsonOption, TargetOption, default_threads, state_of
@@ -31,8 +32,20 @@ ONNX_QUANTS = ("keep", "q4")  # those export_onnx knows
 
 def export(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].")],
-    to: Annotated[str, typer.Option("--to", metavar="gguf|onnx", help="What to write.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].",
+            autocompletion=suggestions.for_model,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="gguf|onnx", help="What to write.", autocompletion=suggestions.one_of("gguf", "onnx")
+        ),
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Where to; an earlier export there is replaced.")
     ],

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli import suggestions
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.options import (
     ContextOption,
@@ -52,7 +53,12 @@ def generate(
     depth: DepthOption = None,
     rule: Annotated[
         str | None,
-        typer.Option("--rule", metavar="keyed|rejection", help="rejection: same distribution, not the same text."),
+        typer.Option(
+            "--rule",
+            metavar="keyed|rejection",
+            help="rejection: same distribution, not the same text.",
+            autocompletion=suggestions.one_of("keyed", "rejection"),
+        ),
     ] = None,
     exactness: ExactnessOption = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text.")] = None,

@@ -23,7 +23,9 @@ class Prompt:
 
 
 class Prompts(Protocol):
-    """Where prompts come from."""
+    """Where prompts come from. ``drawn``: keys are shown by us, whenever they were typed, and not by the terminal."""
+
+    drawn: bool
 
     def read(self) -> Prompt | None:
         """The next prompt; None where no more come. Raises InvalidRequestError for a line that is no text: the next
@@ -32,6 +34,8 @@ class Prompts(Protocol):
 
 class LinePrompts:
     """A prompt a line, or several lines between two triple quotes; each line is asked for with a few characters."""
+
+    drawn = False
 
     def __init__(self, first: str = "", further: str = "") -> None:
         self._first, self._further = first, further
