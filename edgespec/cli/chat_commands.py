@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,11 +11,13 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from edgespec.cli.options import check_thinking
 from edgespec.cli.output import note, stdout_is_rich
 from edgespec.cli.status import STATS_COLUMNS, stats_lines
-from edgespec.cli.suggestions import Suggestion, models_to_name
+from edgespec.cli.suggestions import Suggestion, for_model
 from edgespec.cli.talk import Talk
 from edgespec.errors import InvalidRequestError
 
@@ -62,6 +65,9 @@ SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
 # Terminals take at least so much (that is hterm's and tmux's limit of old), and what is longer may be dropped.
 _LONGEST_COPY = 74_994
 
+# tmux takes milliseconds; a server that hangs is not waited for.
+_TMUX_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Leave:
@@ -82,8 +88,8 @@ def is_command(text: str) -> bool:
     return "\n" not in text.strip() or text.split(maxsplit=1)[0] in _names()
 
 
-def suggest(before: tuple[str, ...]) -> Iterable[Suggestion]:
-    """What may follow these words of a command."""
+def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
+    """What ``word`` may become after these words of a command."""
     match before:
         case ():
             return ((usage.split()[0], what) for usage, what in COMMANDS)
@@ -92,7 +98,7 @@ def suggest(before: tuple[str, ...]) -> Iterable[Suggestion]:
         case ("/set", name) if name in SETTINGS:
             return ((value, "") for value in SETTINGS[name][1])
         case ("/model",):
-            return models_to_name()
+            return for_model(word)
     return ()
 
 
@@ -175,7 +181,11 @@ class Commands:
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
         if model is not None:
-            talk.switch(model.strip())
+            if model.startswith("~"):  # which a shell would have replaced
+                with contextlib.suppress(RuntimeError):
+                    model = str(Path(model).expanduser())
+            talk.switch(model)
+            check_thinking(talk.engine, think=talk.think)
         now = "answers" if model is None else "goes on with the conversation" if talk.session.messages else "is ready"
         note(f"{talk.engine.plan.target.model} {now}", dim=True)
 
@@ -207,8 +217,9 @@ def copy(text: str) -> str:
         return "this is no terminal with a clipboard"
     tmux = shutil.which("tmux") if os.environ.get("TMUX") else None
     if tmux is not None:  # which takes no escape codes for the clipboard unless it is told to
-        done = subprocess.run([tmux, "load-buffer", "-w", "-"], input=text.encode(), capture_output=True, check=False)
-        if done.returncode == 0:
+        command = [tmux, "load-buffer", "-w", "-"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, input=text.encode(), capture_output=True, check=True, timeout=_TMUX_S)
             return f"{count} copied into tmux's buffer, and to the clipboard where its terminal allows that"
     encoded = base64.b64encode(text.encode()).decode()
     sys.stdout.write(f"\x1b]52;c;{encoded}\x07")

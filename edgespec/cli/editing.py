@@ -110,6 +110,6 @@ class _Commands(Completer):
             return
         word = before.split(" ")[-1]
         words = tuple(before.removesuffix(word).split())
-        for value, what in self._suggest(words):
+        for value, what in self._suggest(words, word):
             if value.startswith(word):
                 yield Completion(value, start_position=-len(word), display_meta=what)

@@ -30,7 +30,7 @@ from edgespec.cli.options import (
     sampling_of,
     state_of,
 )
-from edgespec.cli.output import read_input
+from edgespec.cli.output import note, read_input, stderr_columns
 from edgespec.cli.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.request_checks import check_request
@@ -91,7 +91,7 @@ def generate(
     # Before stdin is read and a model is loaded for it.
     if prompt != "-":
         check_request(prompt, stop=stop or (), raw=raw)
-    text = _with_input(prompt)
+    text = _with_input(prompt, quiet=json)
     check_request(text, stop=stop or (), raw=raw)
     with open_engine(chosen, state) as engine, engine.session(think=not no_think) as session:
         check_thinking(engine, think=not no_think)
@@ -107,9 +107,13 @@ def generate(
         raise typer.Exit(130)
 
 
-def _with_input(prompt: str) -> str:
+def _with_input(prompt: str, *, quiet: bool) -> str:
     """The prompt after what was piped in, as other programs of this kind read it; ``-`` is that text alone."""
     if prompt == "-":
         return read_input()
     piped = "" if sys.stdin.isatty() else read_input().strip("\n")
-    return f"{piped}\n\n{prompt}" if piped.strip() else prompt
+    if not piped.strip():
+        return prompt
+    if stderr_columns() is not None and not quiet:  # who did not mean to pipe it in sees that it is gone
+        note(f"asked about {len(piped)} characters from stdin", dim=True)
+    return f"{piped}\n\n{prompt}"

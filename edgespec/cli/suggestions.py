@@ -15,8 +15,8 @@ import typer
 # A value, and what it is in a few words.
 Suggestion = tuple[str, str]
 
-# What could follow the words before it, which is everything on the line but the word at the cursor.
-Suggest = Callable[[tuple[str, ...]], Iterable[Suggestion]]
+# What the word at the cursor could become, after the words before it.
+Suggest = Callable[[tuple[str, ...], str], Iterable[Suggestion]]
 
 
 @lru_cache(maxsize=1)

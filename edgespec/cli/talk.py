@@ -34,7 +34,7 @@ class Talk:
         """
         self._load = load
         self._model: str | None = None
-        self._think = think
+        self.think = think
         self._drawn = dict(drawn)
         self._as_file = as_file
         self.engine = engine
@@ -97,7 +97,7 @@ class Talk:
                     f"{engine.plan.target.model} has no chat template",
                     hint="name an instruction-tuned model; `edgespec generate --raw` continues plain text",
                 )
-            session = engine.session(system=system, messages=turns, think=self._think)
+            session = engine.session(system=system, messages=turns, think=self.think)
         except BaseException:
             engine.close()
             raise

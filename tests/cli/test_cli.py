@@ -176,7 +176,8 @@ def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
     options = ("--target", tiny.target, "--draft", "none", "--max-tokens", "5", "--temperature", "0", "--json")
     broken, silent = root / "absent.gguf", tiny.without_template
     stdin = (
-        f"hello\n/model {broken}\n/model {silent}\n/model\n/model {tiny.ending}\n/set seed 7\n"
+        f"hello\n/model {broken}\n/model ~nobody-at-all/x.gguf\n/model {silent}\n/model\n"
+        f"/model {tiny.ending}\n/set seed 7\n"
         f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
     )
     result = succeeded(run_cli("chat", *options, home=root, stdin=stdin))
@@ -186,6 +187,7 @@ def test_chat_goes_on_with_another_model(tiny: TinyModels, root: Path) -> None:
     assert other["stats"]["prompt_tokens"] == back["stats"]["prompt_tokens"]
     for words in (
         f"{broken}: no such file",
+        "~nobody-at-all/x.gguf",
         "without-template has no chat template",
         "target answers",
         "ending goes on with the conversation",
@@ -515,6 +517,18 @@ def test_what_is_piped_in_and_is_no_text(tmp_path: Path, prompt: str, stdin: byt
     """Told before a model is loaded for it."""
     result = run_cli("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
     result.failed_well(said, code=2)
+
+
+def test_a_terminal_is_told_what_was_taken_from_stdin(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who loops over a file sees why the loop ends after one answer."""
+    from edgespec.cli import generate
+
+    asked = ("generate", "What is it?", "--target", "absent.gguf")
+    assert "from stdin" not in here(*asked, stdin="text").err
+    monkeypatch.setattr(generate, "stderr_columns", lambda: 80)
+    assert "asked about 4 characters from stdin" in here(*asked, stdin="text\n").err
+    assert "from stdin" not in here(*asked).err
+    assert "from stdin" not in here(*asked, "--json", stdin="text").err
 
 
 @pytest.mark.slow

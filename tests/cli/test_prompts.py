@@ -48,12 +48,12 @@ def test_what_is_a_command(text: str, command: bool) -> None:
 
 
 def test_commands_settings_and_their_values_are_suggested() -> None:
-    commands = [name for name, _ in suggest(())]
+    commands = [name for name, _ in suggest((), "")]
     assert {"/help", "/model", "/guesses", "/copy", "/exit"} <= set(commands)
-    assert [name for name, _ in suggest(("/set",))] == list(SETTINGS)
-    assert ("none", "") in suggest(("/set", "seed"))
+    assert [name for name, _ in suggest(("/set",), "")] == list(SETTINGS)
+    assert ("none", "") in suggest(("/set", "seed"), "")
     for words in (("/set", "warmth"), ("/set", "seed", "none"), ("/help",), ("hello",)):
-        assert list(suggest(words)) == []
+        assert list(suggest(words, "")) == []
 
 
 def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,9 +63,11 @@ def test_models_are_suggested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     suggestions.models_to_name.cache_clear()
     try:
         assert ("smollm2-135m", "SmolLM2 135M Instruct, Q4_1: tiny, for tests and first steps (to fetch)") in suggest(
-            ("/model",)
+            ("/model",), ""
         )
-        assert "humaneval" not in [name for name, _ in suggest(("/model",))], "a prompt set is no model"
+        assert "humaneval" not in [name for name, _ in suggest(("/model",), "")], "a prompt set is no model"
+        (tmp_path / "own.gguf").touch()
+        assert list(suggest(("/model",), f"{tmp_path}/o")) == [(f"{tmp_path}/own.gguf", "")]
     finally:
         suggestions.models_to_name.cache_clear()
 
