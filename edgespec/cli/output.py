@@ -162,7 +162,12 @@ def _wrapped(line: str, columns: int, hang: int | None) -> str:
 
 def stderr_columns() -> int | None:
     """Width of the terminal behind stderr; None if there is none."""
-    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    if not sys.stderr.isatty():
+        return None
+    if not os.environ.get("COLUMNS"):
+        with suppress(OSError, ValueError):  # shutil asks stdout, which may be a pipe
+            return os.get_terminal_size(sys.stderr.fileno()).columns or shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns
 
 
 def stderr_is_rich() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -291,3 +292,15 @@ def test_who_edits_nothing_loads_no_editor(tiny: TinyModels, tmp_path: Path, arg
     model = () if arguments == ("--help",) else ("--target", tiny.target, "--draft", "none", "--max-tokens", "2")
     result = run_python(code, *arguments, *model, home=tmp_path / "home")
     assert result.err.splitlines()[-1] == "0 []", result.err
+
+
+def test_notes_fit_the_terminal_where_the_answer_goes_elsewhere(tiny: TinyModels, place: Home) -> None:
+    line = shlex.join(command("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "3"))
+    terminal = Terminal(["/bin/sh", "-c", f"{line} | cat > /dev/null"], environment(place.root), columns=40)
+    try:
+        assert terminal.exit_code() == 0
+        lines = terminal.plain.splitlines()
+        assert "tok/s" in terminal.plain
+        assert max(map(len, lines)) <= 40, lines
+    finally:
+        terminal.close()
