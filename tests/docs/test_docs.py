@@ -32,10 +32,10 @@ SNIPPETS = [
     for page in PAGES
     for number, text in enumerate(fenced(page, "python"), start=1)
 ]
-EMBEDDING = [
+RUN = [
     pytest.param(text, id=f"{page}-{number}")
     for page in PAGES
-    if page.startswith("docs/embedding/")
+    if page.startswith(("docs/embedding/", "docs/simulation"))
     for number, text in enumerate(fenced(page, "python"), start=1)
 ]
 
@@ -202,8 +202,8 @@ def test_a_snippet_is_python(snippet: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("snippet", EMBEDDING)
-def test_an_embedding_snippet_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
+@pytest.mark.parametrize("snippet", RUN)
+def test_a_snippet_that_embeds_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
     """On a tiny model, under the name of the default one."""
     on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(tiny.target)))
     done = subprocess.run(
