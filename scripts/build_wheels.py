@@ -37,6 +37,8 @@ KERNELS = CHECKOUT / "edgespec" / "kernels"
 TOOLS = CHECKOUT / "build" / "wheel-tools"
 # Pinned: another compiler makes another library, and so another build in every numeric class.
 REQUIREMENTS = ("ziglang==0.17.1", "hatchling==1.27.0", "lief==1.0.0")
+# Without what only debuggers read, which is three quarters of the size. The compiler is known, so it may not warn.
+EXTRA_FLAGS = ("-g0", "-s", "-Werror")
 TEST_PROGRAMS = ("compare_levels", "pool_check")  # of tests/kernels
 DIGEST_NAME = "digest"
 CHECK_S = 1800.0  # an emulator takes a minute
@@ -162,6 +164,13 @@ def header_functions() -> set[str]:
     return set(re.findall(r"^ES_EXPORT\b[^;]*?\b(es_\w+)\(", text, re.MULTILINE))
 
 
+def level_names(wanted: Platform) -> list[str]:
+    """The levels that a library for that processor has to have."""
+    sources = [f for f, machines, _, _ in load(KERNELS / "compile.py")._LEVELS if wanted.machine in machines]
+    texts = ((KERNELS / name).read_text(encoding="utf-8") for name in ["level_portable.c", *sources])
+    return [re.findall(r'\.name = "([\w-]+)"', text)[0] for text in texts]
+
+
 # --------------------------------------------------------------------------------------------------- build
 
 
@@ -171,9 +180,8 @@ def build(wanted: Platform, place: Path, out: Path) -> tuple[Path, Path]:
     library = place / compiling.LIBRARY_NAMES[wanted.system]
     compiler = zig("cc", "-target", wanted.target)
     try:
-        # Without what only debuggers read: a quarter of the size.
         compiling.compile_library(
-            library, compiler=compiler, system=wanted.system, machine=wanted.machine, extra_flags=("-g0", "-s")
+            library, compiler=compiler, system=wanted.system, machine=wanted.machine, extra_flags=EXTRA_FLAGS
         )
     except compiling.CompileError as error:
         raise WheelError(f"{wanted.tag}: {error}") from error
@@ -230,6 +238,10 @@ def check_linked(wanted: Platform, library: Path) -> None:
     exported = {_plain(each.name, wanted.system) for each in binary.exported_functions} - LINKERS_OWN
     if exported != header_functions():
         raise WheelError(f"{wanted.tag}: exports differ from the header's: {sorted(exported ^ header_functions())}")
+    content = library.read_bytes()
+    missing = [name for name in level_names(wanted) if name.encode() + b"\0" not in content]
+    if missing:
+        raise WheelError(f"{wanted.tag}: the library has no level {', '.join(missing)}")
     allowed = next(pattern for kind, pattern in ALLOWED.items() if wanted.tag.startswith(kind))
     strange = [name for name in _needed(binary, wanted.system) if not re.fullmatch(allowed, name)]
     if strange:
@@ -330,7 +342,10 @@ def compute(programs: tuple[Path, Path], begins: list[str], draws: int) -> tuple
     """Run the programs. Returns the digest of what was computed, and the levels that computed it."""
     compare, pool = programs
     said = run([*begins, str(compare), str(draws)], where=compare.parent, WINEDEBUG="-all")
-    digest = said.rpartition("digest ")[2].strip()
+    found = re.search(r"^digest (\w+)$", said, re.MULTILINE)
+    if found is None:
+        raise WheelError(f"{compare} prints no digest: {said[-300:]!r}")
+    digest = found[1]
     levels = [line.partition(":")[0] for line in said.splitlines() if "comparisons" in line]
     for question, answers in POOL_ANSWERS:
         said = run([*begins, str(pool), *question], where=pool.parent, WINEDEBUG="-all")

@@ -23,7 +23,7 @@ static inline uint64_t upper_product(uint64_t a, uint64_t b)
 {
     uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
     uint64_t middle = a_high * b_low + (a_low * b_low >> 32);
-    return a_high * b_high + (middle >> 32) + (a_low * b_high + (uint32_t)middle >> 32);
+    return a_high * b_high + (middle >> 32) + ((a_low * b_high + (uint32_t)middle) >> 32);
 }
 
 /* Which quarter of a turn is nearest, and what is left of the angle, at most pi / 4 to either side. For a finite angle
@@ -35,7 +35,7 @@ static inline unsigned nearest_quarter(double angle, double *rest)
     /* angle = whole * 2^exponent. Digits of 2 / pi that make its product a multiple of 4 quarters are left out, and of
      * those that follow 192 are taken: what comes after is below 2^-137 of a quarter, and no double of this size is
      * nearer than 2^-62 to a multiple of a quarter. */
-    uint64_t whole = (bits & ((uint64_t)1 << 52) - 1) | (uint64_t)1 << 52, digits[3];
+    uint64_t whole = (bits & 0xfffffffffffffu) | (uint64_t)1 << 52, digits[3];
     int exponent = (int)(bits >> 52 & 0x7ff) - 1075, first = exponent + 62;
     for (int i = 0; i < 3; i++) {
         const uint64_t *from = two_over_pi + first / 64 + i;

@@ -18,16 +18,18 @@ static inline void float_mode_restore(unsigned mode) { _mm_setcsr(mode); }
 
 #elif defined(__aarch64__)
 
+#include <stdint.h>
+
 static inline unsigned float_mode_set(void)
 {
-    unsigned long before, plain = 0;
+    uint64_t before, plain = 0;
     __asm__ volatile("mrs %0, fpcr" : "=r"(before));
     __asm__ volatile("msr fpcr, %0" : : "r"(plain));
     return (unsigned)before;
 }
 static inline void float_mode_restore(unsigned mode)
 {
-    unsigned long before = mode;
+    uint64_t before = mode;
     __asm__ volatile("msr fpcr, %0" : : "r"(before));
 }
 

@@ -45,6 +45,14 @@ def test_the_headers_functions_are_those_that_python_calls(wheels: ModuleType) -
     assert wheels.header_functions() == {*native_library._LONG, *native_library._SHORT}
 
 
+def test_a_library_has_every_level_of_its_processor(wheels: ModuleType) -> None:
+    levels = [name for name in native_library.LEVELS if name != "portable"]
+    x86 = [name for name in levels if name.startswith("avx")]
+    for each in wheels.PLATFORMS:
+        wanted = x86 if each.machine == "x86_64" else [name for name in levels if name not in x86]
+        assert wheels.level_names(each) == ["portable", *wanted]
+
+
 @pytest.mark.parametrize(
     ("kind", "allowed", "strange"),
     [
