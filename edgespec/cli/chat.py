@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
@@ -84,17 +85,18 @@ def chat(
         own = draft if another is None or draft == "none" else None
         return open_engine(resolve_profile(profile, target=another or model or target, draft=own, **flags), state)
 
-    interactive = sys.stdin.isatty()
+    interactive, prompts = sys.stdin.isatty(), _prompts()
+    silent = unechoed if prompts.drawn else nullcontext
     given = {name: value for name, value in drawn.items() if value is not None}
     with (
-        open_with_offer(chosen, state, as_json=json) as engine,
+        open_with_offer(chosen, state, as_json=json, silent=silent) as engine,
         Talk(engine, load, system=system, think=not no_think, drawn=given, as_file=interactive and not json) as talk,
     ):
         if interactive and not json:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         check_thinking(engine, think=not no_think)
         status = StatusLine(measuring=interactive and engine.can_calibrate)
-        _Chat(talk, state.ending, status, as_json=json, max_tokens=max_tokens).run(_prompts(), interactive)
+        _Chat(talk, state.ending, status, as_json=json, max_tokens=max_tokens).run(prompts, silent, interactive)
 
 
 def _prompts() -> Prompts:
@@ -123,8 +125,8 @@ class _Chat:
         # From a pipe the next prompt is there already: nobody waits for a person, so nothing is measured meanwhile.
         self._idle = IdleCalibration(talk.engine)
 
-    def run(self, prompts: Prompts, interactive: bool) -> None:
-        silent = unechoed if prompts.drawn else nullcontext
+    def run(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> None:
+        """``silent``: how keys that are typed meanwhile are kept out of what is shown."""
         with Interrupts(self._talk, self._ending).installed() as interrupts, self._idle:
             while True:
                 try:

@@ -7,8 +7,8 @@ import json as json_format
 import select
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,17 +31,22 @@ _NARROWEST = 20
 
 
 @contextmanager
-def open_with_offer(profile: Profile, state: State, *, as_json: bool) -> Iterator[Engine]:
+def open_with_offer(
+    profile: Profile, state: State, *, as_json: bool, silent: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Engine]:
     """The engine for a chat, with a drafter that its user agreed to fetch. Raises what ``open_engine`` raises.
 
     Nobody is asked where nobody could answer: without a terminal, offline, or where a program reads the output.
+    ``silent`` keeps keys that are typed while a model loads out of what is shown.
     """
-    engine = open_engine(profile, state)
+    with silent():
+        engine = open_engine(profile, state)
     try:
         offer = None if as_json or state.offline or not _can_ask() else engine.drafter_offer
         if offer is not None and offer.target not in _declined(home()) and _fetched(offer, state):
             engine.close()
-            engine = _open_again(profile, state)
+            with silent():
+                engine = _open_again(profile, state)
         yield engine
     finally:
         engine.close()

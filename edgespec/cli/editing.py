@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import sys
 from collections.abc import Iterable
 
 from prompt_toolkit import PromptSession
@@ -14,10 +17,12 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 
-from edgespec.cli.output import decode_input, note
+from edgespec.cli.output import decode_input, enter_as_key, note
 from edgespec.cli.prompt_history import PromptHistory
 from edgespec.cli.prompts import FIRST, FURTHER, Prompt, unquoted
 from edgespec.cli.suggestions import Suggest
+
+_LONGEST_LINE = 4096  # of a terminal on Linux, in bytes; others have shorter ones
 
 
 class EditedPrompts:
@@ -45,7 +50,12 @@ class EditedPrompts:
 
     def read(self) -> Prompt | None:
         try:
-            text = self._session.prompt()
+            with enter_as_key():  # also until the editor has begun
+                ahead = _typed_ahead()
+                if len(ahead) == 1:
+                    text = self._session.prompt(default=ahead[0], accept_default=True)
+                else:  # nobody knows which of them belong together
+                    text = self._session.prompt(default="".join(f"{line}\n" for line in ahead))
         except _InterruptedError:
             signal.raise_signal(signal.SIGINT)  # for who counts them
             raise KeyboardInterrupt from None
@@ -55,6 +65,17 @@ class EditedPrompts:
         # Bytes that are no UTF-8 come as surrogates.
         text = decode_input(text.encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
+
+
+def _typed_ahead() -> list[str]:
+    """Lines that were sent with Enter while nobody read; the editor would take their ends for Ctrl-J."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # Windows cannot tell of a console
+        number = sys.stdin.fileno()
+        # A terminal that is not read key by key gives whole lines, one at a time. A Ctrl-D comes as an empty one.
+        while select.select([number], [], [], 0)[0] and (line := os.read(number, _LONGEST_LINE)):
+            lines.append(line.decode("utf-8", "surrogateescape").removesuffix("\n"))
+    return lines
 
 
 class _InterruptedError(Exception):

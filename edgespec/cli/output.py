@@ -190,6 +190,20 @@ def unechoed() -> Iterator[None]:
 
     In the midst of an answer they would stand in its text, and break its lines at other places.
     """
+    with _without(local="ECHO"):
+        yield
+
+
+@contextmanager
+def enter_as_key() -> Iterator[None]:
+    """Enter comes as it is typed in the block, and not as the end of a line, which is Ctrl-J."""
+    with _without(input="ICRNL"):
+        yield
+
+
+@contextmanager
+def _without(*, input: str | None = None, local: str | None = None) -> Iterator[None]:
+    """Without a mode of the terminal, by its name in ``termios``; nothing happens where there is no terminal."""
     try:
         import termios
     except ImportError:  # Windows shows no keys before they are read
@@ -198,11 +212,14 @@ def unechoed() -> Iterator[None]:
     try:
         number = sys.stdin.fileno()
         before = termios.tcgetattr(number)
-    except (OSError, ValueError, termios.error):  # there is no terminal
+    except (OSError, ValueError, termios.error):
         yield
         return
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(number, termios.TCSANOW, silent)
+    changed = list(before)
+    for place, name in ((0, input), (3, local)):
+        if name is not None:
+            changed[place] &= ~getattr(termios, name)
+    termios.tcsetattr(number, termios.TCSANOW, changed)
     try:
         yield
     finally:

@@ -152,12 +152,58 @@ def test_what_is_typed_during_an_answer_is_the_next_prompt(opened: Open, place: 
     chat.type("typed ahead")
     chat.wait_for(ANSWERED)
     chat.wait_for("typed ahead")
-    assert chat.plain.count("typed ahead") == 1, "it is not shown in the midst of the answer"
+    answer = chat.plain.split("cut at the token limit")[0]
+    assert "typed ahead" not in answer, "it is not shown in the midst of the answer"
     chat.type("\r")
     chat.wait_for(ANSWERED)
     chat.wait_for(EDITING)
     leave(chat)
     assert history(place) == ["hello", "typed ahead"]
+
+
+def test_what_is_sent_during_an_answer_is_the_next_prompt(opened: Open, place: Home) -> None:
+    chat = opened("--max-tokens", "400")
+    chat.type("hello\r")
+    chat.wait_for(r"hello\S*\s+\S")
+    chat.type("sent ahead\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for("sent ahead")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["hello", "sent ahead"]
+
+
+@pytest.fixture
+def loading(tiny: TinyModels, place: Home) -> Iterator[Terminal]:
+    """A chat that has only just been started."""
+    arguments = command("chat", "--target", tiny.target, "--draft", "none", "--max-tokens", "4")
+    terminal = Terminal(arguments, environment(place.root), term="xterm-256color")
+    yield terminal
+    terminal.close()
+
+
+def test_what_is_sent_while_the_model_loads_is_the_first_prompt(loading: Terminal, place: Home) -> None:
+    loading.type("sent at once\r")
+    loading.wait_for(ANSWERED)
+    loading.wait_for(EDITING)
+    leave(loading)
+    assert history(place) == ["sent at once"]
+
+
+def test_several_lines_that_came_while_the_model_loads_are_one_prompt_to_look_at(
+    loading: Terminal, place: Home
+) -> None:
+    loading.type("one\rtwo\rthree")
+    loading.wait_for("is ready")
+    loading.wait_for("three")
+    time.sleep(0.3)
+    assert not loading.find(ANSWERED), "nothing is sent before Enter"
+    loading.type("\r")
+    loading.wait_for(ANSWERED)
+    loading.wait_for(EDITING)
+    leave(loading)
+    assert history(place) == ["one\ntwo\nthree"]
 
 
 # ------------------------------------------------------------------------------------------- what is shown
