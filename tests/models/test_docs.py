@@ -20,7 +20,8 @@ GUIDE = [page for page in PAGES if page.startswith(("docs/guide/", "docs/results
 NOT_RUN = {
     "make ": "tests/models/test_readme.py runs what `make chat` ends in; the others are this test run, or take hours",
     "pip ": "it installs",
-    "python -m benchmarks": "a million texts",
+    "apt-get ": "it installs",
+    "python ": "benchmarks and wheels take minutes or more",
     "edgespec calibrate": "it takes 50 seconds on any machine, and tests/engine calibrates",
     "edgespec export": "tests/models/test_npu_page.py exports the same model",
     'edgespec generate "Name a colour." --target build/': "it needs what `edgespec export` writes",
