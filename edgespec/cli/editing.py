@@ -52,10 +52,11 @@ class EditedPrompts:
         try:
             with enter_as_key():  # also until the editor has begun
                 ahead = _typed_ahead()
-                if len(ahead) == 1:
-                    text = self._session.prompt(default=ahead[0], accept_default=True)
-                else:  # nobody knows which of them belong together
-                    text = self._session.prompt(default="".join(f"{line}\n" for line in ahead))
+                sent = ahead.removesuffix("\n")
+                if sent != ahead and "\n" not in sent:
+                    text = self._session.prompt(default=sent, accept_default=True)
+                else:  # nobody knows which lines belong together
+                    text = self._session.prompt(default=ahead)
         except _InterruptedError:
             signal.raise_signal(signal.SIGINT)  # for who counts them
             raise KeyboardInterrupt from None
@@ -67,15 +68,16 @@ class EditedPrompts:
         return unquoted(text) or Prompt(text)
 
 
-def _typed_ahead() -> list[str]:
-    """Lines that were sent with Enter while nobody read; the editor would take their ends for Ctrl-J."""
-    lines: list[str] = []
+def _typed_ahead() -> str:
+    """What was typed while nobody read, up to the last Enter: the editor would take one for Ctrl-J."""
+    typed = b""
     with contextlib.suppress(OSError, ValueError):  # Windows cannot tell of a console
         number = sys.stdin.fileno()
         # A terminal that is not read key by key gives whole lines, one at a time. A Ctrl-D comes as an empty one.
         while select.select([number], [], [], 0)[0] and (line := os.read(number, _LONGEST_LINE)):
-            lines.append(line.decode("utf-8", "surrogateescape").removesuffix("\n"))
-    return lines
+            typed += line
+    # Enter is a carriage return where it was typed before the editor had ended.
+    return typed.replace(b"\r", b"\n").decode("utf-8", "surrogateescape")
 
 
 class _InterruptedError(Exception):
