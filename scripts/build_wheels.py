@@ -74,11 +74,13 @@ ALLOWED = {
     "win": r"(?i)kernel32\.dll|ntdll\.dll|api-ms-win-(crt|core)-[a-z0-9-]+\.dll",
 }
 NEWEST_GLIBC = (2, 17)
-# What tests/kernels/pool_check.c is asked and answers: steps in turn, a cancel in the seventh, two pools at once.
+# What tests/kernels/pool_check.c is asked and answers: steps in turn, a cancel in the seventh, each item once, and
+# two pools at once.
 POOL_ANSWERS = (
     (("steps", "1"), ("0 0",)),
     (("steps", "7"), ("0 0",)),
     (("cancel", "3"), ("7 7 7 39 39 39",)),
+    (("sharing", "3"), ("0 0",)),
     (("crowd", "2"), ("0", "2")),
 )
 # What zig's linker puts among a library's symbols on macOS.

@@ -35,23 +35,27 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, size
     step->level->to_halves(value, head_length, values, 1);
 }
 
-void place_heads(const struct step *step, size_t number)
+static void place_head(const struct step *step, size_t number, size_t head, size_t r)
 {
     const struct es_model *model = step->model;
     const struct es_layer *layer = &model->layer[number];
-    size_t rows = step->forward->rows, head_length = (size_t)model->head_length, begin, end;
-    size_t heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
-    share(step, (heads + kv_heads) * rows, &begin, &end);
-    for (size_t item = begin; item < end; item++) {
-        size_t head = item / rows, r = item % rows;
-        float *at = step->sequence->projected + r * projected_length(model) + head * head_length;
-        const float *norm = head < heads ? layer->query_norm : layer->key_norm;
-        if (norm)
-            step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
-        rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
-        if (head >= heads)
-            remember(step, number, head - heads, r, at, at + kv_heads * head_length);
-    }
+    size_t head_length = (size_t)model->head_length, heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
+    float *at = step->sequence->projected + r * projected_length(model) + head * head_length;
+    const float *norm = head < heads ? layer->query_norm : layer->key_norm;
+    if (norm)
+        step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
+    rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
+    if (head >= heads)
+        remember(step, number, head - heads, r, at, at + kv_heads * head_length);
+}
+
+void place_heads(const struct step *step, size_t number)
+{
+    size_t rows = step->forward->rows, heads = (size_t)(step->model->heads + step->model->kv_heads);
+    const struct pool_work work = {.count = heads * rows, .least = 4, .worth = WORTH_HEADS};
+    for (struct pool_items own = divide(step, work); pool_take(&own);)
+        for (size_t item = own.begin; item < own.end; item++)
+            place_head(step, number, item / rows, item % rows);
 }
 
 /* Where a thread puts the keys of a row's path together, and right behind them its values. */
@@ -61,14 +65,65 @@ static uint16_t *path_of(const struct step *step, size_t row)
     return step->sequence->paths + ((size_t)step->thread * ATTENTION_ROWS + row % ATTENTION_ROWS) * halves;
 }
 
-/* Heads first .. first + count - 1, of one group, for rows begin .. end - 1, at most ATTENTION_ROWS. */
-static void attend_heads(const struct step *step, size_t number, size_t first, size_t count, size_t begin, size_t end)
+/* Positions first .. end - 1. */
+struct seen {
+    size_t first, end;
+};
+
+static struct seen seen_by(const struct step *step, size_t layer, size_t row)
+{
+    size_t window = (size_t)step->model->layer[layer].window, end = position_of(step->forward, row) + 1;
+    return (struct seen){.first = window && end > window ? end - window : 0, .end = end};
+}
+
+/* Blocks of positions, from number `first` on, that the rows of a forward see. */
+struct blocks {
+    size_t first, count;
+};
+
+static struct blocks blocks_of(const struct step *step, size_t layer)
+{
+    struct seen all = seen_by(step, layer, 0);
+    for (size_t r = 1; r < step->forward->rows; r++) {
+        struct seen seen = seen_by(step, layer, r);
+        all.first = seen.first < all.first ? seen.first : all.first;
+        all.end = seen.end > all.end ? seen.end : all.end;
+    }
+    size_t first = all.first / ATTENTION_BLOCK;
+    return (struct blocks){.first = first, .count = (all.end - 1) / ATTENTION_BLOCK + 1 - first};
+}
+
+/* Where the sums of a row's head over a block are kept, in units of such sums; those over the next block follow. */
+static size_t part_at(const struct step *step, const struct blocks *blocks, size_t row, size_t head, size_t block)
+{
+    return (row * (size_t)step->model->heads + head) * blocks->count + (block - blocks->first);
+}
+
+/* Where a head's output goes, and its quantised form. */
+static float *mixed_at(const struct step *step, size_t row, size_t head)
+{
+    const struct activations *mixed = &step->sequence->mixed;
+    return mixed->floats + row * mixed->columns + head * (size_t)step->model->head_length;
+}
+
+static void quantise_mixed(const struct step *step, size_t row, size_t head, size_t count)
+{
+    const struct activations *mixed = &step->sequence->mixed;
+    size_t head_length = (size_t)step->model->head_length;
+    struct activation_block *to = mixed->blocks + row * (mixed->columns / BLOCK) + head * head_length / BLOCK;
+    step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
+}
+
+/* Heads first .. first + count - 1, of one group, for rows begin .. end - 1, at most ATTENTION_ROWS: all positions, or
+ * with `blocks` block number `block` of them, whose sums are kept. */
+static void attend_heads(const struct step *step, size_t number, size_t first, size_t count, size_t begin, size_t end,
+                         const struct blocks *blocks, size_t block)
 {
     const struct es_model *model = step->model;
     const struct forward *forward = step->forward;
     struct es_sequence *sequence = step->sequence;
     size_t head_length = (size_t)model->head_length, kv_head = first / (size_t)(model->heads / model->kv_heads);
-    size_t window = (size_t)model->layer[number].window;
+    size_t start = blocks ? block * ATTENTION_BLOCK : 0, stop = blocks ? start + ATTENTION_BLOCK : SIZE_MAX;
     const struct attention_cache cache = {
         .keys = keys_of(sequence, number, kv_head),
         .values = values_of(sequence, number, kv_head),
@@ -78,9 +133,14 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
     struct attention_query queries[MOST_QUERIES];
     size_t taken = 0;
     for (size_t r = begin; r < end; r++) {
-        struct attention_query query = {.end = position_of(forward, r) + 1};
-        query.first = window && query.end > window ? query.end - window : 0;
-        if (forward->tree) {
+        const struct seen seen = seen_by(step, number, r);
+        struct attention_query query = {
+            .first = seen.first > start ? seen.first : start,
+            .end = seen.end < stop ? seen.end : stop,
+        };
+        if (query.first >= query.end)
+            continue;
+        if (query.end > cache.own_from) {
             uint16_t *keys = path_of(step, r), *values = keys + PATH_POSITIONS * head_length;
             tree_path(sequence, forward->tree, forward->start, forward->tree->first + r, number, kv_head, keys, values);
             query.own_keys = keys;
@@ -88,34 +148,114 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
         }
         for (size_t head = first; head < first + count; head++) {
             query.from = sequence->projected + r * projected_length(model) + head * head_length;
-            query.out = sequence->mixed.floats + r * sequence->mixed.columns + head * head_length;
-            queries[taken++] = query;
-            if (taken == MOST_QUERIES || (r + 1 == end && head + 1 == first + count)) {
+            query.out = mixed_at(step, r, head);
+            if (blocks) {
+                size_t part = part_at(step, blocks, r, head, block);
+                query.out = sequence->block_sums + part * head_length;
+                query.standing = sequence->standing + part;
+            }
+            if (taken == MOST_QUERIES) {
                 step->level->attend(&cache, (float)model->attention_scale, taken, queries);
                 taken = 0;
             }
+            queries[taken++] = query;
         }
     }
-    size_t blocks = sequence->mixed.columns / BLOCK, block = first * head_length / BLOCK;
-    for (size_t r = begin; r < end; r++)
-        step->level->quantise(sequence->mixed.floats + r * sequence->mixed.columns + block * BLOCK,
-                              count * head_length / BLOCK, sequence->mixed.blocks + r * blocks + block, 1);
+    if (taken)
+        step->level->attend(&cache, (float)model->attention_scale, taken, queries);
+    for (size_t r = begin; r < end && !blocks; r++)
+        quantise_mixed(step, r, first, count);
+}
+
+/* What is quantised together is computed together: of heads of 16, 48, ... elements two at a time. */
+static size_t heads_together(const struct step *step)
+{
+    return step->model->head_length % BLOCK ? 2 : 1;
+}
+
+static size_t heads_of_group(const struct step *step)
+{
+    return (size_t)(step->model->heads / step->model->kv_heads);
+}
+
+static size_t row_chunks(const struct step *step)
+{
+    return (step->forward->rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS;
+}
+
+static size_t chunk_end(const struct step *step, size_t row)
+{
+    return row + ATTENTION_ROWS < step->forward->rows ? row + ATTENTION_ROWS : step->forward->rows;
+}
+
+/* Whether there are fewer groups, of the heads that share keys and of a chunk's rows, than threads can divide well. Whoever
+ * takes part of a group opens its keys anew. */
+static bool few_groups(const struct step *step)
+{
+    return (size_t)step->model->kv_heads * row_chunks(step) < 8 * (size_t)step->threads;
 }
 
 void mix(const struct step *step, size_t layer)
 {
-    const struct es_model *model = step->model;
-    /* What is quantised together is computed together: of heads of 16, 48, ... elements two at a time. */
-    size_t unit = model->head_length % BLOCK ? 2 : 1;
-    size_t group = (size_t)(model->heads / model->kv_heads), units = group / unit;
-    size_t rows = step->forward->rows, chunks = (rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS, begin, end;
-    share(step, (size_t)model->kv_heads * chunks * units, &begin, &end);
-    while (begin < end) {
-        size_t together = begin / units, from = begin % units, to = from + (end - begin);
-        to = to < units ? to : units;
-        size_t kv_head = together / chunks, row = together % chunks * ATTENTION_ROWS;
-        size_t last = row + ATTENTION_ROWS < rows ? row + ATTENTION_ROWS : rows;
-        attend_heads(step, layer, kv_head * group + from * unit, (to - from) * unit, row, last);
-        begin += to - from;
-    }
+    size_t unit = heads_together(step), group = heads_of_group(step), units = group / unit, chunks = row_chunks(step);
+    size_t items = (size_t)step->model->kv_heads * chunks * units;
+    bool few = few_groups(step); /* then they are divided only where a thread is slow */
+    const struct pool_work work = {.count = items, .least = few ? 1 : units, .worth = few ? items : units};
+    for (struct pool_items own = divide(step, work); pool_take(&own);)
+        for (size_t begin = own.begin; begin < own.end;) {
+            size_t together = begin / units, from = begin % units, to = from + (own.end - begin);
+            to = to < units ? to : units;
+            size_t head = together / chunks * group + from * unit, row = together % chunks * ATTENTION_ROWS;
+            attend_heads(step, layer, head, (to - from) * unit, row, chunk_end(step, row), NULL, 0);
+            begin += to - from;
+        }
+}
+
+/* A context of fewer blocks is over before another barrier would pay; a share of so many takes some 20 us. */
+enum { LEAST_BLOCKS = 4, WORTH_BLOCKS = 4 };
+
+bool mixes_blocks(const struct step *step, size_t layer)
+{
+    if (step->threads == 1 || !few_groups(step))
+        return false;
+    size_t blocks = blocks_of(step, layer).count;
+    return blocks >= LEAST_BLOCKS && step->forward->rows * (size_t)step->model->heads * blocks <= MOST_BLOCK_SUMS;
+}
+
+void mix_blocks(const struct step *step, size_t layer)
+{
+    const struct blocks blocks = blocks_of(step, layer);
+    size_t group = heads_of_group(step), chunks = row_chunks(step);
+    size_t items = (size_t)step->model->kv_heads * chunks * blocks.count;
+    const struct pool_work work = {.count = items, .least = 1, .worth = WORTH_BLOCKS};
+    for (struct pool_items own = divide(step, work); pool_take(&own);)
+        for (size_t item = own.begin; item < own.end; item++) {
+            size_t together = item / blocks.count, row = together % chunks * ATTENTION_ROWS;
+            attend_heads(step, layer, together / chunks * group, group, row, chunk_end(step, row), &blocks,
+                         blocks.first + item % blocks.count);
+        }
+}
+
+static void merge_head(const struct step *step, size_t layer, const struct blocks *blocks, size_t row, size_t head)
+{
+    const struct es_sequence *sequence = step->sequence;
+    const struct seen seen = seen_by(step, layer, row);
+    size_t head_length = (size_t)step->model->head_length, first = seen.first / ATTENTION_BLOCK;
+    size_t count = (seen.end - 1) / ATTENTION_BLOCK + 1 - first, part = part_at(step, blocks, row, head, first);
+    step->level->merge_blocks(sequence->block_sums + part * head_length, sequence->standing + part, count, head_length,
+                              mixed_at(step, row, head));
+}
+
+void merge_mixed(const struct step *step, size_t layer)
+{
+    const struct blocks blocks = blocks_of(step, layer);
+    size_t unit = heads_together(step), units = (size_t)step->model->heads / unit;
+    const struct pool_work work = {.count = step->forward->rows * units, .least = 1, .worth = WORTH_HEADS};
+    for (struct pool_items own = divide(step, work); pool_take(&own);)
+        for (size_t item = own.begin; item < own.end; item++) {
+            size_t row = item / units, head = item % units * unit;
+            for (size_t h = head; h < head + unit; h++)
+                merge_head(step, layer, &blocks, row, h);
+            quantise_mixed(step, row, head, unit);
+        }
 }

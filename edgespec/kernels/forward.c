@@ -1,4 +1,4 @@
-/* A whole model's forward: every thread runs forward_on, doing its share of each step, with barriers between. */
+/* A whole model's forward: every thread runs forward_on, doing its part of each step, with barriers between. */
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -23,18 +23,18 @@ static void turn(const struct step *step, size_t row)
 static void begin_rows(const struct step *step)
 {
     const struct es_model *model = step->model;
-    size_t embedding = (size_t)model->embedding, begin, end;
+    size_t embedding = (size_t)model->embedding;
     size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
     float scale = (float)model->embedding_scale;
-    share(step, step->forward->rows, &begin, &end);
-    for (size_t r = begin; r < end; r++) {
-        const uint8_t *from = model->embedding_rows + (size_t)step->forward->tokens[r] * row_bytes;
-        float *hidden = step->sequence->hidden + r * embedding;
-        (void)es_dequantise(model->embedding_type, from, model->embedding, hidden);
-        for (size_t k = 0; k < embedding && scale != 1.0f; k++)
-            hidden[k] *= scale;
-        turn(step, r);
-    }
+    for (struct pool_items own = divide_rows(step, step->forward->rows); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            const uint8_t *from = model->embedding_rows + (size_t)step->forward->tokens[r] * row_bytes;
+            float *hidden = step->sequence->hidden + r * embedding;
+            (void)es_dequantise(model->embedding_type, from, model->embedding, hidden);
+            for (size_t k = 0; k < embedding && scale != 1.0f; k++)
+                hidden[k] *= scale;
+            turn(step, r);
+        }
 }
 
 /* Where one half of a layer ends and the next begins. */
@@ -45,32 +45,35 @@ struct joint {
     float *keep;            /* where the scored rows' hidden states go; null: nowhere */
 };
 
-static void join_rows(const struct step *step, struct joint joint)
+static void join_row(const struct step *step, const struct joint *joint, size_t i)
 {
     struct es_sequence *sequence = step->sequence;
     struct activations *to = &sequence->normed;
     float epsilon = (float)step->model->norm_epsilon;
-    size_t begin, end, columns = to->columns, blocks = columns / BLOCK;
+    size_t columns = to->columns, blocks = columns / BLOCK, r = joint->first + i;
     size_t unscored = step->forward->rows - step->forward->scored;
-    share(step, joint.count, &begin, &end);
-    for (size_t i = begin; i < end; i++) {
-        size_t r = joint.first + i;
-        float *hidden = sequence->hidden + r * columns, *added = sequence->added + r * columns;
-        float *floats = to->floats + i * columns;
-        if (joint.post_norm) {
-            step->level->normalise(added, joint.post_norm, epsilon, columns, added);
-            for (size_t k = 0; k < columns; k++)
-                hidden[k] += added[k];
-        }
-        if (joint.keep && r >= unscored)
-            memcpy(joint.keep + (r - unscored) * columns, hidden, columns * sizeof *hidden);
-        step->level->normalise(hidden, joint.norm, epsilon, columns, floats);
-        step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
+    float *hidden = sequence->hidden + r * columns, *added = sequence->added + r * columns;
+    float *floats = to->floats + i * columns;
+    if (joint->post_norm) {
+        step->level->normalise(added, joint->post_norm, epsilon, columns, added);
+        for (size_t k = 0; k < columns; k++)
+            hidden[k] += added[k];
     }
+    if (joint->keep && r >= unscored)
+        memcpy(joint->keep + (r - unscored) * columns, hidden, columns * sizeof *hidden);
+    step->level->normalise(hidden, joint->norm, epsilon, columns, floats);
+    step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
 }
 
-/* A thread's share of a product: all rows of some of the outputs or, of many rows, all outputs of some rows. Those are
- * then written and read by one processor only, which is worth more than unpacking all weights in each. */
+static void join_rows(const struct step *step, struct joint joint)
+{
+    for (struct pool_items own = divide_rows(step, joint.count); pool_take(&own);)
+        for (size_t i = own.begin; i < own.end; i++)
+            join_row(step, &joint, i);
+}
+
+/* A thread's part of a product: all rows of some of the outputs or, of many rows, some outputs of the rows in one share.
+ * Those are then written and read by one processor only, which is worth more than unpacking all weights in each. */
 struct part {
     size_t first, rows; /* rows first .. first + rows - 1 */
     size_t begin, end;  /* outputs, in whatever they are counted in */
@@ -80,27 +83,48 @@ struct part {
  * 1.02 times as long by rows, with 96 as long as by outputs, and with 128 of them 1 / 1.01. */
 enum { LEAST_PART_ROWS = 128 };
 
-static struct part part_of(const struct step *step, size_t rows, size_t outputs)
+/* Into how many parts rows are divided: if more than one, one for each thread. */
+static size_t row_parts(const struct step *step, size_t rows)
 {
-    struct part part = {.rows = rows, .end = outputs};
-    if (rows >= LEAST_PART_ROWS * (size_t)step->threads) {
-        size_t end;
-        share(step, rows, &part.first, &end);
-        part.rows = end - part.first;
-    } else {
-        share(step, outputs, &part.begin, &part.end);
-    }
-    return part;
+    size_t threads = (size_t)step->threads;
+    return rows >= LEAST_PART_ROWS * threads ? threads : 1;
+}
+
+/* Products of weights and inputs in a share that is worth asking for: some 80 us, of which to ask takes less than 1 %. Fewer
+ * than 4 rows take as long as 4, since to read the weights takes longer. */
+enum { WORTH_PRODUCTS = 1 << 23, LEAST_COSTLY_ROWS = 4 };
+
+/* An item are `lanes` outputs of one part of the rows: a thread's own share are all outputs of a part. */
+static struct pool_items divide_product(const struct step *step, size_t rows, size_t outputs, size_t lanes, size_t columns,
+                                        bool alike)
+{
+    size_t parts = row_parts(step, rows), costly = rows / parts > LEAST_COSTLY_ROWS ? rows / parts : LEAST_COSTLY_ROWS;
+    return divide(step, (struct pool_work){
+                            .count = parts * outputs,
+                            .least = rows >= LEAST_PAIR_ROWS ? 2 : 1,
+                            .worth = WORTH_PRODUCTS / (lanes * columns * costly),
+                            .alike = alike,
+                        });
+}
+
+static struct part part_of(const struct step *step, size_t rows, size_t outputs, const struct pool_items *own)
+{
+    size_t parts = row_parts(step, rows), number = own->begin / outputs, first = rows * number / parts;
+    return (struct part){
+        .first = first,
+        .rows = rows * (number + 1) / parts - first,
+        .begin = own->begin - number * outputs,
+        .end = own->end - number * outputs,
+    };
 }
 
 enum { MOST_PRODUCTS = 3 };
 
 _Static_assert((int)ES_MOST_HEADS <= (int)MOST_PRODUCTS, "heads are multiplied at once");
 
-static void multiply_share(const struct step *step, const struct product *products, size_t count,
-                           const struct activations *x, size_t rows)
+static void multiply_part(const struct step *step, const struct product *products, size_t count,
+                          const struct activations *x, struct part part)
 {
-    const struct part part = part_of(step, rows, product_tiles(products, count));
     const struct activations input = {
         .blocks = x->blocks + part.first * (x->columns / BLOCK),
         .floats = x->floats + part.first * x->columns,
@@ -114,6 +138,17 @@ static void multiply_share(const struct step *step, const struct product *produc
     multiply_tiles(step->level, own, count, part.begin, part.end, &input, part.rows);
 }
 
+static void multiply(const struct step *step, const struct product *products, size_t count,
+                     const struct activations *x, size_t rows)
+{
+    size_t tiles = product_tiles(products, count);
+    bool alike = true;
+    for (size_t i = 1; i < count; i++)
+        alike &= products[i].matrix->type == products[0].matrix->type;
+    for (struct pool_items own = divide_product(step, rows, tiles, TILE_ROWS, x->columns, alike); pool_take(&own);)
+        multiply_part(step, products, count, x, part_of(step, rows, tiles, &own));
+}
+
 static void project(const struct step *step, const struct es_layer *layer)
 {
     size_t stride = projected_length(step->model), queries = query_length(step->model);
@@ -124,7 +159,7 @@ static void project(const struct step *step, const struct es_layer *layer)
         {.matrix = &layer->key, .to = to + queries, .stride = stride},
         {.matrix = &layer->value, .to = to + queries + keys, .stride = stride},
     };
-    multiply_share(step, products, 3, &step->sequence->normed, step->forward->rows);
+    multiply(step, products, 3, &step->sequence->normed, step->forward->rows);
 }
 
 /* Adds a product to the hidden states, or leaves that to join_rows if it is to be normalised first. */
@@ -137,7 +172,7 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
         .stride = (size_t)step->model->embedding,
         .adds = !post_norm,
     };
-    multiply_share(step, &product, 1, x, step->forward->rows);
+    multiply(step, &product, 1, x, step->forward->rows);
 }
 
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
@@ -191,24 +226,28 @@ static void feed_block_in_pairs(const struct step *step, const struct es_layer *
 static void feed(const struct step *step, const struct es_layer *layer)
 {
     join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
-    const struct part part = part_of(step, step->forward->rows, step->sequence->fed.columns / BLOCK);
-    int in_pairs = takes_pairs(step->level, &layer->gate, &layer->up, part.rows);
-    for (size_t block = part.begin; block < part.end; block++)
-        (in_pairs ? feed_block_in_pairs : feed_block)(step, layer, join, block, &part);
+    size_t rows = step->forward->rows, blocks = step->sequence->fed.columns / BLOCK;
+    size_t columns = step->sequence->normed.columns;
+    for (struct pool_items own = divide_product(step, rows, blocks, 2 * BLOCK, columns, true); pool_take(&own);) {
+        const struct part part = part_of(step, rows, blocks, &own);
+        int in_pairs = takes_pairs(step->level, &layer->gate, &layer->up, part.rows);
+        for (size_t block = part.begin; block < part.end; block++)
+            (in_pairs ? feed_block_in_pairs : feed_block)(step, layer, join, block, &part);
+    }
 }
 
 /* Moves what the rest of the last layer reads of the scored rows to the front: nobody asks for the others. */
 static void gather_scored(const struct step *step)
 {
-    size_t scored = step->forward->scored, unscored = step->forward->rows - scored, begin, end;
+    size_t scored = step->forward->scored, unscored = step->forward->rows - scored;
     size_t embedding = (size_t)step->model->embedding, queries = query_length(step->model);
     float *hidden = step->sequence->hidden, *projected = step->sequence->projected;
     size_t stride = projected_length(step->model);
-    share(step, scored, &begin, &end);
-    for (size_t r = begin; r < end; r++) {
-        memcpy(hidden + r * embedding, hidden + (unscored + r) * embedding, embedding * sizeof *hidden);
-        memcpy(projected + r * stride, projected + (unscored + r) * stride, queries * sizeof *projected);
-    }
+    for (struct pool_items own = divide_rows(step, scored); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            memcpy(hidden + r * embedding, hidden + (unscored + r) * embedding, embedding * sizeof *hidden);
+            memcpy(projected + r * stride, projected + (unscored + r) * stride, queries * sizeof *projected);
+        }
 }
 
 static void score(const struct step *step)
@@ -220,7 +259,7 @@ static void score(const struct step *step)
         products[i] = (struct product){.matrix = &sequence->heads[i], .to = to, .stride = sequence->head_rows};
         to += sequence->heads[i].rows;
     }
-    multiply_share(step, products, (size_t)sequence->head_count, &sequence->normed, step->forward->scored);
+    multiply(step, products, (size_t)sequence->head_count, &sequence->normed, step->forward->scored);
 }
 
 /* Everything after the barrier that makes `work` safe to start; leaves forward_on if the forward was cancelled. */
@@ -268,7 +307,12 @@ static void forward_on(void *context, int thread)
             THEN(gather_scored(step));
             step = &scored_only;
         }
-        THEN(mix(step, number));
+        if (mixes_blocks(step, number)) {
+            THEN(mix_blocks(step, number));
+            THEN(merge_mixed(step, number));
+        } else {
+            THEN(mix(step, number));
+        }
         THEN(add_product(step, &layer->output, &sequence->mixed, layer->attention_post_norm));
         joint = (struct joint){
             .post_norm = layer->attention_post_norm, .norm = layer->feed_forward_norm, .count = step->forward->rows};

@@ -23,9 +23,17 @@ struct step {
     int thread, threads;
 };
 
-static inline void share(const struct step *step, size_t items, size_t *begin, size_t *end)
+static inline struct pool_items divide(const struct step *step, struct pool_work work)
 {
-    pool_share(items, step->thread, step->threads, begin, end);
+    return pool_divide(step->sequence->pool, step->thread, work);
+}
+
+/* Shares of rows, and of heads of rows, that are worth asking for: some 20 us. */
+enum { WORTH_ROWS = 16, WORTH_HEADS = 512 };
+
+static inline struct pool_items divide_rows(const struct step *step, size_t rows)
+{
+    return divide(step, (struct pool_work){.count = rows, .least = 1, .worth = WORTH_ROWS});
 }
 
 static inline size_t position_of(const struct forward *forward, size_t row)
@@ -42,7 +50,11 @@ static inline float *rotation_of(const struct step *step, size_t table, size_t r
 /* Normalises and turns queries and keys by their positions, and puts keys and values into the cache or the tree. */
 void place_heads(const struct step *step, size_t layer);
 
-/* Attention, into `mixed`. */
+/* Attention, into `mixed`, in one step; or, where that leaves threads without work, block by block of the positions and
+ * merged in the next step, which gives the same bits. All threads decide alike. */
+bool mixes_blocks(const struct step *step, size_t layer);
 void mix(const struct step *step, size_t layer);
+void mix_blocks(const struct step *step, size_t layer);
+void merge_mixed(const struct step *step, size_t layer);
 
 #endif

@@ -44,13 +44,20 @@ struct attention_cache {
     size_t own_from; /* from this position on, a multiple of 16, each query has keys and values of its own */
 };
 
+/* How a query stands after some blocks: its sums are relative to e^largest, and `total` is the sum of its weights. */
+struct standing {
+    float largest, total;
+};
+
 /* A query sees positions first .. end - 1, at least one. Its own keys and values, laid out like the cache's, begin at
- * position own_from; null where nobody looks that far. */
+ * position own_from; null where nobody looks that far. With a `standing` its sums stay undivided: what it sees is one
+ * block, for merge_blocks. */
 struct attention_query {
     const float *from;
     float *out;
     size_t first, end;
     const uint16_t *own_keys, *own_values;
+    struct standing *standing;
 };
 
 /* Scores whose maximum is looked at before they are. */
@@ -75,6 +82,8 @@ struct level {
     /* Softmax attention of up to MOST_QUERIES queries over one key-value head. */
     void (*attend)(const struct attention_cache *cache, float scale, size_t count,
                    const struct attention_query *queries);
+    /* What attend gives for a query over all these blocks, bit for bit: sums[block][length] and how each stands. */
+    void (*merge_blocks)(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out);
     /* Blocks of 32 weights as Q4_0 (row_coarsen.h). Returns whether all can be: those that cannot are zeros. */
     int (*coarsen)(const float *x, size_t blocks, uint8_t *to);
     /* See es_argmax. */
@@ -103,7 +112,7 @@ struct level {
 /* What row_*.h give a level, and what it quantises with: one that lacked a function would jump to nowhere. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .to_halves = to_halves, .attend = attend, .coarsen = coarsen, .argmax = argmax, \
+    .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
     .draw = draw
 
 /* Which of them were built, EDGESPEC_HAS_... says. */

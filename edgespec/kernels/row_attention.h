@@ -110,10 +110,10 @@ static inline void soften(float *scores, size_t from, size_t to, float *largest,
     *total = lanes_sum(sum);
 }
 
-/* How a query stands after some blocks: sums are relative to e^largest. */
-struct standing {
-    float largest, total;
-    float keep, take; /* what the merge in hand multiplies the old sums and the new ones by */
+/* How a query stands, and what the merge in hand multiplies its old sums and the new ones by. */
+struct merging {
+    struct standing now;
+    float keep, take;
 };
 
 static inline float exp_of(float x)
@@ -123,20 +123,20 @@ static inline float exp_of(float x)
     return each[0];
 }
 
-static inline void meet(struct standing *own, float largest, float total, int first)
+static inline void meet(struct merging *own, struct standing block, int first)
 {
     if (first) {
-        *own = (struct standing){.largest = largest, .total = total, .keep = 0.0f, .take = 1.0f};
+        *own = (struct merging){.now = block, .keep = 0.0f, .take = 1.0f};
         return;
     }
-    float most = own->largest > largest ? own->largest : largest;
-    own->keep = exp_of(own->largest - most);
-    own->take = exp_of(largest - most);
-    own->total = fmaf(own->total, own->keep, total * own->take);
-    own->largest = most;
+    float most = own->now.largest > block.largest ? own->now.largest : block.largest;
+    own->keep = exp_of(own->now.largest - most);
+    own->take = exp_of(block.largest - most);
+    own->now.total = fmaf(own->now.total, own->keep, block.total * own->take);
+    own->now.largest = most;
 }
 
-ALWAYS_INLINE void merge(float *out, lanes sum, const struct standing *own, int first)
+ALWAYS_INLINE void merge(float *out, lanes sum, const struct merging *own, int first)
 {
     if (!first)
         sum = lanes_fma(lanes_load(out), lanes_set(own->keep), lanes_mul(sum, lanes_set(own->take)));
@@ -183,7 +183,7 @@ static inline size_t groups_of(size_t start, size_t count, const struct attentio
 /* `wide` lanes, from element d on, of what a group's queries give. */
 ALWAYS_INLINE void mix_values(const int count, const int wide, const float *values, const float *weights,
                               const struct query_group *group, const struct attention_query *queries, size_t d,
-                              size_t start, const struct standing *standing)
+                              size_t start, const struct merging *standing)
 {
     lanes sum[TOGETHER][2];
     size_t length = (size_t)wide * LANES, from = group->shared_from, to = group->shared_to;
@@ -242,7 +242,7 @@ static void score_group(size_t tiles, const float *keys, size_t from, size_t ele
 
 static void mix_group(size_t wide, const float *values, const float *weights, const struct query_group *group,
                       const struct attention_query *queries, size_t d, size_t start,
-                      const struct standing *standing)
+                      const struct merging *standing)
 {
 #define MIX(n) mix_values(n, 2, values, weights, group, queries, d, start, standing)
 #define MIX_ONE(n) mix_values(n, 1, values, weights, group, queries, d, start, standing)
@@ -298,7 +298,7 @@ static inline void open_values(const struct attention_cache *cache, const struct
 
 /* One block of positions, for queries that have the same keys and values there. */
 static void attend_block(const struct attention_cache *cache, size_t start, float scale, size_t count,
-                         const struct attention_query *queries, struct standing *standing)
+                         const struct attention_query *queries, struct merging *standing)
 {
     _Alignas(64) float weights[MOST_QUERIES][ATTENTION_BLOCK], opened[OPENED];
     struct query_group groups[MOST_QUERIES];
@@ -326,9 +326,9 @@ static void attend_block(const struct attention_cache *cache, size_t start, floa
     }
     for (const struct query_group *group = groups; group < end; group++)
         for (size_t i = 0, q = group->first; i < (size_t)group->count; i++, q++) {
-            float largest, total;
-            soften(weights[q], group->from[i], group->to[i], &largest, &total);
-            meet(&standing[q], largest, total, queries[q].first >= start);
+            struct standing block;
+            soften(weights[q], group->from[i], group->to[i], &block.largest, &block.total);
+            meet(&standing[q], block, queries[q].first >= start);
         }
     for (size_t d = 0, wide; d < length; d += wide * LANES) {
         wide = length - d > LANES ? 2 : 1;
@@ -339,10 +339,17 @@ static void attend_block(const struct attention_cache *cache, size_t start, floa
     }
 }
 
+static inline void divide_sums(float *out, size_t length, float by)
+{
+    lanes total = lanes_set(by);
+    for (size_t d = 0; d < length; d += LANES)
+        lanes_store(out + d, lanes_div(lanes_load(out + d), total));
+}
+
 static void attend(const struct attention_cache *cache, float scale, size_t count,
                    const struct attention_query *queries)
 {
-    struct standing standing[MOST_QUERIES];
+    struct merging standing[MOST_QUERIES];
     size_t first = SIZE_MAX, end = 0;
     for (size_t q = 0; q < count; q++) {
         first = queries[q].first < first ? queries[q].first : first;
@@ -357,11 +364,22 @@ static void attend(const struct attention_cache *cache, float scale, size_t coun
             attend_block(cache, start, scale, next - q, queries + q, standing + q);
         }
     }
-    for (size_t q = 0; q < count; q++) {
-        lanes total = lanes_set(standing[q].total);
-        for (size_t d = 0; d < cache->head_length; d += LANES)
-            lanes_store(queries[q].out + d, lanes_div(lanes_load(queries[q].out + d), total));
+    for (size_t q = 0; q < count; q++)
+        if (queries[q].standing)
+            *queries[q].standing = standing[q].now;
+        else
+            divide_sums(queries[q].out, cache->head_length, standing[q].now.total);
+}
+
+static void merge_blocks(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out)
+{
+    struct merging own = {0};
+    for (size_t b = 0; b < blocks; b++, sums += length) {
+        meet(&own, standing[b], !b);
+        for (size_t d = 0; d < length; d += LANES)
+            merge(out + d, lanes_load(sums + d), &own, !b);
     }
+    divide_sums(out, length, own.now.total);
 }
 
 #endif

@@ -43,6 +43,8 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver, s
     sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->head.rows * sizeof(float));
     size_t head = 2 * (size_t)model->head_length * sizeof(uint16_t); /* a key and a value */
     sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
+    sequence->block_sums = carve(carver, MOST_BLOCK_SUMS * (size_t)model->head_length * sizeof(float));
+    sequence->standing = carve(carver, MOST_BLOCK_SUMS * sizeof *sequence->standing);
     sequence->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
 }
 

@@ -42,12 +42,18 @@ struct es_sequence {
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
     float *scores;             /* [scored][head_rows] */
+    float *block_sums;         /* [part][head_length]: attention of a row's head over a block, see mix_blocks */
+    struct standing *standing; /* [part] */
     uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
     int32_t scored;
 };
 
 /* Rows of a chunk that attention takes at a time, and the positions that a row's path can add to the last tile. */
 enum { ATTENTION_ROWS = 8, PATH_POSITIONS = (TILE_ROWS - 1 + ES_MOST_SCORED + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS };
+
+/* Rows times heads times blocks of positions whose attention is kept until it is merged: at most 4 MB with heads of 128
+ * elements. One token of 32 heads has so many with a context of 65536. */
+enum { MOST_BLOCK_SUMS = 8192 };
 
 /* Where a layer's hidden rows are kept; null if they are not. */
 float *kept_slot(const struct es_sequence *sequence, int64_t layer);

@@ -1,5 +1,5 @@
-/* Every level that runs here against the portable one, to the bit, through the library's own interface. For processors
- * that the tests in Python do not reach: scripts/test_neon.sh runs it in an emulator.
+/* Every level that runs here against the portable one, to the bit, through the library's own interface, and forwards on
+ * 1 to 7 threads. For processors that the tests in Python do not reach: scripts/test_neon.sh runs it in an emulator.
  *
  * Prints a line for each level, and a digest of everything that was computed: processors of other families give the
  * same one. The number of draws may be given. Ends with 1 at the first difference, with 2 if only the portable level runs. */
@@ -284,30 +284,36 @@ static void compare_draws(int64_t draws)
 
 /* --------------------------------------------------------------------------------------------------- models */
 
-enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9 };
+enum { EMBEDDING = 256, HEADS = 4, KV_HEADS = 2, HEAD = 64, FEED_FORWARD = 512, VOCABULARY = 333, TOKENS = 40, SCORED = 9, MOST_THREADS = 7 };
 
-static void compare_forwards(struct es_model *model, int64_t type)
+/* A prompt and a few scored rows, on so many threads of a level. */
+static struct es_sequence *fed(const struct es_model *model, int32_t level, int32_t count)
 {
-    static const int32_t levels[2] = {ES_PORTABLE, -1}, go_on = 0;
-    struct es_sequence *sequences[2];
+    static const int32_t go_on = 0;
+    const struct es_threads threads = {.count = count};
     int32_t tokens[TOKENS];
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = i * 37 % VOCABULARY;
-    for (int i = 0; i < 2; i++) {
-        const struct es_threads threads = {.count = 2};
-        sequences[i] = es_open(model, TOKENS + SCORED, &threads, levels[i] < 0 ? level_tested : levels[i], &go_on);
-        if (!sequences[i] || es_forward(sequences[i], tokens, TOKENS, 0, 0) != ES_OK ||
-            es_forward(sequences[i], tokens, SCORED, TOKENS, SCORED) != ES_OK)
-            abort();
+    struct es_sequence *sequence = es_open(model, TOKENS + SCORED, &threads, level, &go_on);
+    if (!sequence || es_forward(sequence, tokens, TOKENS, 0, 0) != ES_OK ||
+        es_forward(sequence, tokens, SCORED, TOKENS, SCORED) != ES_OK)
+        abort();
+    return sequence;
+}
+
+static void compare_forwards(const struct es_model *model, int64_t type)
+{
+    struct es_sequence *portable = fed(model, ES_PORTABLE, 1);
+    for (int32_t threads = 1; threads <= MOST_THREADS; threads++) {
+        struct es_sequence *found = fed(model, level_tested, threads);
+        expect("forward of type", type, ES_OK, es_scores(portable), es_scores(found), SCORED * VOCABULARY * sizeof(float));
+        for (int32_t row = 0; row < SCORED; row++) {
+            int64_t best[2] = {es_argmax(portable, row), es_argmax(found, row)};
+            expect("argmax of row", row, best[1] < 0 ? ES_BAD_REQUEST : ES_OK, &best[0], &best[1], sizeof best[0]);
+        }
+        es_close(found);
     }
-    expect("forward of type", type, ES_OK, es_scores(sequences[0]), es_scores(sequences[1]),
-           SCORED * VOCABULARY * sizeof(float));
-    for (int32_t row = 0; row < SCORED; row++) {
-        int64_t best[2] = {es_argmax(sequences[0], row), es_argmax(sequences[1], row)};
-        expect("argmax of row", row, best[1] < 0 ? ES_BAD_REQUEST : ES_OK, &best[0], &best[1], sizeof best[0]);
-    }
-    es_close(sequences[0]);
-    es_close(sequences[1]);
+    es_close(portable);
 }
 
 static void compare_models(void)

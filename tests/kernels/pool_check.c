@@ -107,6 +107,137 @@ static void check_idle(int threads)
     pool_close(pool);
 }
 
+enum { MOST_ITEMS = 5000 };
+
+struct sharing {
+    struct pool *pool;
+    const size_t *counts; /* of the items of each step */
+    int steps, cancel_at;
+    atomic_int given[MOST_ITEMS]; /* how often each item was */
+    int wrong;
+    atomic_int beyond; /* parts that are empty, end behind the last item, or are no multiple of `least` */
+};
+
+/* Steps of all sizes; the first thread looks at what each gave once it is over. */
+static void share_steps(void *context, int thread)
+{
+    struct sharing *sharing = context;
+    for (int step = 0; step < sharing->steps; step++) {
+        size_t count = sharing->counts[step], least = 1 + (size_t)step % 3;
+        const struct pool_work work = {.count = count, .least = least, .worth = (size_t)step % 7, .alike = step % 2};
+        for (struct pool_items own = pool_divide(sharing->pool, thread, work); pool_take(&own);) {
+            if (own.begin >= own.end || own.end > count)
+                atomic_fetch_add(&sharing->beyond, 1);
+            for (size_t i = own.begin; i < own.end; i++)
+                atomic_fetch_add_explicit(&sharing->given[i], 1, memory_order_relaxed);
+        }
+        if (step == sharing->cancel_at)
+            atomic_store(&cancelled, 1);
+        if (!pool_barrier(sharing->pool))
+            return;
+        for (size_t i = 0; !thread && i < MOST_ITEMS; i++)
+            sharing->wrong += atomic_exchange_explicit(&sharing->given[i], 0, memory_order_relaxed) != (i < count);
+        if (!pool_barrier(sharing->pool))
+            return;
+    }
+}
+
+/* Prints the items that were not given exactly once, and the parts that should not be. Every fifth run is cancelled. */
+static void check_sharing(int threads)
+{
+    static const size_t counts[] = {1, 96, 0, 2, 14, 3, 4999, 560, 17, 96, 1, 16, 1000, 5, 33};
+    static struct sharing sharing;
+    sharing = (struct sharing){.pool = open_pool(threads), .counts = counts, .steps = sizeof counts / sizeof *counts};
+    for (int run = 0; run < 40; run++) {
+        atomic_store(&cancelled, 0);
+        sharing.cancel_at = run % 5 == 4 ? run % sharing.steps : -1;
+        pool_run(sharing.pool, share_steps, &sharing);
+        for (size_t i = 0; i < MOST_ITEMS; i++) /* of the step that was cancelled */
+            atomic_store(&sharing.given[i], 0);
+    }
+    pool_close(sharing.pool);
+    printf("%d %d\n", sharing.wrong, atomic_load(&sharing.beyond));
+}
+
+/* One step on a clock of its own, on which thread t takes cost[t] for an item: whoever is free first takes first. Returns
+ * when the last one is done, and how many items each did. */
+static double clocked_step(struct pool *pool, size_t count, size_t worth, const double *cost, size_t *did)
+{
+    struct pool_items items[MOST_THREADS];
+    double free_at[MOST_THREADS] = {0}, end = 0.0;
+    bool left[MOST_THREADS];
+    for (int t = 0; t < pool->threads; t++) {
+        items[t] = pool_divide(pool, t, (struct pool_work){.count = count, .least = 1, .worth = worth, .alike = true});
+        left[t] = true;
+        did[t] = 0;
+    }
+    for (;;) {
+        int next = -1;
+        for (int t = 0; t < pool->threads; t++)
+            if (left[t] && (next < 0 || free_at[t] < free_at[next]))
+                next = t;
+        if (next < 0)
+            break;
+        left[next] = pool_take(&items[next]);
+        if (left[next]) {
+            did[next] += items[next].end - items[next].begin;
+            free_at[next] += (double)(items[next].end - items[next].begin) * cost[next];
+        }
+        end = free_at[next] > end ? free_at[next] : end;
+    }
+    atomic_fetch_add(&pool->passed.value, 1); /* as if all had passed a barrier */
+    return end;
+}
+
+/* With one thread at 1 / slowness of the others' speed, prints the worst step, in times of what it would take with the
+ * items divided by speed, the least and the most that the slow thread did in it, in times of what the others did on
+ * average, and the worst step of equal threads. Steps of at least so many items for each thread; once a thread is known
+ * to be slow, they are as good where a share is not worth asking for. */
+static void check_unequal(int threads, int slowness, int each)
+{
+    struct pool *pool = open_pool(threads);
+    double worst = 0.0, most = 0.0, least = 1e9, equal = 0.0;
+    for (int slow = 0; slow < threads; slow++)
+        for (size_t count = (size_t)(each * threads); count < 3000; count += 1 + count / 7) {
+            double cost[MOST_THREADS];
+            size_t did[MOST_THREADS];
+            for (int t = 0; t < threads; t++)
+                cost[t] = 1.0;
+            double even = clocked_step(pool, count, 1, cost, did) * threads / (double)count;
+            cost[slow] = slowness;
+            (void)clocked_step(pool, count, 1, cost, did); /* from which a thread learns that it is slow */
+            double took = clocked_step(pool, count, slow % 2 ? 1 : count, cost, did);
+            double ideal = (double)count / (threads - 1 + 1.0 / slowness);
+            double share = (double)did[slow] * (threads - 1) / (double)(count - did[slow]);
+            worst = took / ideal > worst ? took / ideal : worst;
+            equal = even > equal ? even : equal;
+            most = share > most ? share : most;
+            least = share < least ? share : least;
+        }
+    pool_close(pool);
+    printf("%.3f %.3f %.3f %.3f\n", worst, least, most, equal);
+}
+
+/* Prints what the first thread, at a third of the others' speed, is given of 1600 items: at first, of a share that is not
+ * worth asking for, of a larger one, of the first again, and of both once it is as quick as the others. */
+static void check_worth(int threads)
+{
+    static const struct {
+        double cost;
+        size_t share, worth;
+    } steps[] = {{3.0, 100, 100}, {3.0, 101, 100}, {3.0, 100, 100}, {1.0, 100, 100}, {1.0, 101, 100}, {3.0, 100, 100}};
+    struct pool *pool = open_pool(threads);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        double cost[MOST_THREADS];
+        size_t did[MOST_THREADS];
+        for (int t = 0; t < threads; t++)
+            cost[t] = t ? 1.0 : steps[i].cost;
+        (void)clocked_step(pool, steps[i].share * (size_t)threads, steps[i].worth, cost, did);
+        printf("%zu ", did[0]);
+    }
+    pool_close(pool);
+}
+
 static thread_result THREAD_CALL run_often(void *argument)
 {
     struct pool *pool = argument;
@@ -272,6 +403,12 @@ int main(int count, char **words)
         check_steps(threads);
     else if (!strcmp(question, "cancel"))
         check_cancel(threads);
+    else if (!strcmp(question, "sharing"))
+        check_sharing(threads);
+    else if (!strcmp(question, "unequal"))
+        check_unequal(threads, atoi(words[3]), atoi(words[4]));
+    else if (!strcmp(question, "worth"))
+        check_worth(threads);
     else if (!strcmp(question, "idle"))
         check_idle(threads);
     else if (!strcmp(question, "crowd"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,27 @@ def test_a_level_that_is_not_here_is_refused(tiny: Path, library: NativeLibrary)
     missing = next(name for name in LEVELS if name not in library.levels)
     with pytest.raises(RuntimeUnavailableError, match=f"cannot run {missing}"):
         load_native(tiny, NativeSettings(level=missing))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
+def test_no_two_threads_of_a_forward_race(
+    tmp_path: Path, library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards of every type on 1 to 7 threads, one level against the portable one, under the thread sanitizer."""
+    fast = [level for level in compiling._LEVELS if level[0] in {"level_avx2.c", "level_neon_dotprod.c"}]
+    monkeypatch.setattr(compiling, "_LEVELS", fast)  # one is enough, and each takes long to build
+    flags = ["-fsanitize=thread", "-g", "-O1"]
+    built, program = tmp_path / compiling.LIBRARY_NAME, tmp_path / "compare"
+    try:
+        compiling.compile_library(built, extra_flags=flags)
+    except compiling.CompileError as error:
+        pytest.skip(f"the compiler has no thread sanitizer: {error}")
+    source = Path(__file__).with_name("compare_levels.c")
+    command = [*compiling._find_compiler(None), "-std=c11", *flags, f"-I{compiling.FOLDER}", source, "-o", program]
+    subprocess.run([*command, built, "-lm", f"-Wl,-rpath,{tmp_path}"], check=True)
+    done = subprocess.run([program, "1"], capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode == 2 and "no level but the portable one" in done.stdout:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING: ThreadSanitizer" not in done.stderr

@@ -1,4 +1,5 @@
-"""The pool of threads by itself: steps in turn, cancels, parking, stacks, and two pools on the same processors."""
+"""The pool of threads by itself: steps in turn, who does what, cancels, parking, stacks, and two pools on the same
+processors."""
 
 from __future__ import annotations
 
@@ -74,6 +75,36 @@ def test_a_cancel_ends_all_threads_at_the_next_barrier_and_not_the_pool(ask: Ask
     assert ask("cancel", threads).split() == ["7"] * threads + ["39"] * threads
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
+def test_every_item_of_a_step_is_given_to_exactly_one_thread_and_after_a_cancel_too(ask: Ask, threads: int) -> None:
+    assert ask("sharing", threads) == "0 0"
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4, 6, 8, 16])
+def test_a_slow_thread_does_as_much_as_it_can_and_the_others_the_rest(ask: Ask, threads: int) -> None:
+    """On a clock of its own, so exact: one thread at a third of the others' speed, 16 items for each and more."""
+    step, least, most, equal = map(float, ask("unequal", threads, 3, 16).split())
+    assert step <= 1.12  # of the time that it would take with the items divided by speed
+    assert 0.3 < least <= most < 0.4  # of what another one does
+    assert equal < 1.05  # among equal threads nobody waits for more than the last item
+
+
+@pytest.mark.parametrize(("slowness", "each", "step"), [(3, 8, 1.25), (2, 8, 1.25), (4, 16, 1.25), (4, 64, 1.1)])
+def test_few_items_and_other_speeds_stay_near_what_can_be_had(
+    ask: Ask, slowness: int, each: int, step: float
+) -> None:
+    for threads in (2, 8, 16):
+        assert float(ask("unequal", threads, slowness, each).split()[0]) <= step + 0.005
+
+
+@pytest.mark.parametrize("threads", [2, 4, 8])
+def test_short_shares_are_whole_until_a_long_one_tells_which_thread_is_slow(ask: Ask, threads: int) -> None:
+    first, long, then, quick, long_again, whole = map(int, ask("worth", threads).split())
+    assert (first, long) == (100, 75)  # all of it, and all but the quarter that was offered
+    assert then < 55  # now it is helped with short ones as well
+    assert (quick, long_again, whole) == (100, 101, 100)  # until it was quick in a long one
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 7])
 def test_an_idle_pool_uses_no_processor(ask: Ask, threads: int) -> None:
@@ -134,7 +165,7 @@ def test_the_applications_signals_are_left_to_its_own_threads(ask: Ask) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is tried on Linux only")
-@pytest.mark.parametrize("question", [("steps", 3), ("cancel", 3), ("crowd", 2)])
+@pytest.mark.parametrize("question", [("steps", 3), ("sharing", 2), ("sharing", 7), ("cancel", 3), ("crowd", 2)])
 def test_no_two_threads_race(question: tuple[object, ...]) -> None:
     with tempfile.TemporaryDirectory() as name:
         program = compiled(Path(name), "-fsanitize=thread", "-g")
