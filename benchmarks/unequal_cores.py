@@ -60,13 +60,13 @@ ARMS = {
 }
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, flags: Sequence[str] = ()) -> Path:
     """The kernels of this checkout with the pool that can be told what to do."""
     sources = folder / "kernels"
     shutil.copytree(FOLDER, sources, ignore=shutil.ignore_patterns("*.so", "*.dylib", "__pycache__"))
     (sources / "pool.c").rename(sources / "pool_of_product.h")
     shutil.copy(POOL, sources / "pool.c")
-    subprocess.run([sys.executable, sources / "compile.py"], check=True)
+    subprocess.run([sys.executable, sources / "compile.py", *flags], check=True)
     return sources / LIBRARY_NAME
 
 

@@ -148,7 +148,7 @@ static void check_sharing(int threads)
     static const size_t counts[] = {1, 96, 0, 2, 14, 3, 4999, 560, 17, 96, 1, 16, 1000, 5, 33};
     static struct sharing sharing;
     sharing = (struct sharing){.pool = open_pool(threads), .counts = counts, .steps = sizeof counts / sizeof *counts};
-    for (int run = 0; run < 40; run++) {
+    for (int run = 0; run < 300; run++) {
         atomic_store(&cancelled, 0);
         sharing.cancel_at = run % 5 == 4 ? run % sharing.steps : -1;
         pool_run(sharing.pool, share_steps, &sharing);
