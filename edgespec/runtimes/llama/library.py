@@ -29,6 +29,7 @@ _NEEDED = (
     "llama_print_system_info",
     "llama_model_default_params",
     "llama_model_load_from_file",
+    "llama_model_load_from_splits",
     "llama_model_free",
     "llama_model_n_ctx_train",
     "llama_model_is_recurrent",
