@@ -33,6 +33,7 @@ from edgespec.files.home import home
 if TYPE_CHECKING:
     from edgespec.bench.run import Answer
     from edgespec.bench.runtimes import NamedModel, RuntimeTimes
+    from edgespec.decoding.sampling import Sampling
     from edgespec.engine.engine import Engine
     from edgespec.files.model_file import LocatedModel
     from edgespec.profiles.profile import Profile
@@ -94,6 +95,10 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the report (.png, .svg, .pdf).")
     ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="FILE", help="Write what target and drafter predict at each token (.jsonl)."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Plain against planned decoding on this machine: paired, interleaved, with token equality."""
@@ -113,6 +118,8 @@ def bench(
     name, prompts = _prompts(suite, limit, category or [])
     if plot is not None:
         _check_plot(plot)
+    if log is not None and not log.parent.is_dir():
+        raise InvalidRequestError(f"there is no folder {log.parent} to write {log.name} into")
     chosen = resolve_profile(
         profile,
         target=target,
@@ -152,6 +159,8 @@ def bench(
         report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
         report |= {"sampling": drawn}
         calibration = calibration_report(engine.pair, bandwidth).as_json()
+        if log is not None:
+            _log(engine, prompts, log, max_tokens, sampling, state)
     if json:
         print_json(report)
         state.answered = True
@@ -252,6 +261,16 @@ def _time_side_by_side(engine: Engine, models: tuple[NamedModel, ...], state: St
     with ProgressPrinter(quiet=state.quiet).shown() as progress:
         steps = measure_runtimes(models, engine.plan.context_length)
         return progress.follow(steps, f"timing {', '.join(each.name for each in models)}")
+
+
+def _log(
+    engine: Engine, prompts: list[Prompt], path: Path, max_tokens: int, sampling: Sampling, state: State
+) -> None:
+    from edgespec.bench.draft_log import write_draft_log
+
+    with ProgressPrinter(quiet=state.quiet).shown() as progress:
+        steps = write_draft_log(engine, prompts, path, max_tokens=max_tokens, sampling=sampling)
+        progress.follow(steps, f"logging predictions to {path}")
 
 
 def _check_plot(path: Path) -> None:

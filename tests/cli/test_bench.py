@@ -251,7 +251,7 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_names_every_option(here: InProcess) -> None:
     result = here("bench", "--help")
     assert result.code == 0
-    own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --json"
+    own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --log --json"
     own += " --temperature --top-p --top-k --min-p --seed"
     for name in (*own.split(), "--target", "--draft", "--profile", "--context", "--depth", "--exactness", "ABBA"):
         assert name in result.out, name
@@ -391,6 +391,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--plot", "figure.txt"), "figure.txt"),
         (("--plot", "figure"), "cannot be written as figure"),
         (("--plot", "nowhere/figure.png"), "there is no folder nowhere"),
+        (("--log", "nowhere/log.jsonl"), "there is no folder nowhere"),
         (("--exactness", "sometimes"), "exactness"),
         (("extra",), "extra"),
     ],
@@ -428,7 +429,18 @@ def test_a_prompt_that_does_not_fit_is_named(here: InProcess, tiny: TinyModels, 
     assert "answers" not in result.err
 
 
-# ----------------------------------------------------------------------------------------------------- plots
+# ------------------------------------------------------------------------------------------- logs and plots
+
+
+def test_a_log_of_predictions_is_written_beside_the_report(
+    here: InProcess, pair: tuple[str, ...], suite: Path, tmp_path: Path, fake: FakeRun
+) -> None:
+    path = tmp_path / "log.jsonl"
+    result = here("bench", *pair, "--suite", suite, "--log", path, "--max-tokens", "4", "--json")
+    assert result.code == 0, result.err
+    header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert header["answers"] == len(lines) == result.json["suite"]["prompts"]
+    assert all(1 <= len(line["target"]) == len(line["token_ids"]) <= 4 for line in lines)
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
