@@ -236,9 +236,9 @@ def test_nothing_to_draw_is_an_error_that_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_report_is_a_sentence(tmp_path: Path, report: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report(report, None, tmp_path / "plot.png")
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report({}, {"curves": [{"width": [1, 2], "forward_s": [1]}]}, tmp_path / "plot.png")
 
 

@@ -83,7 +83,7 @@ def test_perplexity_by_hand() -> None:
     assert quality.perplexity([0.0]) == 1.0
     guess = quality.token_losses(np.zeros((3, 17), dtype=np.float32), [0, 5, 16])
     assert quality.perplexity(guess) == pytest.approx(17.0)
-    with pytest.raises(ValueError, match="no tokens"):
+    with pytest.raises(ValueError, match="zero tokens"):
         quality.perplexity([])
 
 

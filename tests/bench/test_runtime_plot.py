@@ -108,7 +108,7 @@ def test_a_line_without_a_plain_forward_has_no_time_to_tell(tmp_path: Path, repo
 
 def test_what_is_no_report_is_a_sentence(tmp_path: Path, report: dict[str, Any]) -> None:
     report["runtimes"][1]["forward_s"] = [0.1]
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report(report, None, tmp_path / "plot.svg")
 
 

@@ -254,7 +254,7 @@ def test_the_json_has_the_promised_keys() -> None:
 def test_people_are_told_times_and_bytes() -> None:
     assert runtime_lines(()) == ()
     assert runtime_lines(runtimes_json(PAIR)) == (
-        "a forward of one token after 96, in turns",
+        "a forward of one token after 96, measured alternately",
         "  llama:big      T(1)   40.00 ms, 400 MB read",
         "  onnx:big-onnx  T(1)   30.00 ms, 300 MB read; 0.75x (0.68-0.83) of llama:big's time, 0.75x of its bytes",
     )

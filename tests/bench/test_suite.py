@@ -85,7 +85,7 @@ def test_a_prompt_cannot_be_changed(tmp_path: Path) -> None:
         ('{"id": "b", "category": 1, "prompt": "x"}', '"category" must be a text'),
         ('{"id": true, "category": "qa", "prompt": "x"}', '"id" must be a text'),
         ('{"id": "b", "category": "qa", "prompt": " "}', '"prompt" must be a text that is not empty'),
-        ('{"id": "b", "category": "qa", "prompt": "\\ud800"}', "half of a character pair"),
+        ('{"id": "b", "category": "qa", "prompt": "\\ud800"}', "half of a surrogate pair"),
         ('{"id": "\\u001b[2J", "category": "qa", "prompt": "x"}', '"id" must be a line'),
         ('{"id": "b", "category": "q\\u009ba", "prompt": "x"}', '"category" must be a line'),
         (f'{{"id": "{"b" * 401}", "category": "qa", "prompt": "x"}}', '"id" must be a line of up to 400'),
@@ -352,7 +352,7 @@ def test_humaneval_gives_the_first_problems_as_requests(tmp_path: Path) -> None:
 
 def test_humaneval_errors_are_sentences(tmp_path: Path) -> None:
     path = humaneval(tmp_path, count=3)
-    with pytest.raises(InvalidRequestError, match="has 3 problems where 4"):
+    with pytest.raises(InvalidRequestError, match="has 3 problems, fewer than the requested 4"):
         load_humaneval(path, n=4)
     with pytest.raises(InvalidRequestError, match="at least 1"):
         load_humaneval(path, n=0)

@@ -91,7 +91,7 @@ def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
         ('{"layers": 3}', "it lists no layers"),
         (
             '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../etc/passwd"}]}',
-            "the digest of its model is none",
+            "its model has no valid digest",
         ),
         (" " * (2**20 + 1), "it is too large"),
         ("[" * 200_000, "recursion"),
@@ -118,7 +118,7 @@ def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
     (user.root / ".lmstudio" / "models" / "again").symlink_to(user.root / ".lmstudio")
     found = find_models(user.places)
     assert [model.path for model in found.models] == [whole]
-    assert found.ignored[page] == "it is no GGUF file"
+    assert found.ignored[page] == "it is not a GGUF file"
     assert found.ignored[first] == "part 3 of 3 of this model is missing"
     assert found.ignored[second] == "part 1 of 2 of this model is missing"
     assert len(found.ignored) == 4
@@ -145,15 +145,15 @@ def test_folders_without_end_are_looked_at_for_a_while(
     assert user.names() == [str(path)]
     monkeypatch.setattr(found, "_MOST_ENTRIES", 10)
     (reason,) = find_models(user.places).ignored.values()
-    assert reason == "it holds more than 10 entries, and the rest was not looked at"
+    assert reason == "it holds more than 10 entries; the rest was not examined"
 
 
 def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
-    assert find_models(user.places).ignored == {odd: "its name holds control characters"}
+    assert find_models(user.places).ignored == {odd: "its name contains control characters"}
     shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
-    assert "its name holds control characters" in shown.err
+    assert "its name contains control characters" in shown.err
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")

@@ -94,10 +94,10 @@ def test_the_token_stays_with_the_hub(fetch: Fetch, hub: HubServer, monkeypatch:
 @pytest.mark.parametrize(
     ("status", "headers", "sentence"),
     [
-        (401, {}, "wants a valid token"),
+        (401, {}, "requires a valid token"),
         (401, {"X-Error-Code": "RepoNotFound"}, "no repository org/repo, or it is private"),
         (403, {}, "forbids access"),
-        (403, {"X-Error-Code": "GatedRepo"}, "terms must be accepted"),
+        (403, {"X-Error-Code": "GatedRepo"}, "accept its terms first"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "no revision 'main'"),
         (404, {"X-Error-Code": "EntryNotFound"}, "no file 'model-q4_k_m.gguf'"),
         (404, {}, "no repository"),

@@ -174,7 +174,7 @@ def test_an_index_that_answers_nonsense_is_a_sentence(
 
 @pytest.mark.parametrize(
     ("status", "sentence"),
-    [(403, "refuses access"), (418, "refused the request"), (500, "a problem of its own"), (407, "the proxy wants")],
+    [(403, "refuses access"), (418, "refused the request"), (500, "an internal problem"), (407, "proxy requires")],
 )
 def test_a_refusal_is_a_sentence(
     source: PackageParts,

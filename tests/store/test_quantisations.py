@@ -129,8 +129,8 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     with pytest.raises(DownloadError) as caught:
         chosen(ladder(), 3.7)
     assert caught.value.message == (
-        "no quantisation of org/repo fits in the 3.45 GiB of memory that may be used here: the smallest, Q2_K, needs "
-        "about 3.49 GiB"
+        "no quantisation of org/repo fits in the 3.45 GiB of memory that edgespec may use here: "
+        "the smallest, Q2_K, needs about 3.49 GiB"
     )
     assert "edgespec pull hf:org/repo/m-Q2_K.gguf" in (caught.value.hint or "")
 
@@ -151,7 +151,8 @@ def test_one_file_comes_before_the_same_in_parts() -> None:
 def test_a_repository_with_several_models_is_not_guessed_at() -> None:
     with pytest.raises(DownloadError) as caught:
         chosen(listing({"a-0.5b-q4_k_m.gguf": 1, "a-1.5b-q4_k_m.gguf": 2}))
-    assert "holds 2 models that could be meant: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf" in caught.value.message
+    which = "holds 2 models, and the request does not say which: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf"
+    assert which in caught.value.message
     assert caught.value.hint == "name one: hf:org/repo/a-0.5b-q4_k_m.gguf"
     with pytest.raises(DownloadError, match="holds 2 models"):
         chosen(listing({"a.gguf": 1, "b.gguf": 2}))
@@ -167,5 +168,7 @@ def test_the_choice_in_words() -> None:
         "Q4_K_M, 4700 MB: runs on our kernels, takes about 5.47 GiB of the 7.45 GiB of memory that may be used"
     )
     only = choose_quantisation(listing({"model.gguf": None}, revision="v1"), 10 * GB)
-    assert only.words == "model.gguf: the only one, its header will tell what runs it, the hub does not tell its size"
+    assert only.words == (
+        "model.gguf: the only one, the download will show what runs it, the hub does not state its size"
+    )
     assert only.listing.reference("x.gguf") == "hf:org/repo@v1/x.gguf"

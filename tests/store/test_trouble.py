@@ -91,7 +91,7 @@ def test_a_proxy_that_wants_a_password(fetch: Fetch, monkeypatch: pytest.MonkeyP
     with running_proxy(Proxy(refuse=407)) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
         message, hint = failure(fetch)
-    assert message == "the proxy wants a user name and a password (HTTP 407)"
+    assert message == "the proxy requires a user name and a password (HTTP 407)"
     assert "HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT" in hint
 
 
@@ -197,7 +197,7 @@ def test_what_is_here_needs_no_certificate(
 
 # ----------------------------------------------------------------------------------------------- sign-in pages
 
-PAGE = "a web page came instead of the answer of 127.0.0.1:"
+PAGE = "a web page arrived instead of the answer of 127.0.0.1:"
 
 
 def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_pat
     assert message == f"{PAGE}{hub.port}"
     hub.page, hub.refuse_always = None, (511, {})
     message, hint = failure(fetch)
-    assert message == f"this network wants a sign-in before 127.0.0.1:{hub.port} (HTTP 511)"
+    assert message == f"this network requires a sign-in before 127.0.0.1:{hub.port} (HTTP 511)"
     assert "open a browser" in hint
     hub.refuse_always, hub.redirect_to = None, "http://sign-in.invalid/"
     message, hint = failure(fetch)
@@ -335,7 +335,7 @@ def test_the_store_hands_the_sentences_on(hub: HubServer, tmp_path: Path, monkey
     spec = spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))
     hub.page = "all"
     message, hint = failure(lambda: store.fetch(spec))
-    assert message.startswith("hf:org/repo/model.gguf could not be fetched (hub org/repo/model.gguf: a web page came")
+    assert message.startswith("hf:org/repo/model.gguf could not be fetched (hub org/repo/model.gguf: a web page")
     assert "open a browser" in hint
     hub.page = None
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1_000_000)
