@@ -57,7 +57,7 @@ def settings_chosen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize("runtime", ["auto", "llama"])
-def test_an_engine_reads_each_header_and_computes_each_setting_once(
+def test_loading_an_engine_reads_each_header_and_computes_each_setting_once(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]], runtime: str
 ) -> None:
     models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}
@@ -69,7 +69,7 @@ def test_an_engine_reads_each_header_and_computes_each_setting_once(
     assert set(settings_chosen.values()) == {1}, settings_chosen
 
 
-def test_a_drafter_in_a_process_is_described_by_the_same_header(
+def test_a_drafter_in_a_worker_process_has_its_header_read_once(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]]
 ) -> None:
     models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}

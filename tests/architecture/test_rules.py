@@ -183,27 +183,27 @@ def report(wrong: list[str]) -> str:
     return "\n" + "\n".join(wrong)
 
 
-def test_errors_need_the_standard_library_only() -> None:
+def test_the_errors_module_imports_only_the_standard_library() -> None:
     wrong = imports_of_errors(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_only_the_command_line_prints() -> None:
+def test_only_the_command_line_package_prints() -> None:
     wrong = prints(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_files_are_small_or_say_why_not_and_are_well_named() -> None:
+def test_source_files_are_short_or_explained_and_well_named() -> None:
     wrong = misshapen(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_what_differs_between_runtimes_is_asked_of_a_runtime() -> None:
+def test_only_runtimes_depend_on_the_kind_of_runtime() -> None:
     wrong = asks_for_a_runtime(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_the_package_was_found() -> None:
+def test_the_architecture_rules_find_the_package() -> None:
     modules = {source.module for source in sources(PACKAGE)}
     assert {"edgespec", "edgespec.errors", "edgespec.decoding", "edgespec.interfaces.drafting"} <= modules
 
@@ -244,7 +244,7 @@ def put(house: Path, name: str, code: str) -> None:
         ("import typing\nif typing.TYPE_CHECKING:\n    import edgespec", "edgespec"),
     ],
 )
-def test_an_import_of_errors_is_caught_and_named(house: Path, code: str, target: str) -> None:
+def test_a_forbidden_import_of_the_errors_module_is_detected_and_named(house: Path, code: str, target: str) -> None:
     put(house, "errors.py", code)
     (wrong,) = imports_of_errors(house)
     line = code.count("\n") + 1
@@ -252,7 +252,7 @@ def test_an_import_of_errors_is_caught_and_named(house: Path, code: str, target:
     assert f" -> {target} (it may import" in wrong
 
 
-def test_errors_may_import_the_standard_library(house: Path) -> None:
+def test_standard_library_imports_of_the_errors_module_are_allowed(house: Path) -> None:
     put(house, "errors.py", "from pathlib import Path\nimport collections.abc")
     assert imports_of_errors(house) == []
 
@@ -261,7 +261,7 @@ def test_errors_may_import_the_standard_library(house: Path) -> None:
     "code",
     ["print('x')", "import sys\nsys.stdout.write('x')", "from sys import stdout", "import sys\nx = sys.__stdout__"],
 )
-def test_printing_is_caught_except_in_the_command_line(house: Path, code: str) -> None:
+def test_printing_outside_the_command_line_is_detected(house: Path, code: str) -> None:
     put(house, "cli/__init__.py", code)
     put(house, "engine/engine.py", "import sys\nsys.stderr\nlogger = sys\n# print('x')")
     assert prints(house) == []
@@ -269,7 +269,7 @@ def test_printing_is_caught_except_in_the_command_line(house: Path, code: str) -
     assert len(prints(house)) == 1
 
 
-def test_a_long_file_and_a_utils_module_are_caught(house: Path) -> None:
+def test_a_long_file_and_a_utils_module_are_detected(house: Path) -> None:
     put(house, "engine/engine.py", "x = 1\n" * MAX_LINES)
     assert misshapen(house) == []
     put(house, "engine/engine.py", "x = 1\n" * (MAX_LINES + 1))
@@ -277,7 +277,7 @@ def test_a_long_file_and_a_utils_module_are_caught(house: Path) -> None:
     assert len(misshapen(house)) == 2
 
 
-def test_a_long_file_may_say_why_it_is_one(house: Path) -> None:
+def test_a_long_file_with_a_stated_reason_is_allowed(house: Path) -> None:
     for docstring, fits in (
         ('"""Everything.\n\nOne file because\nits parts change together.\n"""\n', True),
         ('"""Everything. This is One file because I say so."""\n', False),
@@ -305,7 +305,7 @@ def test_a_long_file_may_say_why_it_is_one(house: Path) -> None:
         "match name:\n    case 'auto' | 'native': pass",
     ],
 )
-def test_asking_for_a_runtime_is_caught_except_in_runtimes(house: Path, code: str) -> None:
+def test_checks_for_a_runtimes_kind_outside_runtimes_are_detected(house: Path, code: str) -> None:
     put(house, "runtimes/llama.py", code)
     assert asks_for_a_runtime(house) == []
     put(house, "engine/engine.py", code)
@@ -325,7 +325,7 @@ def test_asking_for_a_runtime_is_caught_except_in_runtimes(house: Path, code: st
         "match to:\n    case 'onnx': pass",
     ],
 )
-def test_what_does_not_ask_for_a_runtime(house: Path, code: str) -> None:
+def test_code_that_does_not_check_a_runtimes_kind_is_allowed(house: Path, code: str) -> None:
     put(house, "engine/engine.py", code)
     assert asks_for_a_runtime(house) == []
 
@@ -396,7 +396,7 @@ def _in_snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
 
 
-def test_the_words_that_are_gone_name_nothing() -> None:
+def test_no_name_in_the_package_uses_a_replaced_word() -> None:
     wrong = names_that_are_gone(PACKAGE)
     assert not wrong, report(wrong)
 
@@ -417,18 +417,18 @@ def test_the_words_that_are_gone_name_nothing() -> None:
         ("engine/engine.py", "class A:\n    def f(self):\n        self.pace, x = 1, 2"),
     ],
 )
-def test_a_word_that_is_gone_is_caught(house: Path, name: str, code: str) -> None:
+def test_a_name_with_a_replaced_word_is_detected(house: Path, name: str, code: str) -> None:
     assert names_that_are_gone(house) == []
     put(house, name, code)
     assert len(names_that_are_gone(house)) == 1
 
 
-def test_a_profile_key_is_a_name_too(house: Path) -> None:
+def test_a_profile_key_with_a_replaced_word_is_detected(house: Path) -> None:
     put(house, "engine/laptop.toml", "[advanced]\nclass_too_dear = 1\n")
     assert len(names_that_are_gone(house)) == 1
 
 
-def test_what_only_sounds_like_them_stays(house: Path) -> None:
+def test_words_that_only_contain_a_replaced_word_are_allowed(house: Path) -> None:
     code = "def namespace(spaces): pass\nclass A:\n    option = '--beside'\n    folder = 'emissions'\nwish = 1"
     put(house, "engine/engine.py", code)
     assert names_that_are_gone(house) == []

@@ -87,7 +87,7 @@ def dead_links(pages: dict[Path, Page], site: Path) -> list[str]:
     return dead
 
 
-def test_make_docs_builds_strictly_where_it_says() -> None:
+def test_make_docs_builds_strictly_into_the_stated_folder() -> None:
     # Without the flags of a `make` that runs the tests, which would name the folders it enters.
     alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     recipe = subprocess.run(
@@ -97,24 +97,24 @@ def test_make_docs_builds_strictly_where_it_says() -> None:
     assert re.search(r"^site_dir: build/docs$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_every_page_is_in_the_site(site: Path) -> None:
+def test_every_docs_page_is_in_the_site(site: Path) -> None:
     missing = [page for page in PAGES if not (site / page.removeprefix("docs/").replace(".md", ".html")).is_file()]
     assert missing == []
 
 
-def test_no_link_is_dead(pages: dict[Path, Page], site: Path) -> None:
+def test_the_site_has_no_dead_links(pages: dict[Path, Page], site: Path) -> None:
     assert sum(len(page.links) for page in pages.values()) > 1000
     assert dead_links(pages, site) == []
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
+def test_the_link_checker_detects_a_dead_link(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<a href="b.html#here">x</a><a href="c.html">y</a><a href="#there">z</a>')
     (tmp_path / "b.html").write_text('<h1 id="elsewhere">B</h1>')
     pages = {path: read(path) for path in (tmp_path / "a.html", tmp_path / "b.html")}
     assert dead_links(pages, tmp_path) == ["a.html: b.html#here", "a.html: c.html", "a.html: #there"]
 
 
-def test_the_build_fails_on_a_dead_link(tmp_path: Path) -> None:
+def test_the_docs_build_fails_on_a_dead_link(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n[gone](gone.md) and [nowhere](#nowhere)\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_the_build_fails_on_a_dead_link(tmp_path: Path) -> None:
     assert "#nowhere" in done.stderr
 
 
-def test_reading_the_site_fetches_nothing_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
+def test_the_docs_site_loads_nothing_from_other_hosts(pages: dict[Path, Page], site: Path) -> None:
     fetched = {name for page in pages.values() for name in page.fetched}
     assert fetched
     assert [name for name in fetched if urlsplit(name).netloc] == []

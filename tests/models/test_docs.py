@@ -41,14 +41,14 @@ COMMANDS = [
 PROMPT = "Name a prime number.\n"
 
 
-def test_most_commands_run() -> None:
+def test_all_exceptions_from_running_docs_commands_match_a_command() -> None:
     assert len(COMMANDS) >= 20
     for beginning in NOT_RUN:
         assert any(command.startswith(beginning) for page in GUIDE for command in console_commands(page)), beginning
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guide_runs(command: str, tmp_path: Path) -> None:
+def test_every_command_in_the_guide_runs(command: str, tmp_path: Path) -> None:
     given = ""
     if " | " in command:
         source, command = command.split(" | ")
@@ -59,7 +59,7 @@ def test_a_command_of_the_guide_runs(command: str, tmp_path: Path) -> None:
     run_command(command, tmp_path, given=given)
 
 
-def test_the_chat_page_lists_the_commands_of_the_chat() -> None:
+def test_the_chat_page_lists_all_chat_commands() -> None:
     words = [sys.executable, "-m", "edgespec", "chat", "smollm2-135m"]
     done = subprocess.run(words, input="/help\n", capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ def left_after(
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
     pool = laying_out.pair.pool
     pool.use_threads(laying_out.target_model.settings.threads)  # it is to be loaded again
     took_s, done = left_after(laying_out, CODE, lambda _: pool.names != (), close=close)
@@ -79,7 +79,7 @@ def test_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_while_a_prompt_is_read(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_while_the_prompt_is_read(laying_out: Engine, close: bool) -> None:
     assert len(laying_out.pair.prompts.request_tokens(LONG)) > 2000
     due = time.monotonic() + 0.7
     took_s, done = left_after(laying_out, LONG, lambda _: time.monotonic() > due, close=close)
@@ -88,7 +88,7 @@ def test_while_a_prompt_is_read(laying_out: Engine, close: bool) -> None:
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_in_a_round(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_during_a_round(laying_out: Engine, close: bool) -> None:
     assert laying_out.pair.pool.drafter_model().wait()
     # In rounds, not in seconds: a fast machine writes the whole answer in 3 s.
     took_s, done = left_after(laying_out, CODE, lambda seen: seen[Text] > 20, close=close)
@@ -97,7 +97,7 @@ def test_in_a_round(laying_out: Engine, close: bool) -> None:
     assert took_s < AT_ONCE_S
 
 
-def test_closing_the_engine_while_the_drafter_loads() -> None:
+def test_the_engine_closes_quickly_while_the_drafter_loads() -> None:
     engine = Engine.load("qwen2.5-coder-1.5b", runtime="native", draft_runtime="native", native_sidecar=False)
     model = engine.pair.pool.drafter_model()
     model.load()

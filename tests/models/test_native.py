@@ -76,7 +76,7 @@ def divergence(reference: NDArray[np.float32], other: NDArray[np.float32]) -> fl
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
 
 
-def test_it_is_as_near_to_llama_cpp_as_llama_cpp_is_to_itself(text: Text, native: NativeModel) -> None:
+def test_native_scores_differ_from_llama_cpp_no_more_than_its_own_widths(text: Text, native: NativeModel) -> None:
     tokens = text.tokens[:TOKENS]
     own = run(native, tokens, 1)
     # A cache of halves, like ours. With its widths unequal it shows what rounding activations differently is worth.
@@ -93,7 +93,9 @@ def test_it_is_as_near_to_llama_cpp_as_llama_cpp_is_to_itself(text: Text, native
 
 
 @pytest.mark.parametrize("context", [0, 250, 1020, 2000])
-def test_rows_are_bit_equal_at_every_width_and_thread_count(text: Text, native: NativeModel, context: int) -> None:
+def test_native_rows_are_bit_equal_at_every_width_and_thread_count(
+    text: Text, native: NativeModel, context: int
+) -> None:
     tokens = text.tokens[: context + 32]
     assert len(tokens) == context + 32
     with native.open(len(tokens)) as sequence:

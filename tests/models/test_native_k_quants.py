@@ -41,7 +41,7 @@ def native(text: Text) -> Iterator[NativeModel]:
         yield model
 
 
-def test_it_agrees_with_llama_cpp(text: Text, native: NativeModel) -> None:
+def test_native_k_quant_scores_agree_with_llama_cpp(text: Text, native: NativeModel) -> None:
     own = run(native, text.tokens, 8)
     settings = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
     with load_model(text.path, settings) as model:
@@ -53,7 +53,7 @@ def test_it_agrees_with_llama_cpp(text: Text, native: NativeModel) -> None:
     assert (narrow.argmax(-1) == own.argmax(-1)).mean() > 0.9  # measured: 0.96 and 0.96
 
 
-def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:
+def test_native_k_quant_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:
     context = TOKENS - 32
     with native.open(TOKENS) as sequence:
         sequence.forward(text.tokens[:context], 0)
@@ -63,7 +63,7 @@ def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> N
             assert np.array_equal(scores(sequence, text.tokens[context:], width), plain), width
 
 
-def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: NativeModel) -> None:
+def test_four_bit_requantisation_reads_fewer_bytes_and_stays_close(text: Text, native: NativeModel) -> None:
     exact = run(native, text.tokens, 8)
     with load_native(text.path, NativeSettings(threads=2), requantized=True) as model:
         # Of the 1.5B most is in four bits in the file, too.
@@ -74,7 +74,7 @@ def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: Nati
     assert (exact.argmax(-1) == found.argmax(-1)).mean() > 0.7  # measured: 0.86 and 0.78
 
 
-def test_a_short_head_scores_what_the_whole_one_does(text: Text, native: NativeModel) -> None:
+def test_a_short_head_gives_the_whole_heads_scores(text: Text, native: NativeModel) -> None:
     header = read_header(text.path)
     short = frequent_head_ids(header)
     assert len(short) == frequent_head_rows(header) == FREQUENT_HEAD_ROWS

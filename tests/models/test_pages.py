@@ -19,10 +19,10 @@ COMMANDS = [
 ]
 
 
-def test_the_pages_show_what_they_tell_of() -> None:
+def test_the_device_pages_show_plan_verify_and_bench_commands() -> None:
     assert [command.split("edgespec ")[1].split()[0] for command in COMMANDS] == ["plan", "verify", "bench", "plan"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_a_page_runs(command: str, tmp_path: Path) -> None:
+def test_every_command_of_the_device_pages_runs(command: str, tmp_path: Path) -> None:
     run_command(command, tmp_path)

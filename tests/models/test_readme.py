@@ -24,13 +24,13 @@ COMMANDS = [
 ]
 
 
-def test_the_readme_names_its_two_commands_and_more() -> None:
+def test_the_readme_shows_its_two_main_commands_and_more() -> None:
     assert COMMANDS[:2] == ["make chat", "make test"]
     assert len(COMMANDS) >= 8
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("edgespec ")])
-def test_command_runs(command: str) -> None:
+def test_every_readme_command_runs(command: str) -> None:
     words = [sys.executable, "-m", *shlex.split(command)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_make_chat_answers_prompts_from_a_pipe() -> None:
     assert len(done.stdout.strip().splitlines()) >= 2
 
 
-def test_the_embedding_snippet_runs() -> None:
+def test_the_readmes_embedding_snippet_runs() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 MOST_FILES = {("lookup",): 30, ("model",): 35, ("lookup", "model"): 38}
 
 
-def test_an_answer_enters_few_files_up_to_its_first_accepted_token(pair: Engine) -> None:
+def test_an_answer_up_to_its_first_accepted_token_enters_few_files(pair: Engine) -> None:
     pair.pair.pool.drafter_model().wait()
     trace = Trace()
     threading.setprofile(trace)  # of the session's threads

@@ -36,7 +36,7 @@ def weights(tiny: TinyModels) -> bytes:
     return tiny.target.read_bytes()
 
 
-def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
+def test_models_of_every_supported_program_are_found(user: User, weights: bytes) -> None:
     ollama = user.to_ollama(f"{LIBRARY}/smol/135m", weights)
     studio = user.to_lm_studio("repo/smol.gguf", weights + b"1")
     hub = user.to_hub("org/repo-GGUF", "smol-q4.gguf", weights + b"22")
@@ -49,7 +49,7 @@ def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
     assert found.ignored == {}
 
 
-def test_names_of_ollama(user: User, weights: bytes) -> None:
+def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: bytes) -> None:
     for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/somebody/own/v1"):
         user.to_ollama(name, weights + name.encode())
     assert sorted(user.names()) == [
@@ -63,7 +63,7 @@ def test_names_of_ollama(user: User, weights: bytes) -> None:
     assert "ollama:smol:latest" in (caught.value.hint or "")
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
     places = Places.of({}, tmp_path / "nobody")
     assert find_models(Places(places.hub_cache, places.ollama[:1], places.lm_studio)).models == ()
     with pytest.raises(ModelNotFoundError) as caught:
@@ -71,7 +71,7 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     assert caught.value.hint == "no model of Ollama was found on this machine"
 
 
-def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
+def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:
     told = {"OLLAMA_MODELS": "/models", "HF_HUB_CACHE": "/cache/hub", "HF_HOME": "/hf"}
     assert (Places.of(told, tmp_path).ollama, Places.of(told, tmp_path).hub_cache) == (
         (Path("/models"),),
@@ -98,7 +98,9 @@ def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
         ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "Expecting value"),
     ],
 )
-def test_a_damaged_manifest_is_a_sentence(user: User, weights: bytes, text: str, reason: str) -> None:
+def test_a_damaged_ollama_manifest_is_ignored_with_a_reason(
+    user: User, weights: bytes, text: str, reason: str
+) -> None:
     user.to_ollama(f"{LIBRARY}/good/1b", weights)
     bad = user.manifest(f"{LIBRARY}/bad/1b", text)
     found = find_models(user.places)
@@ -106,7 +108,7 @@ def test_a_damaged_manifest_is_a_sentence(user: User, weights: bytes, text: str,
     assert reason in found.ignored[bad]
 
 
-def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
+def test_incomplete_models_and_non_gguf_files_are_not_listed(user: User, weights: bytes) -> None:
     user.to_ollama(f"{LIBRARY}/gone/1b", weights).unlink()
     user.to_ollama(f"{LIBRARY}/adapter/1b", b"GGUF", layer="application/vnd.ollama.image.adapter")
     page = user.to_lm_studio("repo/page.gguf", b"<!doctype html>")
@@ -125,7 +127,7 @@ def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -> None:
+def test_named_pipes_and_deep_folders_do_not_block_the_search(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     os.mkfifo(path.with_name("pipe.gguf"))
     user.manifest(f"{LIBRARY}/smol/x", "{}").unlink()
@@ -136,7 +138,7 @@ def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -
     assert user.names() == [str(path)]
 
 
-def test_folders_without_end_are_looked_at_for_a_while(
+def test_the_search_stops_after_a_maximum_number_of_entries(
     user: User, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
@@ -148,7 +150,7 @@ def test_folders_without_end_are_looked_at_for_a_while(
     assert reason == "it holds more than 10 entries; the rest was not examined"
 
 
-def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
+def test_a_file_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
     assert find_models(user.places).ignored == {odd: "its name contains control characters"}
     shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
@@ -157,7 +159,7 @@ def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, t
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")
-def test_a_folder_that_may_not_be_read_is_a_sentence(user: User, weights: bytes) -> None:
+def test_an_unreadable_folder_is_ignored_with_a_reason(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     path.parent.chmod(0)
     try:
@@ -166,7 +168,7 @@ def test_a_folder_that_may_not_be_read_is_a_sentence(user: User, weights: bytes)
         path.parent.chmod(0o755)
 
 
-def test_a_file_that_two_programs_share_is_listed_once(user: User, weights: bytes) -> None:
+def test_a_file_shared_by_two_programs_is_listed_once(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     (path.parent / "y.gguf").symlink_to(path)
     assert user.names() == [str(path)]
@@ -180,7 +182,7 @@ def environment(user: User) -> dict[str, str]:
     return user.environment
 
 
-def test_models_lists_them_and_generate_runs_them(
+def test_models_lists_other_programs_files_and_generate_runs_them(
     user: User, environment: dict[str, str], weights: bytes, tmp_path: Path
 ) -> None:
     user.to_ollama(f"{LIBRARY}/smol/135m", weights)
@@ -213,7 +215,7 @@ def test_models_lists_them_and_generate_runs_them(
     assert "Ollama has no model 'absent:latest'" in wrong.err
 
 
-def test_split_models_are_listed_once_and_run_from_any_part(
+def test_a_split_model_is_listed_once_and_runs_from_any_part(
     user: User, environment: dict[str, str], tiny: TinyModels, tmp_path: Path
 ) -> None:
     parts = split_gguf(tiny.target, tmp_path / "set", tensors=9, name="tiny")
@@ -247,7 +249,7 @@ def test_split_models_are_listed_once_and_run_from_any_part(
     assert f"{studio[1]}: part 2 of 3 of this model is missing" in gone.err
 
 
-def test_a_model_with_a_vision_part_runs_as_text_and_says_so(
+def test_a_model_with_a_vision_part_runs_as_text_only_with_a_notice(
     user: User, environment: dict[str, str], tmp_path: Path
 ) -> None:
     plain = write_tiny_gguf(tmp_path / "plain.gguf", architecture="gemma3", quant="Q8_0", seed=3)

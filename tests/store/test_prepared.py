@@ -62,7 +62,9 @@ def longer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [changed_behind_its_back, replaced, longer])
-def test_another_content_is_kept_in_another_folder(home: Home, path: Path, change: Callable[[Path], None]) -> None:
+def test_changed_file_content_gets_another_prepared_folder(
+    home: Home, path: Path, change: Callable[[Path], None]
+) -> None:
     before = located(home, path).prepared_folder
     assert before is not None
     assert before.parent == home.prepared
@@ -72,17 +74,17 @@ def test_another_content_is_kept_in_another_folder(home: Home, path: Path, chang
     assert not home.root.exists(), "finding a place creates nothing"
 
 
-def test_only_a_drafter_has_a_folder_of_ours(home: Home, path: Path) -> None:
+def test_locate_alone_gives_an_outside_file_no_prepared_folder(home: Home, path: Path) -> None:
     assert Locator(store=Store(home)).locate(str(path)).prepared_folder is None
 
 
-def test_a_file_that_is_gone_has_none(home: Home, path: Path) -> None:
+def test_a_deleted_file_has_no_prepared_folder(home: Home, path: Path) -> None:
     file = read_model_file(path)
     path.unlink()
     assert prepared_folder(home, file) is None
 
 
-def test_a_changed_file_never_uses_what_was_prepared_of_the_old_one(
+def test_prepared_weights_of_a_changed_file_are_never_reused(
     home: Home, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_native()
@@ -112,7 +114,7 @@ def test_a_changed_file_never_uses_what_was_prepared_of_the_old_one(
     assert len(list(home.prepared.iterdir())) == 2
 
 
-def test_without_sidecars_nothing_is_prepared_or_kept(home: Home, path: Path) -> None:
+def test_without_sidecars_no_prepared_weights_are_stored(home: Home, path: Path) -> None:
     require_native()
     file, settings = located(home, path), NativeSettings(sidecar=False)
     NativeRuntime().load(file, settings).close()
@@ -120,7 +122,7 @@ def test_without_sidecars_nothing_is_prepared_or_kept(home: Home, path: Path) ->
     assert not home.root.exists()
 
 
-def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path: Path, path: Path) -> None:
+def test_prepared_weights_are_not_stored_in_a_read_only_home(tmp_path: Path, path: Path) -> None:
     require_native()
     (tmp_path / "file").write_text("not a folder")
     file = located(Home(tmp_path / "file" / "home"), path)
@@ -136,7 +138,7 @@ def folder_of(home: Home, name: str, size: int, used_at: float) -> Path:
     return folder
 
 
-def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
+def test_the_least_recently_used_prepared_folder_is_removed_first(home: Home) -> None:
     for number in range(5):
         folder_of(home, f"old-{number}", 100, 1000.0 + number)
     use_prepared(home.prepared / "old-1", 300, 0.0)
@@ -150,7 +152,7 @@ def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
     assert defaults["most_bytes"].default == MOST_BYTES == 12 * 2**30
 
 
-def test_what_is_used_together_stays_together(home: Home) -> None:
+def test_prepared_folders_of_a_target_and_its_drafter_are_kept_together(home: Home) -> None:
     """However large: the drafter is used right after its target."""
     now = time.time()
     folder_of(home, "old", 100, now - RECENT_S - 60)
