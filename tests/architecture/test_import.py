@@ -1,4 +1,4 @@
-"""Importing edgespec, and using it as a library, leaves the process as it was."""
+"""Importing edgespec, and using it as a library, leaves the process unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import edgespec
 from tests.support.command_line import environment, run_python
 from tests.support.tiny_models import TinyModels
 
-# What the caller of a library does not want changed, as something that can be compared.
+# Process state that a library must not change, in comparable form.
 OBSERVE = """
 import json, logging, os, signal, sys, threading, warnings
 
@@ -71,7 +71,7 @@ def test_importing_edgespec_changes_no_process_state(tmp_path: Path) -> None:
 
 
 def test_importing_edgespec_takes_under_150_ms(tmp_path: Path) -> None:
-    """The bound is 50 ms; the test allows three times that, for a machine that is busy with something else."""
+    """The bound is 50 ms; the test allows three times that on a busy machine."""
 
     def median_s(code: str) -> float:
         times = []

@@ -1,4 +1,4 @@
-"""A runtime is added in one place: here it is a fake one, and models are chosen, loaded and decoded with it."""
+"""A runtime is added in one place: a fake runtime is added here, and it chooses, loads and decodes models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OwnRuntime(Runtime):
 
 
 class OwnModel(FakeModel):
-    """The fake of all tests, loaded from a file: nothing of it depends on the runtime being new."""
+    """The fake model of all tests, loaded from a file; it does not depend on the new runtime."""
 
     def __init__(self, file: LocatedModel, settings: OwnSettings) -> None:
         super().__init__(file.header.vocabulary_size, seed=3, order=2)

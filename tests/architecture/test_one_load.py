@@ -1,4 +1,4 @@
-"""A load computes everything once: headers are read once, settings are chosen once, for each place."""
+"""A load computes everything once: each header is read once, and settings are chosen once for each place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_models import TinyModels
 
 @contextmanager
 def headers_read() -> Iterator[Counter[Path]]:
-    """How often each header is read meanwhile, by whatever name the reader is called and on whatever thread."""
+    """How often each header is read during the block, under every name of the reader and on every thread."""
     found: Counter[Path] = Counter()
 
     def look(frame: FrameType, event: str, _argument: Any) -> None:

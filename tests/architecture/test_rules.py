@@ -1,4 +1,4 @@
-"""The rules of the house that import-linter does not check: who prints, who asks for a runtime, what is named how."""
+"""Architecture rules that import-linter cannot check: who prints, who depends on a runtime, and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_LINES = 500
 ONE_THING = "One file because"
 
 RUNTIME_SETTINGS = {"LlamaSettings", "NativeSettings", "OnnxSettings"}
-# "llama" is an architecture and "onnx" a format besides: they name runtimes where the other side does.
+# "llama" is also an architecture and "onnx" a format: each counts as a runtime only if the other side of the
+# comparison is one.
 ALWAYS_A_RUNTIME, SOMETIMES_A_RUNTIME = {"native"}, {"llama", "onnx"}
 
 
@@ -53,7 +54,7 @@ def is_within(module: str, place: str) -> bool:
 
 
 def prints(package: Path) -> list[str]:
-    """Uses of ``print`` and ``sys.stdout`` outside ``cli``: a library does not talk on its host's terminal."""
+    """Uses of ``print`` and ``sys.stdout`` outside ``cli``: a library must not write to its host's terminal."""
     wrong = []
     for source in sources(package):
         if is_within(source.module, "edgespec.cli"):
@@ -98,7 +99,7 @@ def says_why_it_is_one(source: Source) -> bool:
 
 
 def imports_of_errors(package: Path) -> list[str]:
-    """What ``errors.py`` imports beyond the standard library, lazily and for type checkers too."""
+    """Imports of ``errors.py`` beyond the standard library, including lazy and type-checking ones."""
     (source,) = [each for each in sources(package) if each.module == "edgespec.errors"]
     wrong = []
     for node in ast.walk(source.tree):
@@ -120,9 +121,9 @@ def imports_of_errors(package: Path) -> list[str]:
 
 
 def asks_for_a_runtime(package: Path) -> list[str]:
-    """Code outside ``runtimes`` that looks at the type of settings, or compares a runtime's name.
+    """Code outside ``runtimes`` that checks the type of settings or compares a runtime's name.
 
-    What differs between runtimes is asked of a ``Runtime``; else a new one is a change in many places.
+    Differences between runtimes belong in ``Runtime``; otherwise a new runtime needs changes in many places.
     """
     wrong = []
     for source in sources(package):
@@ -161,7 +162,7 @@ def _asked(node: ast.AST) -> Iterator[str]:
 
 
 def _runtime_names(others: list[ast.expr]) -> set[str]:
-    """The constants that name a runtime when they are compared with these."""
+    """The constants that name a runtime in a comparison with these."""
     named = any("runtime" in name.lower() for other in others for name in _names(other))
     return ALWAYS_A_RUNTIME | (SOMETIMES_A_RUNTIME if named else set())
 
@@ -208,7 +209,7 @@ def test_the_architecture_rules_find_the_package() -> None:
     assert {"edgespec", "edgespec.errors", "edgespec.decoding", "edgespec.interfaces.drafting"} <= modules
 
 
-# The checks themselves, on a made-up tree.
+# The checks themselves, on an invented tree.
 
 
 @pytest.fixture
@@ -281,7 +282,7 @@ def test_a_long_file_with_a_stated_reason_is_allowed(house: Path) -> None:
     for docstring, fits in (
         ('"""Everything.\n\nOne file because\nits parts change together.\n"""\n', True),
         ('"""Everything. This is One file because I say so."""\n', False),
-        ("# One file because nobody cut it.\n", False),
+        ("# One file because it was never cut.\n", False),
     ):
         put(house, "engine/engine.py", docstring + "x = 1\n" * (MAX_LINES + 1))
         assert (misshapen(house) == []) is fits
@@ -332,7 +333,7 @@ def test_code_that_does_not_check_a_runtimes_kind_is_allowed(house: Path, code: 
 
 # --------------------------------------------------------------------------------------------- words that are gone
 
-# Words of an earlier English, each replaced by what the field calls the thing; docs/notes/moved.md says by what.
+# Replaced words of an earlier vocabulary; docs/notes/moved.md lists the replacements.
 GONE = (
     "beside",
     "elsewhere",
@@ -351,7 +352,7 @@ GONE = (
 
 
 def names_that_are_gone(package: Path) -> list[str]:
-    """Files, folders, classes, functions, parameters, fields and profile keys named by a word of ``GONE``."""
+    """Files, folders, classes, functions, parameters, fields and profile keys whose name has a word of ``GONE``."""
     wrong = []
     for path in sorted(package.rglob("*")):
         if path.suffix != ".pyc" and path.name != "__pycache__":

@@ -1,4 +1,4 @@
-"""Arms: what their names mean, who drafts in each, and that opening them leaves nothing behind when it fails."""
+"""Arms: their names, the drafters in each, and that a failed opening leaves no session open."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_unknown_arm_is_refused_with_the_list_of_arms(name: str) -> None:
 
 
 def begun(found: Speculation) -> AnswerPolicy:
-    """An answer that has the time of a long prompt to lose."""
+    """The policy's state for an answer after a long prompt, with time to lose."""
     own = found.policy.answer(prompt_tokens=1000)
     own.began(100.0, 0.01)
     return own
@@ -118,10 +118,12 @@ def test_the_fastest_arm_is_added_only_for_a_clearly_faster_setting(tiny: TinyMo
         assert speculation(engine, "fastest").target is None, "the plan's own setting is the fastest known"
         assert with_fastest(engine, names) == names
         time_other(engine, 1.005)
-        assert with_fastest(engine, names) == names, "that is within the noise"
+        assert with_fastest(engine, names) == names, "0.5 % is within the noise"
         time_other(engine, 1.02)
         assert with_fastest(engine, names) == ("plain", "fastest", "again", "planned")
-        assert with_fastest(engine, ("plain", "oracle")) == ("plain", "oracle"), "nothing is held against it"
+        assert with_fastest(engine, ("plain", "oracle")) == ("plain", "oracle"), (
+            "no arm is compared with plain decoding"
+        )
         assert with_fastest(engine, ("plain", "planned", "fastest")) == ("plain", "planned", "fastest")
         other = speculation(engine, "fastest").target
         assert other is not None
@@ -183,7 +185,7 @@ def test_each_answer_of_a_pipelined_arm_has_its_own_budget(engine: Engine) -> No
     assert (one.window(9), one.draft_tokens(0)) == (2, 3)
     plain = speculation(engine, "pipelined-depth-0")
     assert (plain.depth_cap, begun(plain).allow("model").depth) == (0, 0)
-    assert speculation(engine, "model-depth-2").budget is None, "the others take turns"
+    assert speculation(engine, "model-depth-2").budget is None, "the other arms are serial"
 
 
 @pytest.mark.parametrize(
@@ -200,14 +202,14 @@ def test_each_answer_of_a_pipelined_arm_has_its_own_budget(engine: Engine) -> No
 def test_a_policy_arm_uses_all_drafters_of_the_engine(engine: Engine, name: str, kind: type) -> None:
     found = speculation(engine, name)
     assert type(found.policy) is kind
-    assert found.policy is not engine.policy, "an arm learns for itself"
+    assert found.policy is not engine.policy, "each arm learns separately"
     assert found.drafters == engine.drafters
     assert found.depth_cap == CAP
     assert found.siblings is (name != "chains")
 
 
 def test_opening_the_loaded_arm_loads_the_drafter_other_arms_do_not(tiny: TinyModels) -> None:
-    with tiny.load(native_sidecar=False) as fresh:  # with one the drafter may be loaded ahead
+    with tiny.load(native_sidecar=False) as fresh:  # with a sidecar the drafter may be loaded early
         invent_measurements(fresh)
         for name in ("plain", "again", "planned", "depth-1"):
             open_arm(fresh, name, 1)
@@ -257,14 +259,14 @@ def test_an_arm_that_needs_a_missing_drafter_is_an_error(tiny: TinyModels) -> No
         assert caught.value.hint is not None
         assert "--draft" in caught.value.hint
         assert [d.kind for d in speculation(engine, "depth-2").drafters] == ["lookup"]
-        assert speculation(engine, "loaded").depth_cap == 0, "there is nothing to load: plain"
+        assert speculation(engine, "loaded").depth_cap == 0, "without a drafter to load the arm is plain"
     with tiny.load(lookup=False, draft="none") as engine:
         for name in ("depth-2", "lookup-depth-1"):
             with pytest.raises(InvalidRequestError, match=f"the arm {name} needs a drafter"):
                 speculation(engine, name)
         with pytest.raises(InvalidRequestError, match="lookup = true"):
             speculation(engine, "lookup")
-        # The oracle needs no drafter but its own.
+        # The oracle needs only its own drafter.
         assert speculation(engine, "oracle-depth-2").depth_cap == 2
 
 

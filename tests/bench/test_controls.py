@@ -1,4 +1,4 @@
-"""The drafters that know the answer: one says it, the other never does."""
+"""The drafters that know the answer: the oracle proposes it, the worst drafter never does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def state(tokens: list[int], *, wrong: bool = False) -> ReplayState:
     script = Script()
     drafter = ReplayDrafter(script, wrong=wrong)
     started = drafter.start(DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=VOCABULARY, context_length=64))
-    script.tokens = tokens  # exchanged after the session began, as a benchmark does from prompt to prompt
+    script.tokens = tokens  # replaced after the session began, as a benchmark does for each prompt
     return started
 
 
@@ -26,7 +26,7 @@ def test_a_new_script_has_no_tokens() -> None:
 
 
 def test_the_replay_drafters_kind_is_oracle_or_worst() -> None:
-    assert ReplayDrafter(Script()).kind == "oracle", "right unless told otherwise"
+    assert ReplayDrafter(Script()).kind == "oracle", "right by default"
     assert ReplayDrafter(Script(), wrong=True).kind == "worst"
 
 
@@ -52,7 +52,7 @@ def test_a_replay_drafter_at_depth_zero_proposes_nothing() -> None:
 )
 def test_the_worst_drafter_proposes_valid_but_wrong_tokens_only(known: list[int], length: int, depth: int) -> None:
     proposal = state(known, wrong=True).propose(Context([0] * length), depth)
-    assert len(proposal.tokens) == depth == len(proposal.sources), "as deep as asked, also past the end"
+    assert len(proposal.tokens) == depth == len(proposal.sources), "to the requested depth, also past the end"
     assert proposal.drafted_by == "worst"
     assert all(0 <= token < VOCABULARY for token in proposal.tokens)
     truth = known[length : length + depth]

@@ -1,4 +1,4 @@
-"""The exactness check: it passes on a sound engine, and it notices when verification is broken."""
+"""The exactness check passes on a correct engine and detects broken verification."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_the_equality_check_detects_a_verification_that_accepts_everything(
         assert 0 < divergence.position < 120
         assert divergence.depth in report.depths
         assert divergence.sampled is not sampling.greedy
-        # The greedy gap is the one between the target's two best tokens at that place.
+        # The greedy gap is the distance of the target's two best tokens there.
         assert divergence.gap >= 0
     found = report.as_json()
     assert [each["id"] for each in found["divergences"]] == [each.prompt_id for each in report.divergences]
 
 
 def test_the_equality_check_detects_a_kept_rejected_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rejected draft token put in the place of its correction: one wrong token a round, the same counts."""
+    """A kept draft token instead of its correction: one wrong token a round, the same counts."""
 
     def keep_the_rejected(draft: Sequence[int], choose: Callable[[int], int], *, bonus: bool) -> Verdict:
         verdict = real(draft, choose, bonus=bonus)
@@ -110,7 +110,7 @@ def test_the_verify_json_has_every_documented_key(engine: Engine) -> None:
 
 def test_trees_are_compared_only_if_the_plan_may_use_them(tiny: TinyModels, home: Home) -> None:
     require_native()
-    native = {"runtime": "native", "draft_runtime": "native", "store_home": home}  # what is measured stays here
+    native = {"runtime": "native", "draft_runtime": "native", "store_home": home}  # measurements stay in this home
     with tiny.load_speculating(**native, lookup=False) as engine:
         assert checks_trees(engine, (5,))
         assert not checks_trees(engine, ())
@@ -120,12 +120,12 @@ def test_trees_are_compared_only_if_the_plan_may_use_them(tiny: TinyModels, home
         assert report.as_json()["trees"] is True
         assert {result.comparisons for result in report.results} == {4}, "chains and trees, greedy and sampled"
         alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
-        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has nothing beside it"
+        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has no siblings"
     with tiny.load_speculating(**native, depth=3) as engine:
-        assert not checks_trees(engine, (3,)), "a depth that was asked for is that of chains"
+        assert not checks_trees(engine, (3,)), "a requested depth means chains only"
         assert not check_equality(engine, PROMPTS[:1], max_tokens=10).trees
     with tiny.load(**{**native, "draft": "none"}, lookup=True) as engine:
-        assert not checks_trees(engine, (5,)), "copies have nothing beside them"
+        assert not checks_trees(engine, (5,)), "copies have no siblings"
     with tiny.load_speculating(**native, mode="pipelined") as engine:
         assert not checks_trees(engine, (5,))
     with tiny.load_speculating(runtime="llama", draft_runtime="llama", store_home=home) as engine:

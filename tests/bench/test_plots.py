@@ -1,4 +1,4 @@
-"""Figures are real files that name what they show, leave out what was not measured and leave all else alone."""
+"""Figures are valid files that name what they show, omit unmeasured values and change nothing else."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_plotted_report_names_everything_it_shows(
         "of 20.0 measured",
     ):
         assert text in shown
-    assert "plain: 1.00×" not in shown  # the baseline is the line, not a dot
+    assert "plain: 1.00×" not in shown  # the baseline is a line, not a dot
     assert "not identical" not in shown
     assert RED.lower() not in path.read_text(encoding="utf-8").lower()
 

@@ -1,4 +1,4 @@
-"""What is predicted for answers that never ran, and what it is held against."""
+"""Predictions for invented answers, and the times they are compared with."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
-# A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
+# A plain forward takes 10 ms, a further row 1 ms; at 200 tokens of context twice as long.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
 CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
 TOKEN_S = 0.002
 COSTS = Costs(curves=CURVES, drafts={"lookup": FREE, "model": DraftCost(token_s=TOKEN_S, lag_token_s=0.5)})
 
-# Before anything was learned both predictions are the calibrated curve's.
+# Before any answer both predictions use the calibrated curve.
 BOTH = pytest.mark.parametrize("predict", [current, calibrated])
 
 
 def timed(arm: str, rounds: Sequence[RoundRecord], *, turn: int = 0) -> Answer:
-    """An answer that took just what its rounds took."""
+    """An answer that took exactly the time of its rounds."""
     return answered(arm, turn=turn, decode_s=sum(record.round_s for record in rounds), rounds=rounds)
 
 
@@ -54,7 +54,7 @@ def test_a_drafting_models_forwards_are_part_of_the_prediction(predict: Any) -> 
 
 @BOTH
 def test_catching_up_is_excluded_from_predicted_and_measured_time(predict: Any) -> None:
-    """It takes the round's first drafter forward with it."""
+    """Catching up includes the round's first drafter forward."""
     lagging = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.504, sync_s=0.5)
     ordinary = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.006)
     predicted = 2 * 0.013 + (2 + 3) * TOKEN_S
@@ -78,9 +78,9 @@ def test_an_arms_prediction_is_the_median_over_its_answers() -> None:
     ("costs", "rounds"),
     [
         (Costs(), [a_round()]),  # no curve
-        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without a price
+        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without measured cost
         (COSTS, []),  # one token: no round
-        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # clocks that disagree
+        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # inconsistent clocks
     ],
 )
 def test_rounds_with_unmeasured_costs_have_no_prediction(
@@ -90,7 +90,7 @@ def test_rounds_with_unmeasured_costs_have_no_prediction(
 
 
 def test_calibrated_predictions_account_once_for_a_slower_machine() -> None:
-    """A machine three times as slow as when it was calibrated: that is seen at the plain arm only."""
+    """The machine is three times as slow as at calibration, which shows in the plain arm only."""
     answers = []
     for turn in range(3):
         answers.append(answered(turn=turn, decode_s=0.06, rounds=[a_round()] * 2))
@@ -99,13 +99,13 @@ def test_calibrated_predictions_account_once_for_a_slower_machine() -> None:
 
 
 def test_current_predictions_learn_from_earlier_answers() -> None:
-    """The machine is three times as slow as when it was calibrated, and wide forwards twice that."""
+    """The machine is three times as slow as at calibration, and wide forwards are twice as slow again."""
     plain, wide = a_round(verify_s=0.030), a_round(proposed=1, accepted=1, verify_s=0.066)
     answers = [answer for turn in range(40) for answer in (
         timed("plain", [plain] * 4, turn=turn), timed("oracle", [wide] * 4, turn=turn))]  # fmt: skip
     assert calibrated(COSTS, answers)["oracle"] == pytest.approx(2.0)
     assert current(COSTS, answers) == {"plain": pytest.approx(1.0, abs=0.05), "oracle": pytest.approx(1.0, abs=0.05)}
-    # Only the latest forwards count, and nothing of an answer enters its own prediction.
+    # Only the latest forwards count, and an answer's own forwards do not enter its prediction.
     faster = [timed("oracle", [a_round(proposed=1, accepted=1, verify_s=0.011)] * 32) for _ in range(100)]
     assert current(COSTS, [*answers, *faster])["oracle"] == pytest.approx(1.0)
     assert current(COSTS, answers[:1]) == {"plain": pytest.approx(3.0)}

@@ -1,4 +1,4 @@
-"""Perplexity, divergence and agreement against values worked out by hand, and against plain loops."""
+"""Perplexity, divergence and agreement against hand-computed values and plain loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_log_softmax_handles_large_and_minus_infinity_scores() -> None:
 
 
 def test_log_softmax_computes_in_float64() -> None:
-    # 150 000 equal scores beside one: in float32 their sum is off in the sixth digit.
+    # 150 000 equal scores and one larger: in float32 the sum is wrong in the sixth digit.
     row = np.zeros((1, 150_001), dtype=np.float32)
     row[0, 0] = 10.0
     expected = 10 - math.log(math.exp(10) + 150_000)
@@ -62,7 +62,7 @@ def test_log_softmax_refuses_rows_without_a_finite_maximum(broken: list[float]) 
 
 
 def test_token_losses_equal_hand_computed_values() -> None:
-    # exp: 1, 3 | 1, 1, so that the tokens have the probabilities 3/4 and 1/2.
+    # exp: 1, 3 | 1, 1, so the tokens have the probabilities 3/4 and 1/2.
     rows = logits([0.0, math.log(3)], [5.0, 5.0])
     np.testing.assert_allclose(quality.token_losses(rows, [1, 0]), [math.log(4 / 3), math.log(2)], rtol=1e-7)
 

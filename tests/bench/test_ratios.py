@@ -1,4 +1,4 @@
-"""Ratios of answers, worked out by hand."""
+"""Ratios of answers, computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_requests_are_compared_by_their_whole_time() -> None:
 
 
 def test_a_request_of_another_length_is_compared_at_the_arms_length() -> None:
-    # Eleven tokens after one second, in two: each further one takes 0.2 s.
+    # Eleven tokens, one second to the first, two in all after it: each further token takes 0.2 s.
     plain = answered(tokens=11, ttft_s=1.0, decode_s=2.0)
     assert requests(answered("llama:x", tokens=6, ttft_s=1.0, decode_s=1.0), plain) == pytest.approx(2.0 / 2.0)
     assert requests(answered("llama:x", tokens=21, ttft_s=1.0, decode_s=1.5), plain) == pytest.approx(5.0 / 2.5)
@@ -41,7 +41,7 @@ def test_first_tokens_are_compared_by_their_time() -> None:
 
 def test_a_passs_ratio_is_the_geometric_mean_of_its_two_halves() -> None:
     answers = [
-        # While the machine slows down: 2 and 0.5 of one thing are 1 over the pass.
+        # The machine slows down: 2 and 0.5 of the same speed are 1 over the pass.
         answered(turn=0, decode_s=0.1),
         answered("planned", turn=0, decode_s=0.05),
         answered("planned", turn=1, decode_s=0.2),
@@ -56,7 +56,7 @@ def test_a_passs_ratio_is_the_geometric_mean_of_its_two_halves() -> None:
     ]
     assert by_pass(answers, "planned", "plain", decoding) == {"p": [pytest.approx(1.0), pytest.approx(2.0)]}
     assert by_pass(answers, "plain", "planned", decoding) == {"p": [pytest.approx(1.0), pytest.approx(0.5)]}
-    assert by_pass(answers, "planned", "nobody", decoding) == {}
+    assert by_pass(answers, "planned", "absent", decoding) == {}
     assert by_pass(answers, "planned", "plain", requests) == {}
 
 

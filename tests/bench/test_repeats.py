@@ -1,4 +1,4 @@
-"""Which prompts are run again, how often, and what is kept."""
+"""Which prompts are repeated, how often, and which answers are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ids(fake: FakeRun) -> list[tuple[list[str], int]]:
 
 
 def again(*ratios: float, prompt: str = "p") -> list[Answer]:
-    """Plain decoding, and again at so many times its speed in each pass."""
+    """Answers of the plain arm and of the again arm, whose speed is ``ratios`` times plain's, pass by pass."""
     answers = []
     for number, ratio in enumerate(ratios):
         answers.append(answered(prompt=prompt, turn=2 * number))
@@ -55,19 +55,19 @@ def test_a_run_without_disturbances_is_not_repeated(monkeypatch: pytest.MonkeyPa
 
 
 def test_only_disturbed_prompts_are_repeated_and_all_answers_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One pass a run. b is disturbed in the first, and its median is until two quiet ones followed; c always is.
+    # One pass a run. b is disturbed in the first pass, and by its median until two quiet passes follow; c always is.
     def make(prompt: Prompt, arm: str, turn: int) -> dict[str, Any]:
         slow = arm == "again" and (prompt.id == "c" or (prompt.id == "b" and turn == 0))
         return {"decode_s": 0.11 if slow else 0.1}
 
     fake, answers, told = ran(monkeypatch, make)
     assert ids(fake) == [(["a", "b", "c"], 0), (["b", "c"], 6), (["b", "c"], 12), (["c"], 18)]
-    assert [repeat for _, repeat in told] == [1, 2, 3], "three times at most"
+    assert [repeat for _, repeat in told] == [1, 2, 3], "at most three repeats"
     assert [prompt.id for prompt in told[0][0]] == ["b", "c"]
     kept = {(a.prompt_id, a.turn) for a in answers if a.arm == "planned"}
     assert kept == {("a", 0), ("b", 0), ("b", 6), ("b", 12), ("c", 0), ("c", 6), ("c", 12), ("c", 18)}
     assert len({(a.arm, a.prompt_id, a.turn) for a in answers}) == len(answers)
-    assert disturbed(answers) == ["c"], "still, and said"
+    assert disturbed(answers) == ["c"], "still disturbed, and reported"
 
 
 def test_repeated_passes_continue_the_turn_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_every_repeat_gets_the_callers_arguments(monkeypatch: pytest.MonkeyPatch
     stop, settings = threading.Event(), RunSettings(passes=1)
 
     def tell(_answer: Answer, _done: int, _total: int) -> None:
-        """Never called."""
+        """Not called."""
 
     run_until_quiet(ENGINE, ARMS, PROMPTS, settings, on_answer=tell, stop=stop)
     assert [arguments for arguments, _ in given] == [

@@ -1,4 +1,4 @@
-"""From answers made by hand to figures worked out by hand: no model, no clock."""
+"""Reports of invented answers against hand-computed figures: no model, no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
-# A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
+# A plain forward takes 10 ms, a further row 1 ms; at 200 tokens of context twice as long.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
 CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
 TOKEN_S = 0.002
@@ -26,7 +26,7 @@ DRAFTER = SimpleNamespace(bytes_per_forward=250)
 
 
 def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
-    """What a report asks of an engine."""
+    """What a report reads of an engine."""
     return SimpleNamespace(
         measurements=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
         machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
@@ -67,14 +67,14 @@ def test_an_arms_speedup_is_the_geometric_mean_of_prompt_medians() -> None:
     assert found["by_category"]["qa"]["geomean"] == pytest.approx(2**0.5)
     assert found["by_category"]["qa"]["prompts"] == 2
     assert compared_json(answers, "plain", "planned")["speedup"]["geomean"] == pytest.approx(4 ** (-1 / 3))
-    assert compared_json(answers, "plain", "nobody") == dict.fromkeys(COMPARED)
+    assert compared_json(answers, "plain", "absent") == dict.fromkeys(COMPARED)
 
 
 def test_an_arms_speed_ignores_answers_without_a_speed() -> None:
     answers = [answered(decode_s=0.1), answered(turn=1, decode_s=0.025), answered(turn=2, tokens=1, decode_s=0.0)]
     found = arm(answers, "plain")
     assert found["decode_tokens_per_s_geomean"] == pytest.approx(200)
-    assert found["speedup"] is None, "plain is what the others are held against"
+    assert found["speedup"] is None, "plain is the baseline of the other arms"
     assert found["identical_fraction"] == 1.0
 
 
@@ -95,7 +95,7 @@ def test_never_slower_compares_with_the_fastest_plain_arm() -> None:
     assert found["arms"]["fastest"]["speedup"] is None
     assert found["arms"]["plain"]["speedup"]["geomean"] == pytest.approx(0.8)
     assert found["arms"]["planned"]["ttft_ratio"]["geomean"] == pytest.approx(2.0)
-    assert found["identical_fraction"] == 1.0, "another setting's text was never promised"
+    assert found["identical_fraction"] == 1.0, "another setting does not promise the text"
     assert bench_report(engine(), {}, answers[::2], read_bytes_per_s=None)["baseline"] == "plain"
 
 
@@ -103,7 +103,7 @@ def test_never_slower_compares_with_the_fastest_plain_arm() -> None:
 
 
 def again(*speeds: float) -> list[Answer]:
-    """Plain decoding of several prompts, and again at so many times the speed."""
+    """Answers of the plain arm and of the again arm, at ``ratios`` times plain's speed."""
     answers = []
     for number, speed in enumerate(speeds):
         answers.append(answered(prompt=str(number)))
@@ -161,7 +161,7 @@ def test_an_arms_memory_traffic_and_busy_shares_are_reported() -> None:
     assert found["tokens_per_round"] == pytest.approx(2.0)
     assert found["accepted_per_proposed"] == pytest.approx(3 / 4)
     assert found["mean_depth"] == pytest.approx(4 / 3)
-    # 4 drafter forwards in 3 rounds, a quarter of the target's bytes each.
+    # 4 drafter forwards in 3 rounds, each with a quarter of the target's bytes.
     assert found["mbsu"] == pytest.approx(2.0 / (1 + 4 / 3 * 0.25))
     read = 3 * 1000 + 2 * (100 + 104 + 105) + 4 * 250
     assert found["bytes_per_token"] == pytest.approx(read / 6)
@@ -218,7 +218,7 @@ def test_a_compared_models_arm_uses_its_own_bytes_and_promises_no_identity() -> 
     assert found["arms"]["plain"]["bytes_per_token"] == pytest.approx(1000 + 2 * 100)
     assert (own["predicted_vs_measured"], own["calibrated_vs_measured"]) == (None, None)
     assert found["arms"]["plain"]["predicted_vs_measured"] is not None
-    assert found["identical_fraction"] == 1.0, "another file's text was never promised"
+    assert found["identical_fraction"] == 1.0, "another file does not promise the text"
     without = bench_report(engine(), {}, answers, read_bytes_per_s=None)
     assert without["identical_fraction"] == 0.5
     assert without["arms"]["onnx:a"]["same_class"] is True
@@ -241,9 +241,9 @@ def test_an_answer_of_one_token_has_no_decoding_figures(answer: Answer) -> None:
 def test_request_speedups_are_paired_by_pass_and_grouped_by_category() -> None:
     answers = []
     for prompt, category, plain, planned in (
-        ("a", "qa", (1.0, 1.0), (1.5, 0.5)),  # 1.5 times as long to the first token, as fast a request
-        ("b", "qa", (2.0, 2.0), (2.0, 0.0)),  # the same, twice as fast
-        ("c", "chat", (1.0, 7.0), (1.1, 0.9)),  # 1.1, four times as fast
+        ("a", "qa", (1.0, 1.0), (1.5, 0.5)),  # 1.5 times as long to the first token, the same request speed
+        ("b", "qa", (2.0, 2.0), (2.0, 0.0)),  # the same time to the first token, twice as fast
+        ("c", "chat", (1.0, 7.0), (1.1, 0.9)),  # 1.1 times, four times as fast
     ):
         for turn in range(6):
             for name, (ttft_s, decode_s) in (("plain", plain), ("planned", planned)):
@@ -289,7 +289,7 @@ def test_the_plan_is_compared_with_every_other_model() -> None:
 
 
 def fixed(speeds: dict[str, dict[str, float]]) -> list[Answer]:
-    """One answer for each arm and category, at so many times plain's speed."""
+    """One answer for each arm and category, at the given multiples of plain's speed."""
     answers = []
     for name, categories in {"plain": dict.fromkeys(speeds["planned"], 1.0), **speeds}.items():
         for category, speed in categories.items():

@@ -1,4 +1,4 @@
-"""Running a suite on the tiny pair: every arm says what plain decoding says, in turns, and is counted as designed."""
+"""Running a suite on the tiny pair: every arm emits plain decoding's tokens, and the counts follow the design."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened(engine: Engine) -> Iterator[list[Arm]]:
-    """The arms most tests look at."""
+    """The arms of most tests."""
     arms = open_arms(engine, ("plain", "planned", "oracle"), CAP)
     yield arms
     for arm in arms:
@@ -93,7 +93,7 @@ def check_identical(answers: Sequence[Answer]) -> None:
     assert any(a.stats.proposed > 0 for a in found["worst"])
     for name in ("plain", "again", "loaded", "depth-0"):
         assert all(a.stats.proposed == 0 and len(a.rounds) == a.tokens - 1 for a in found[name]), name
-    forced = [a for a in answers if a.arm != "planned"]  # that one has the plan's own cap
+    forced = [a for a in answers if a.arm != "planned"]  # the planned arm has the plan's own cap
     assert max(r.width for a in forced for r in a.rounds) == CAP + 1
 
 
@@ -161,7 +161,7 @@ def test_a_prompts_own_max_tokens_limits_its_answers(engine: Engine) -> None:
     prompts = [Prompt(id=str(most), category="qa", prompt="what is water", max_tokens=most) for most in (1, 5, 8, 99)]
     answers = run_arms(engine, ("plain", "planned"), prompts, settings(max_tokens=8, cold=True))
     assert {(a.prompt_id, a.tokens) for a in answers} == {("1", 1), ("5", 5), ("8", 8), ("99", 8)}
-    assert all(a.request_s is not None and a.request_s > 0 for a in answers), "of one token too"
+    assert all(a.request_s is not None and a.request_s > 0 for a in answers), "a limit of one token also holds"
 
 
 def test_an_answer_that_differs_from_plain_is_marked(
@@ -215,7 +215,7 @@ def test_arms_run_in_abba_order_on_each_prompt(engine: Engine, opened: list[Arm]
         for place, turn in enumerate(turns):
             assert len({answer.prompt_id for answer in turn}) == 1
             own = [answer.arm for answer in turn]
-            assert own == own[::-1], "a drift in time costs every arm the same"
+            assert own == own[::-1], "a linear drift affects every arm equally"
             first_turn = 2 * (place // len(PROMPTS))
             assert [answer.turn for answer in turn] == [first_turn] * len(names) + [first_turn + 1] * len(names)
 
@@ -262,7 +262,9 @@ def test_an_answers_token_and_round_counts_agree_with_its_stats(engine: Engine, 
         assert answer.category == original.category
         assert answer.prompt_tokens == len(tokens)
         assert answer.tokens == answer.stats.emitted_tokens == 30
-        assert sum(record.emitted for record in answer.rounds) == answer.tokens - 1, "the prefill's is in no round"
+        assert sum(record.emitted for record in answer.rounds) == answer.tokens - 1, (
+            "the prefill's token belongs to no round"
+        )
         assert len(answer.rounds) == answer.stats.rounds
         assert answer.rounds[0].context_length == len(tokens) + 1
         assert answer.decode_s == answer.stats.decode_s
@@ -297,7 +299,7 @@ def test_request_time_runs_from_the_request_to_the_last_token() -> None:
 def test_warm_prompts_are_cached_and_have_no_time_to_first_token(engine: Engine, opened: list[Arm]) -> None:
     for answer in run_passes(engine, opened, PROMPTS, settings()):
         assert (answer.ttft_s, answer.request_s) == (None, None)
-        if answer.turn == 1 or answer.arm == "plain":  # the reference read it for the plain arm
+        if answer.turn == 1 or answer.arm == "plain":  # the reference answer read the prompt for the plain arm
             assert answer.stats.cached_tokens == answer.prompt_tokens - 1
 
 
@@ -309,14 +311,14 @@ def test_cold_prompts_are_read_for_every_answer(engine: Engine) -> None:
         assert answer.ttft_s == answer.stats.ttft_s > 0
         assert answer.request_s == answer.ttft_s + answer.decode_s
         assert answer.identical
-        if answer.arm == "model-depth-2":  # its drafter has to catch up with all of the prompt
+        if answer.arm == "model-depth-2":  # its drafter has to read the whole prompt
             assert answer.rounds[0].sync_s > 0
 
 
 def test_a_warm_run_keeps_the_drafters_cache(engine: Engine) -> None:
     answers = run_arms(engine, ("plain", "model-depth-2"), PROMPTS[:1], settings())
     first, second = by_arm(answers)["model-depth-2"]
-    assert first.rounds[0].sync_s == second.rounds[0].sync_s == 0, "it had read the prompt before the turns"
+    assert first.rounds[0].sync_s == second.rounds[0].sync_s == 0, "its cache had the prompt before the timed answers"
 
 
 def test_a_cold_run_closes_the_drafters_cache(engine: Engine) -> None:
@@ -351,7 +353,7 @@ def test_a_stop_ends_the_run_between_two_answers(engine: Engine, opened: list[Ar
     with pytest.raises(CancelledError, match="interrupted"):
         run_passes(engine, opened, PROMPTS, settings(), on_answer=tell, stop=stop)
     assert len(told) == 4
-    # The sessions are as usable as before.
+    # The sessions are still usable.
     assert len(run_passes(engine, opened, PROMPTS[:1], settings(), stop=threading.Event())) == 6
 
 
@@ -409,7 +411,7 @@ def test_a_warm_run_loads_the_drafter_before_timing(
 def test_a_cold_run_does_not_preload_the_drafter(
     engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "load_drafter", lambda _self: pytest.fail("nobody loads it for them"))
+    monkeypatch.setattr(Engine, "load_drafter", lambda _self: pytest.fail("a cold run must not load it"))
     run_passes(engine, opened, PROMPTS[:1], settings(cold=True))
 
 

@@ -1,4 +1,4 @@
-"""The panel of several runtimes: what it names, and where it writes names that would touch."""
+"""The panel of several runtimes: its labels, and where overlapping labels are moved."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_runtime_plot_labels_each_model_with_time_and_ratio(tmp_path: Path, 
         "llama:small-head:  T(1) 30 ms (0.75×)",
     ):
         assert text in shown
-    # Beside its line as well.
+    # The name is also next to its line.
     assert shown.splitlines().count("onnx:export") == 1
     assert shown.splitlines().count("llama:small-head") == 1
 
@@ -63,7 +63,7 @@ def test_runtime_curves_replace_the_calibrations_curves(tmp_path: Path, report: 
     del report["runtimes"][1:]
     plot_report(report, calibration, path)
     assert "in each runtime" not in texts(path)
-    assert "T(w) / T(1)" in texts(path), "one model alone is compared with nothing"
+    assert "T(w) / T(1)" in texts(path), "one model alone gives no comparison"
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_runtime_plot_draws_many_models_with_unusual_names(tmp_path: Path, r
     path = tmp_path / "plot.svg"
     plot_report(report, None, path)
     assert "onnx:$m$ 19:  T(1) 30 ms (0.75×)" in texts(path)
-    assert "2 threads, 96 tokens of context:" in texts(path), "what they share, and no more"
+    assert "2 threads, 96 tokens of context:" in texts(path), "only the settings that all lines share"
 
 
 def test_unmeasured_runtimes_and_widths_are_left_out_of_the_plot(report: dict[str, Any]) -> None:

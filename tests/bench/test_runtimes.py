@@ -1,4 +1,4 @@
-"""Models timed in turns, on fakes whose forwards take an invented time: what is fed, what counts, what is said."""
+"""Models timed alternately, on fakes with invented times: their input, the counted forwards, the report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def constant(seconds: float) -> Price:
 
 
 def measured(models: list[TimedModel], context_length: int = 2048) -> tuple[RuntimeTimes, ...]:
-    """Their times by one clock that all of them move."""
+    """The models' times on one clock that all of them advance."""
     named = [NamedModel(name=str(number), arm=None, model=model) for number, model in enumerate(models)]
 
     def clock() -> float:
@@ -94,7 +94,7 @@ def test_all_timed_models_read_the_same_tokens_and_are_closed() -> None:
     measured(models)
     logs = [model.sequences[0].log for model in models]
     assert logs[0].fed == logs[1].fed
-    assert max(token for tokens in logs[0].fed for token in tokens) < 7, "tokens that both have"
+    assert max(token for tokens in logs[0].fed for token in tokens) < 7, "tokens of both vocabularies"
     turn = [*[1] * (WARMING_UP + PLAIN_PER_TURN), *OFTEN]
     wide = [*turn, *SELDOM]
     assert logs[0].widths == [START, *turn, *wide, *wide, *turn * (TURNS - 2)]
@@ -115,12 +115,12 @@ def test_the_order_of_models_is_reversed_each_turn() -> None:
         return own
 
     measured([TimedModel(price("a")), TimedModel(price("b"))])
-    # The one that ends a turn begins the next.
+    # The model that ends a turn begins the next.
     assert "".join(order) == "ab" + "ab" * ((TURNS - 1) // 2) + "a"
 
 
 def test_the_first_forwards_of_a_turn_are_not_counted() -> None:
-    """Another runtime's threads may still wait busily."""
+    """Another runtime's threads may still be spinning."""
     others = {"a": 0, "b": 0}
 
     def price(name: str, other: str) -> Price:
@@ -147,7 +147,7 @@ def test_a_change_of_speed_between_turns_cancels_in_the_ratio() -> None:
     models: list[TimedModel] = []
 
     def slower(seconds: float) -> Price:
-        # A machine that grows slower with everything that it does.
+        # A machine that slows down with every forward.
         return lambda _width, _length, _count: seconds * (1 + sum(model.count for model in models) // 60)
 
     models += [TimedModel(slower(0.010)), TimedModel(slower(0.015))]
@@ -201,7 +201,7 @@ def test_the_process_pauses_before_each_models_turn() -> None:
         pass
     assert [seconds for seconds, _ in rested] == [REST_S] * 2 * (TURNS + 1)
     counts = [count for _, count in rested]
-    assert counts[0] == 2, "after both have read the context"
+    assert counts[0] == 2, "after both models read the context"
     assert len(set(counts)) == len(counts)
 
 

@@ -1,4 +1,4 @@
-"""The drafter that takes its time: right as often as told, late by its own clock, and easily stopped."""
+"""The sleeping drafter: its accuracy is as set, its delays follow its clock, and it can be cancelled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drafter(token_s: float = 0.0, **settings: object) -> SleepingDrafter:
 
 
 class Stop:
-    """A gate that lets ``count`` tokens be drafted."""
+    """A gate that admits ``count`` tokens."""
 
     needs_entropy = False
 
@@ -66,7 +66,7 @@ def test_the_sleeping_drafters_accuracy_is_as_set_and_repeatable(acceptance: flo
 
 def test_the_sleeping_drafter_waits_until_deadlines_not_per_token() -> None:
     jumps = itertools.count()
-    # A clock that is always far beyond the next deadline: nothing is waited for.
+    # A clock that is always far beyond the next deadline: the drafter never waits.
     late = started(drafter(token_s=30.0, clock=lambda: 1000.0 * next(jumps)))
     assert late.propose(Context(TEXT[:3]), 4).tokens == tuple(TEXT[3:7])
     waits: list[float] = []

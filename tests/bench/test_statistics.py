@@ -1,4 +1,4 @@
-"""Paired statistics against brute force, known answers and what must not change them."""
+"""Paired statistics against brute force and known answers, and their invariances."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ measured = st.dictionaries(
 def lognormal(
     prompts: int, *, mean: float, spread: float, seed: int, passes: int = 3, noise: float = 0.05
 ) -> dict[str, list[float]]:
-    """Prompts that differ by ``spread``, each measured a few times with ``noise``."""
+    """Prompts that differ by ``spread``, each measured several times with ``noise``."""
     generator = np.random.default_rng(seed)
     truths = generator.normal(mean, spread, size=prompts)
     logs = truths[:, None] + generator.normal(0, noise, size=(prompts, passes))
@@ -68,7 +68,7 @@ def test_abba_gives_every_arm_the_same_mean_position_and_count(count: int, passe
     positions = {arm: [place for place, name in enumerate(order) if name == arm] for arm in arms}
     assert {len(places) for places in positions.values()} == {2 * passes}
     assert {sum(places) for places in positions.values()} == {passes * (len(order) - 1)}
-    # The n-th run of one arm and the n-th of another belong to the same there or back.
+    # The n-th runs of two arms belong to the same half of a pass.
     for nth in range(2 * passes):
         assert {places[nth] // count for places in positions.values()} == {nth}
 
@@ -115,7 +115,7 @@ def test_the_interval_equals_that_of_all_pass_resamples() -> None:
 
 
 def test_the_interval_widens_with_passes_that_differ_not_with_prompts() -> None:
-    """The prompts are those that are named; what else could have been asked is no part of the figure."""
+    """The prompts are fixed: the choice of other prompts is not part of the uncertainty."""
     apart = speedup({"a": [0.5] * 3, "b": [8.0] * 3})
     assert apart.geomean == pytest.approx(2)
     assert apart.ci95 == pytest.approx((2, 2))
@@ -124,7 +124,7 @@ def test_the_interval_widens_with_passes_that_differ_not_with_prompts() -> None:
 
 
 def test_the_95_per_cent_interval_covers_a_repeated_run_about_as_often() -> None:
-    # 12 prompts of 9 passes each. The truth is what these prompts come to without noise.
+    # 12 prompts of 9 passes each. The truth is these prompts' value without noise.
     covered = []
     for seed in range(200):
         generator = np.random.default_rng(seed)
@@ -191,7 +191,7 @@ def test_one_disturbed_pass_of_three_does_not_change_the_speedup() -> None:
         (1.2, 1.2, 2, False, False),
     ],
 )
-def test_told_apart_and_narrow_follow_from_the_interval(
+def test_an_interval_tells_whether_arms_differ_and_whether_it_is_narrow(
     low: float, high: float, passes: int, told_apart: bool, narrow: bool
 ) -> None:
     found = made(1.2, low, high, passes=passes)

@@ -1,4 +1,4 @@
-"""Suites: what is read, what is refused and on which line, and what our own suite holds."""
+"""Suites: what is read, what is refused and at which line, and the content of the built-in suites."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_verify_suite_covers_all_categories_and_long_contexts() -> None:
     prompts = builtin_suite("verify")
     assert len(prompts) == 20
     assert {p.category for p in prompts} == CATEGORIES
-    # About 750 tokens and more: exactness has to hold where the cache is longer than a kernel's block.
+    # About 750 tokens and more: exactness must hold beyond a kernel's block of the cache.
     long = [p for p in prompts if len(p.prompt) >= (3000 if "code" in p.category or "json" in p.category else 3600)]
     assert len(long) >= 9
     assert len({p.category for p in long}) >= 6
@@ -168,8 +168,8 @@ def test_the_verify_suites_prompts_are_not_padded_with_repetition() -> None:
 
 SUITES = Path(suite.__file__).parent / "suites"
 
-# As written in the files, the requests of prompts that quote the standard library included. A change makes results
-# incomparable with earlier ones, so it has to be meant.
+# Hashes of the files, including the requests of prompts that quote the standard library. Any change makes results
+# incomparable with earlier ones, so it must be intended.
 FROZEN = {
     "ours": "3df61e00f4b31e86076e8d254bca83dedd5f3db73fa03923b500e70d5e72dcab",
     "long-prompts": "8244db2aa5976e120dae0dce358f04b265f925aea2b17f277c87553bc571ba44",
@@ -201,7 +201,7 @@ def test_suite_ours_has_at_least_four_prompts_in_every_category() -> None:
     assert set(own) == CATEGORIES
     assert min(own.values()) >= 4
     assert Counter(prompt.category for prompt in prompts if quotes_source(prompt)) == {"code-edit": 4}
-    assert all(200 <= len(prompt.prompt) <= 3000 for prompt in prompts)  # some 50 to 750 tokens
+    assert all(200 <= len(prompt.prompt) <= 3000 for prompt in prompts)  # about 50 to 750 tokens
 
 
 def test_suite_short_has_all_prompt_lengths_and_own_answer_limits() -> None:
@@ -213,7 +213,7 @@ def test_suite_short_has_all_prompt_lengths_and_own_answer_limits() -> None:
     assert len(prompts) >= 36
     assert min(counted.values()) >= 5
     lengths = [len(prompt.prompt) for prompt in prompts]
-    # Some 4 characters are a token: 30, 300, 1000 and 3000 tokens; of the log's figures each is a token.
+    # About 4 characters are a token: 30, 300, 1000 and 3000 tokens; each digit of the log is a token.
     for low, high, least in ((40, 400, 12), (900, 1500, 6), (2900, 4300, 6), (6500, 12_000, 3)):
         assert sum(low <= length <= high for length in lengths) >= least, (low, high)
     asked = [prompt.max_tokens for prompt in prompts]
@@ -250,12 +250,12 @@ def test_calibration_prompts_are_many_short_and_varied_in_both_parts() -> None:
 
 
 def test_calibration_prompts_are_in_no_measuring_suite() -> None:
-    """A head must not be counted on the prompts it is compared by."""
+    """A head must not be counted on the prompts that compare it."""
     measured = [prompt for name in BUILTIN_SUITES for prompt in builtin_suite(name)]
     assert "calibration" not in BUILTIN_SUITES
     ours = calibration_prompts()
     assert not {prompt.id for prompt in ours} & {prompt.id for prompt in measured}
-    # No eight words in a row in common.
+    # No eight consecutive words in common.
     seen = {run for prompt in measured for run in runs_of_words(prompt.prompt)}
     assert not [prompt.id for prompt in ours if seen & runs_of_words(prompt.prompt)]
 
@@ -277,7 +277,7 @@ def test_suite_quick_is_three_of_ours_per_category_in_the_same_order() -> None:
 def test_suite_long_prompts_has_550_to_800_tokens_per_prompt() -> None:
     prompts = builtin_suite("long-prompts")
     assert len(prompts) >= 4
-    assert all(2200 <= len(prompt.prompt) <= 3200 for prompt in prompts)  # some 550 to 800 tokens
+    assert all(2200 <= len(prompt.prompt) <= 3200 for prompt in prompts)  # about 550 to 800 tokens
 
 
 def test_quoted_code_is_a_whole_function_that_matches_the_request() -> None:
@@ -292,7 +292,7 @@ def test_quoted_code_is_a_whole_function_that_matches_the_request() -> None:
         assert all(word in code for word in re.findall(r"`(\w+)`", request) if word not in NEW_NAMES), prompt
 
 
-NEW_NAMES = {"items", "max_width", "total_width", "low", "high"}  # what the requests rename things to
+NEW_NAMES = {"items", "max_width", "total_width", "low", "high"}  # names that the requests introduce
 
 
 def test_prompts_without_an_available_source_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_prompts_without_an_available_source_are_left_out_and_named(monkeypatch:
     assert len(missing_prompts("ours")) == 4
     assert len(missing_prompts("quick")) == 2
     assert missing_prompts("verify") == ()
-    # A function without what the request is about makes no prompt either.
+    # A function without the code that the request is about gives no prompt either.
     monkeypatch.setattr(suite, "function_source", lambda place: "def nlargest(n, iterable): ...")
     assert "code-edit-nlargest" not in missing_prompts("ours")
     assert len(missing_prompts("ours")) == 3

@@ -1,4 +1,4 @@
-"""The benchmark of unequal cores on a tiny model: its pool still fits the product's, and all arms agree."""
+"""The benchmark of unequal cores on a tiny model: its pool matches the product's, and all arms agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_arm_of_the_unequal_cores_benchmark_computes_the_same_bits(tmp_pat
 
 def test_the_ideal_time_on_unequal_cores_divides_work_by_speed() -> None:
     seconds = {name: [1.0, 1.0] for name in unequal_cores.ARMS}
-    seconds["shared, one held"] = [1.5, 1.5]  # of two threads, one at a third: 2 / (1 + 1/3)
+    seconds["shared, one held"] = [1.5, 1.5]  # two threads, one at a third of the speed: 2 / (1 + 1/3)
     seconds["equal, one held"] = [3.0, 3.0]
     report = unequal_cores.report(seconds, 2)
     assert report["shared, one held, over ideal"] == {"median": 1.0, "from": 1.0, "to": 1.0}

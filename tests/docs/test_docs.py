@@ -1,4 +1,4 @@
-"""The pages under docs/: what they show exists, what they measure names its machine, and none is too long."""
+"""The pages under docs/: what they show exists, measurements name their machine, and no page is too long."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ RUN = [
     for number, text in enumerate(fenced(page, "python"), start=1)
 ]
 
-# A figure that somebody measured; and what has to stand on its page.
+# A measured figure, and what its page must contain.
 MEASURED = re.compile(r"\d+\.\d+x\b|\d tok(ens)?/s|\d ms\b|\d times as (fast|long)")
 MACHINE = re.compile(r"AMD EPYC|Intel Xeon|x86-64 server|simulated clock")
 HOW = re.compile(
     r"[Tt]o reproduce|`python (-m )?benchmarks|`scripts/\S+` does the comparison again"
     r"|\]\((\.\./)?results/|\(\.\./start\.md"
 )
-# Pages whose figures are not measurements, and why.
+# Pages whose figures are not measurements, with the reason.
 NOT_MEASURED = {
     "docs/json.md": "it explains keys",
     "docs/reason-codes.md": "it explains codes",
@@ -74,8 +74,8 @@ def test_pages_with_measured_figures_name_machine_and_command(page: str) -> None
     text = read_page(page)
     if not MEASURED.search(text) or page in NOT_MEASURED:
         return
-    assert MACHINE.search(text), f"{page} has {MEASURED.search(text)} and names no machine"
-    assert HOW.search(text), f"{page} has {MEASURED.search(text)} and does not say how to measure it again"
+    assert MACHINE.search(text), f"{page} has {MEASURED.search(text)} but no machine"
+    assert HOW.search(text), f"{page} has {MEASURED.search(text)} but not how to measure it again"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/results/")])
@@ -137,7 +137,7 @@ def test_every_documented_command_and_its_options_exist(
 
 
 def _programs(command: str) -> Iterator[list[str]]:
-    """The programs of a pipe, each with its arguments, without what is put into their environment."""
+    """The programs of a pipe, each with its arguments, without environment assignments."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -153,7 +153,7 @@ def _programs(command: str) -> Iterator[list[str]]:
 def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[str]) -> None:
     match words:
         case ["edgespec", *arguments]:
-            # The parser reads every option before --help ends it.
+            # The parser reads every option before --help exits.
             assert run([*arguments, "--help"]) == 0, capsys.readouterr().err
             assert "Usage: edgespec" in capsys.readouterr().out
         case ["make", target, *_]:
@@ -184,7 +184,7 @@ def test_every_documented_command_is_valid_shell(page: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/notes/")])
 def test_every_option_mentioned_in_the_docs_exists(page: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
-    known |= {"--exclude-module", "--install"}  # PyInstaller's, and xcode-select's
+    known |= {"--exclude-module", "--install"}  # options of PyInstaller and xcode-select
     for script in [*(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         known |= set(re.findall(r"--[a-z][a-z-]+", script.read_text(encoding="utf-8")))
     mentioned = {option for code in re.findall(r"`([^`\n]+)`", prose(page)) for option in _options(code)}
@@ -206,7 +206,7 @@ def test_every_python_snippet_in_the_docs_compiles(snippet: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("snippet", RUN)
 def test_every_embedding_snippet_in_the_docs_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
-    """On a tiny model, under the name of the default one."""
+    """On a tiny model under the default model's name."""
     on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(tiny.target)))
     done = subprocess.run(
         [sys.executable, "-c", on_tiny],

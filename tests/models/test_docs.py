@@ -1,4 +1,4 @@
-"""The commands of the guide, run as they stand on the default pair; those that cannot are named with the reason."""
+"""The commands of the guide, run as shown on the default pair; exceptions are listed with the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.pages import PAGES, ROOT, console_commands, read_page, run_co
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-# Those of the other pages are run by test_pages.py and test_npu_page.py.
+# test_pages.py and test_npu_page.py run the other pages.
 GUIDE = [page for page in PAGES if page.startswith(("docs/guide/", "docs/results/")) or page == "docs/start.md"]
-# Beginnings of commands that tests/docs/test_docs.py only parses, and why.
+# Beginnings of commands that tests/docs/test_docs.py only parses, with the reason.
 NOT_RUN = {
     "make ": "tests/models/test_readme.py runs what `make chat` ends in; the others are this test run, or take hours",
     "pip ": "it installs",
@@ -37,7 +37,7 @@ COMMANDS = [
     for command in dict.fromkeys(console_commands(page))
     if not command.startswith(tuple(NOT_RUN))
 ]
-# Chats read this where the page shows no pipe.
+# The input of chats if the page shows no pipe.
 PROMPT = "Name a prime number.\n"
 
 

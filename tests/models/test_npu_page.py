@@ -1,4 +1,4 @@
-"""Every command that docs/npu.md shows, run as it stands, but for those that need an NPU."""
+"""Every command of docs/npu.md, run as shown, except those that need an NPU."""
 
 from __future__ import annotations
 

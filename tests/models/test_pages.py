@@ -1,4 +1,4 @@
-"""Every command of the pages under docs/ that needs no other device than the processor, run as it stands."""
+"""Every command under docs/ that needs only the processor, run as shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.pages import console_commands, run_command
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-# my-machine.toml is whatever the reader calls his own description.
+# my-machine.toml stands for the reader's own machine file.
 COMMANDS = [
     command
     for page in ("docs/two-devices.md", "docs/simulation.md")

@@ -1,4 +1,4 @@
-"""The short pass over the default pair: what a new user does first, and the promise that it rests on."""
+"""A short test of the default pair: a new user's first steps, and the exactness behind them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 def test_the_plan_of_the_default_pair_uses_measured_costs(pair: Engine) -> None:
     plan = pair.plan
     assert plan.exactness == "W"
-    # Measured on x86 with this class of build: at least widths 1 to 3.
+    # Measured on x86 with this kind of build: at least widths 1 to 3.
     assert plan.numeric_class.widths[:2] == (1, 2)
     assert pair.pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
     assert plan.predicted_tokens_per_s is not None
-    # Whether a drafter can pay is up to the machine; each is kept or dropped for a reason with a number in it.
+    # The machine decides whether a drafter is faster; each has a reason with a number.
     ranking = pair.ranking()
     assert ranking is not None
     judged = [*ranking.candidates, *ranking.rejected]

@@ -1,4 +1,4 @@
-"""Every command and every example that the README shows, run as it stands."""
+"""Every command and every example of the README, run as shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-# Without the transcript, which has code of the model in it; tests/cli/test_status.py holds its lines.
+# Without the transcript, which contains code from the model; tests/cli/test_status.py checks its lines.
 README = re.sub(r"````.*?````", "", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 COMMANDS = [
     line.removeprefix("$ ")
@@ -38,9 +38,8 @@ def test_every_readme_command_runs(command: str) -> None:
 
 
 def test_make_chat_answers_prompts_from_a_pipe() -> None:
-    # The command that `make chat` ends in; setup itself is exercised by running these tests through `make test`.
-    # --no-print-directory: under `make test` this is a sub-make, which would announce the folder it leaves last.
-    # ARGS: those of `make test` are not meant for it.
+    # The last command of `make chat`; `make test` itself exercises the setup. --no-print-directory: a sub-make would
+    # print the folder it leaves. ARGS: overrides the arguments of `make test`.
     make = ["make", "--no-print-directory", "-n", "chat", "ARGS="]
     recipe = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     command = recipe.splitlines()[-1].strip()

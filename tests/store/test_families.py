@@ -1,4 +1,4 @@
-"""The table of families: it is sound, and files are recognised by what their headers say."""
+"""The table of families: its entries are valid, and files are recognised from their headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_models import TinyModels
 
 
 def header(architecture: str, pre: str | None, tokens: int, **general: str) -> GgufHeader:
-    """A header of which nothing but the family can be told."""
+    """A header with only the fields that identify a family."""
     path = Path("x.gguf")
     metadata: dict[str, object] = {f"general.{key}": value for key, value in general.items()}
     metadata["tokenizer.ggml.tokens"] = GgufArray(path, "string", tokens, 0, 8 * tokens)
@@ -63,7 +63,7 @@ def test_every_family_drafter_has_a_hub_reference_and_sizes() -> None:
             assert isinstance(reference, CatalogueName | HubReference)
             assert drafter.licence
             assert drafter.bytes is not None
-            # A short head leaves out most of an embedding; nothing reads more than all of a file in more bits.
+            # A short head skips most of an embedding, and no drafter reads more than its file.
             assert 0.4 * drafter.bytes < drafter.draft_bytes <= drafter.bytes
         assert bool(family.drafters) != (family.why_no_drafter is not None)
 
@@ -205,10 +205,10 @@ def test_an_unknown_model_name_of_a_known_family_suggests_its_hub_repository(hom
     assert (caught.value.hint or "").startswith("did you mean hf:Qwen/Qwen3-4B-GGUF or ")
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("gemma-3", others=models_by_name())
-    assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and how to write any
+    assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and the hint's general form
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("qwen2.5-coder", others=models_by_name())
-    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or"), "our own names come first"
+    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or"), "catalogue names come first"
 
 
 def test_an_empty_model_argument_is_an_invalid_request(home: Home) -> None:

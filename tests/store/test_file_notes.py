@@ -1,4 +1,4 @@
-"""The files of models on this machine, and what is noted about them."""
+"""The model files on this machine and the notes about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_files_on_disk_lists_each_file_once_and_the_smallest_first(user: User, h
     put_into_store(home, "own", small + b"22")
     user.to_ollama(f"{LIBRARY}/smol/1b", small + b"1")
     studio = user.to_lm_studio("x/x.gguf", small)
-    # The hub's cache holds the file of a model of the store: it goes under our own name.
+    # The hub's cache also holds a file of the store's model: edgespec's own name is listed.
     pointer = user.to_hub("org/repo", "y.gguf", small + b"333")
     folder = put_into_store(home, "hf:org/repo/y.gguf".replace(":", "-").replace("/", "-"), small).parent
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -102,7 +102,7 @@ def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(hom
     again.of(both[0])
     again.save(both)
     assert home.file_notes.stat().st_mtime_ns == written
-    assert FileNotes(home).of(both[1]).refused == "no", "nobody asked about it this time, and it is there"
+    assert FileNotes(home).of(both[1]).refused == "no", "unused in this run but kept, since the file exists"
     again.save(both[:1])
     assert FileNotes(home).of(both[1]) == FileNote()
     assert FileNotes(home).of(both[0]).refused == "no"

@@ -1,4 +1,4 @@
-"""Models of other programs: found, listed with what runs them, run where they lie, and left as they are."""
+"""Models of other programs: found, listed with their runtime, run in place, and left unchanged."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_models_of_every_supported_program_are_found(user: User, weights: bytes)
 
 
 def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: bytes) -> None:
-    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/somebody/own/v1"):
+    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/someone/own/v1"):
         user.to_ollama(name, weights + name.encode())
     assert sorted(user.names()) == [
         "ollama:hf.co/org/repo:q4",
-        "ollama:registry.ollama.ai/somebody/own:v1",
+        "ollama:registry.ollama.ai/someone/own:v1",
         "ollama:smol:latest",
     ]
     assert find_ollama(user.places, "smol") == find_ollama(user.places, "smol:latest")
@@ -64,7 +64,7 @@ def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: byte
 
 
 def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
-    places = Places.of({}, tmp_path / "nobody")
+    places = Places.of({}, tmp_path / "absent")
     assert find_models(Places(places.hub_cache, places.ollama[:1], places.lm_studio)).models == ()
     with pytest.raises(ModelNotFoundError) as caught:
         find_ollama(Places(places.hub_cache, places.ollama[:1], ()), "smol")
@@ -208,8 +208,8 @@ def test_models_lists_other_programs_files_and_generate_runs_them(
             run_cli("generate", "hi", "--target", "ollama:smol:135m", *options, home=home, env=environment)
         )
         assert found.json["plan"]["target"]["model"] == "smol:135m"
-    assert list((home / "prepared").glob("*/native.tiles")), "kept in our own home"
-    assert user.everything() == before, "nothing of others was written to"
+    assert list((home / "prepared").glob("*/native.tiles")), "kept in edgespec's home"
+    assert user.everything() == before, "other programs' folders are unchanged"
     wrong = run_cli("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
     assert wrong.code == 1
     assert "Ollama has no model 'absent:latest'" in wrong.err
@@ -241,8 +241,8 @@ def test_a_split_model_is_listed_once_and_runs_from_any_part(
             found = succeeded(run_cli("generate", "hi", "--target", name, *options, home=home, env=environment))
             assert found.json["plan"]["target"]["runtime"] == runtime
             texts.add((runtime, found.json["text"]))
-    assert len(texts) == 2, "each runtime writes of the parts what it writes of the whole"
-    assert user.everything() == before, "nothing of others was written to"
+    assert len(texts) == 2, "each runtime gives the parts the same text as the whole file"
+    assert user.everything() == before, "other programs' folders are unchanged"
     studio[1].unlink()
     gone = run_cli("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
     assert gone.code == 1

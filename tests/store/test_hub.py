@@ -58,12 +58,12 @@ def test_a_downloaded_file_is_verified_and_stored_in_the_hub_cache(
     assert (fetched.commit, fetched.bytes) == (COMMIT, len(DATA))
     assert partials(tmp_path) == []
     assert events[-1].done_bytes == events[-1].total_bytes == len(DATA)
-    # The hub's own library finds it without a network.
+    # huggingface_hub finds the file without a network.
     from huggingface_hub import hf_hub_download
 
     path = hf_hub_download("org/repo", "model-q4_k_m.gguf", cache_dir=tmp_path, local_files_only=True)
     assert Path(path) == fetched.path
-    # And the next fetch moves no bytes.
+    # The next fetch transfers nothing.
     assert fetch().path == fetched.path
     assert len(hub.bodies()) == 1
 
@@ -76,7 +76,7 @@ def test_a_file_cached_by_huggingface_hub_is_used_after_verification(
     blob.write_bytes(DATA)
     assert fetch().path.read_bytes() == DATA
     assert hub.bodies() == []
-    blob.write_bytes(DATA[:-1] + b"!")  # a damaged cache is repaired, not believed
+    blob.write_bytes(DATA[:-1] + b"!")  # a damaged cached file is replaced
     assert fetch().path.read_bytes() == DATA
     assert len(hub.bodies()) == 1
 
@@ -332,7 +332,7 @@ def test_failed_downloads_print_nothing(hub: HubServer, tmp_path: Path) -> None:
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_CACHE": str(tmp_path),
-        "HF_HUB_ENABLE_HF_TRANSFER": "1",  # deprecated: the library warns about it when it is imported
+        "HF_HUB_ENABLE_HF_TRANSFER": "1",  # deprecated: huggingface_hub warns about it at import
     }
     done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == (b"", b"")

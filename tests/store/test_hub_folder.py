@@ -1,4 +1,4 @@
-"""Folders of a hub repository, from a real server on loopback."""
+"""Model folders of a hub repository, fetched from a real server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Models of a hub repository: which file is meant, and all parts of a split model, from a real server on loopback."""
+"""Models of a hub repository, fetched from a real server on loopback: the chosen file, and all parts of a split
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Package indexes read without pip: settings as pip has them, pages and JSON, passwords, breaks and hashes."""
+"""Package indexes read without pip: pip's settings, pages and JSON, passwords, broken connections and hashes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_partial_wheel_is_resumed_by_a_later_fetch(
     assert "have arrived and are kept" in message
     index.cut_after, index.requests = [], []
     assert fetch(source, tmp_path) == WHOLE
-    # Without a sha256 nothing tells that the earlier piece is of the same file.
+    # Without a sha256 the earlier piece may be of another file.
     assert any(asked is not None for _, asked in index.bodies()) == hashes
 
 

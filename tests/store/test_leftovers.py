@@ -1,4 +1,4 @@
-"""Models whose files are in use where the system does not delete such: gone at once, deleted later."""
+"""Removed models whose files are in use, as on Windows: gone immediately, deleted later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store(home: Home) -> Store:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Says which file a program uses from now on: Windows then refuses to delete it."""
+    """Set the file that a program uses: deleting it then fails as on Windows."""
     in_use: list[Path | None] = [None]
     unlink = Path.unlink
 
@@ -131,7 +131,7 @@ def test_a_failed_deletion_for_another_reason_is_an_error(
 
 
 def test_even_a_failed_fetch_clears_a_models_removed_mark(store: Store, home: Home, used: Use) -> None:
-    """The mark goes with the first try, whatever comes of it."""
+    """The first attempt clears the mark, even if the fetch fails."""
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")
     spec = ModelSpec(name="tiny", file_name="tiny.gguf", sources=())

@@ -36,7 +36,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WheelDownload]:
-    """The downloads that are begun from now on."""
+    """Records the downloads started from now on."""
     asked: list[WheelDownload] = []
     begin = WheelDownload.__init__
 
@@ -194,7 +194,7 @@ def test_a_mirror_fetch_killed_at_any_moment_resumes_without_a_partial_final_fil
         if destination.exists():
             break
     assert destination.read_bytes() == WHOLE
-    fetch_package_parts(source, destination, work)  # cleans up whatever the dead left behind
+    fetch_package_parts(source, destination, work)  # removes everything that the killed processes left
     assert destination.read_bytes() == WHOLE
     assert not work.exists()
 
@@ -241,7 +241,7 @@ def test_a_member_longer_than_its_declared_size_is_refused(tmp_path: Path) -> No
     part = replace(part_of("p", data), sha256=None, bytes=100)
     wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, data)])
     raw = bytearray(wheel.read_bytes())
-    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # both places that hold the size
+    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # both headers state the size
         at = raw.index(signature)
         raw[at + offset : at + offset + 4] = (100).to_bytes(4, "little")
     wheel.write_bytes(raw)

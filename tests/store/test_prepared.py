@@ -1,4 +1,4 @@
-"""Folders for what is prepared of models outside of the store: one for each content, and not too many."""
+"""Folders for prepared data of models outside the store: one per content, in limited number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def located(home: Home, path: Path) -> LocatedModel:
 
 
 def changed_behind_its_back(path: Path) -> None:
-    """Weights in the middle of a matrix are others; header, size and time of modification are as they were."""
+    """Change weights in the middle of a matrix and keep header, size and modification time."""
     before = path.stat()
     tensors = read_model_file(path).header.tensors
     matrix = next(tensor for tensor in tensors if tensor.name == "blk.0.ffn_down.weight")
@@ -71,7 +71,7 @@ def test_changed_file_content_gets_another_prepared_folder(
     assert located(home, path).prepared_folder == before
     change(path)
     assert located(home, path).prepared_folder != before
-    assert not home.root.exists(), "finding a place creates nothing"
+    assert not home.root.exists(), "finding a folder creates nothing"
 
 
 def test_locate_alone_gives_an_outside_file_no_prepared_folder(home: Home, path: Path) -> None:
@@ -109,7 +109,7 @@ def test_prepared_weights_of_a_changed_file_are_never_reused(
     changed = True
     changed_behind_its_back(path)
     second = scores()
-    assert len(relayed) == 2 * count, "laid out anew"
+    assert len(relayed) == 2 * count, "laid out again"
     assert second != first
     assert len(list(home.prepared.iterdir())) == 2
 
@@ -144,7 +144,7 @@ def test_the_least_recently_used_prepared_folder_is_removed_first(home: Home) ->
     use_prepared(home.prepared / "old-1", 300, 0.0)
     assert sorted(each.name for each in home.prepared.iterdir()) == ["old-1", "old-3", "old-4"]
     use_prepared(home.prepared / "old-3", 50, 0.0)
-    assert [each.name for each in home.prepared.iterdir()] == ["old-3"], "what is in use stays, however large"
+    assert [each.name for each in home.prepared.iterdir()] == ["old-3"], "recently used folders stay, however large"
     use_prepared(home.prepared / "new", 50, 0.0)
     assert [each.name for each in home.prepared.iterdir()] == []
     use_prepared(Home(home.root / "none").prepared / "new")
@@ -153,7 +153,7 @@ def test_the_least_recently_used_prepared_folder_is_removed_first(home: Home) ->
 
 
 def test_prepared_folders_of_a_target_and_its_drafter_are_kept_together(home: Home) -> None:
-    """However large: the drafter is used right after its target."""
+    """Even if they are large: the drafter is used right after its target."""
     now = time.time()
     folder_of(home, "old", 100, now - RECENT_S - 60)
     for name in ("target", "drafter"):

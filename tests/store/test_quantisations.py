@@ -1,4 +1,4 @@
-"""Which quantisation of a hub repository is chosen for a machine, from names and sizes alone."""
+"""The quantisation of a hub repository chosen for a machine, from names and sizes alone."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def ladder(*left_out: str, **more: object) -> HubListing:
 
 
 def chosen(found: HubListing, gigabytes: float = 64) -> str:
-    """What is chosen where so many gigabytes may be used."""
+    """The choice where ``gigabytes`` may be used."""
     return choose_quantisation(found, int(gigabytes / MEMORY_FRACTION * GB) + 2).chosen.label
 
 
 def test_kernel_types_and_memory_fraction_match_the_runtime_and_the_profile(tmp_path: Path) -> None:
     assert set(TYPES) == KERNEL_TYPES
-    assert set(layout._ARCHITECTURES) == KERNEL_ARCHITECTURES  # the store may not ask the runtime
+    assert set(layout._ARCHITECTURES) == KERNEL_ARCHITECTURES  # the store may not import the runtime
     default = load_profile("default", environ={}, cwd=tmp_path, user_dir=tmp_path)
     assert default.max_memory_fraction == MEMORY_FRACTION
 

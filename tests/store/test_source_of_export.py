@@ -1,4 +1,4 @@
-"""The model that a trimmed drafter was made from, found again in the store."""
+"""The model that a trimmed drafter was made from, found in the store."""
 
 from __future__ import annotations
 

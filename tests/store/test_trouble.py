@@ -1,4 +1,4 @@
-"""The first download under trouble: proxies, certificates, sign-in pages, lost networks, full and read-only disks."""
+"""The first download with problems: proxies, certificates, sign-in pages, lost networks, full and read-only disks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 
 @pytest.fixture(autouse=True)
 def _own_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No proxies and certificates but those of the test; the client reads them when it is made."""
+    """Only the test's proxies and certificates; the client reads them at construction."""
     from huggingface_hub.utils import close_session
 
     for name in (*PROXIES, *CERTIFICATES):
@@ -62,7 +62,7 @@ def partial(folder: Path) -> Path:
 
 
 def failure(fetch: Callable[[], object]) -> tuple[str, str]:
-    """The sentence and the hint."""
+    """The error's message and hint."""
     with pytest.raises((DownloadError, DiskSpaceError)) as caught:
         fetch()
     return caught.value.message, caught.value.hint or ""
@@ -75,7 +75,7 @@ def test_downloads_go_through_the_configured_proxy(fetch: Fetch, monkeypatch: py
     with running_proxy(Proxy()) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy.address}")
         assert fetch().path.read_bytes() == DATA
-        assert len(proxy.asked) == 3  # the description, where the bytes are, the bytes
+        assert len(proxy.asked) == 3  # the description, the redirect to the bytes, the bytes
         assert proxy.authorizations == {"Basic bWU6c2VjcmV0"}
 
 
@@ -151,7 +151,7 @@ def test_a_company_certificate_also_works_through_a_proxy(
     with running_proxy(Proxy()) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
         assert fetch_secure().path.read_bytes() == DATA
-        assert {host.partition(":")[0] for host in proxy.asked} == {"127.0.0.1", "localhost"}  # tunnels to both
+        assert {host.partition(":")[0] for host in proxy.asked} == {"127.0.0.1", "localhost"}  # tunnels to both hosts
     with running_proxy(Proxy(refuse=403)) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
         (tmp_path / "cache").rename(tmp_path / "gone")
