@@ -1,4 +1,4 @@
-"""A GGUF file written anew by the gguf package: with other keys, with more tensors, or in parts."""
+"""A GGUF file rewritten by the gguf package: with other keys, with more tensors, or in parts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def rewrite_gguf(
     architecture: str | None = None,
     **writing: Any,
 ) -> Path:
-    """The model ``source`` with the keys that are kept, with further ``keys`` and ``tensors``, and with what
-    ``lists`` (of strings, numbers) appends to arrays.
+    """The model ``source`` with the kept keys, further ``keys`` and ``tensors``, and arrays extended by ``lists`` (of
+    strings, numbers).
     """
     reader = gguf.GGUFReader(source)
     own = str(reader.fields["general.architecture"].contents())
