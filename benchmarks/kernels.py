@@ -1,5 +1,4 @@
-"""How long does the native runtime take to score w tokens in one forward, and how much of the memory bandwidth is
-used?
+"""How long does the native runtime take to score w tokens in one forward, and how near is it to the memory's speed?
 
 Forwards of each width at the start of a context, where attention takes almost no time: all matrix products of the
 model, and the little work between them. Widths are interleaved, and each is the median of its passes. The read

@@ -15,9 +15,7 @@ from tests.support.tiny_models import TinyModels
 
 
 def pytest_configure() -> None:
-    """Undo ignored signals: a shell's background jobs ignore Ctrl-C and nohup ignores SIGHUP, but the tests send
-    both.
-    """
+    """Undo ignored signals, which the tests send: background jobs of a shell ignore Ctrl-C, nohup ignores SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):

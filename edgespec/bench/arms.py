@@ -63,9 +63,7 @@ def parse_arms(names: str | None) -> tuple[str, ...]:
 
 
 def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
-    """The arms; if the plan is compared with plain decoding, also plain decoding in a faster setting, if one is
-    known.
-    """
+    """The arms; if the plan is compared with plain decoding, also plain decoding in a setting known to be faster."""
     faster = engine.fastest_plain()
     if PLANNED not in names or FASTEST in names or faster is None or faster[1] <= _FASTER:
         return tuple(names)

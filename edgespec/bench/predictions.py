@@ -40,7 +40,7 @@ class _CurrentCosts:
         return self._curves.at(record.context_length).seconds(record.width)
 
     def _factor(self, width: int) -> float:
-        """Measured over calibrated time of a forward at present; an unmeasured width takes the factor of plain
+        """Measured over calibrated time of a forward at present; an unmeasured width has the factor of plain
         forwards.
         """
         seen = self._forwards.get(width) or self._forwards.get(1)

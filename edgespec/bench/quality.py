@@ -52,8 +52,8 @@ def token_losses(logits: Logits, tokens: Sequence[int] | npt.NDArray[np.int64]) 
 
 
 def perplexity(losses: Sequence[float] | Floats) -> float:
-    """exp of the mean loss in nats: 1 for a model that is certain and right, the vocabulary's size for a uniform
-    guess.
+    """exp of the mean loss in nats: 1 for a model that is certain and right, the vocabulary's size for uniform
+    guesses.
 
     Jelinek, Mercer, Bahl and Baker, 1977. Raises ValueError if there are no losses.
     """

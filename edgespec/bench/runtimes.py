@@ -206,9 +206,7 @@ def runtimes_json(times: Iterable[RuntimeTimes]) -> list[dict[str, Any]]:
 
 
 def runtime_lines(runtimes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """``runtimes`` as text: T(1), its ratio to the first model's (with the range over all turns), and the bytes'
-    ratio.
-    """
+    """``runtimes`` as text: T(1), its ratio to the first model's (with the turns' range), and the ratio of bytes."""
     if not runtimes:
         return ()
     first = runtimes[0]

@@ -166,9 +166,7 @@ def mbsu(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
-    """``loss``: the planned arm's loss as a share of the best fixed arm's speed; below 0 if the planned arm is
-    faster.
-    """
+    """``loss``: the planned arm's loss as a share of the best fixed arm's speed; below 0 if the plan is faster."""
 
     best: str
     best_speedup: float

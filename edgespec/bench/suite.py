@@ -40,8 +40,7 @@ HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole functi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request to a model. ``id`` is unique in its suite; results are paired by ``id`` and grouped by
-    ``category``.
+    """One request to a model. ``id`` is unique in its suite and pairs results; ``category`` groups them.
 
     The answer has at most ``max_tokens``; None leaves the limit to the caller.
     """

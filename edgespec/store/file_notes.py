@@ -29,8 +29,10 @@ _MOST_KEPT = 16
 
 @dataclass(slots=True)
 class FileNote:
-    """``refused``: why the file cannot be used at all. ``vocabularies``, by the target's identity: why the file
-    cannot draft for the target, or None. ``described``: the file's facts as a drafter, by all that they depend on.
+    """What is known of one model file.
+
+    ``refused``: why the file cannot be used at all. ``vocabularies``, by the target's identity: why the file cannot
+    draft for the target, or None. ``described``: the file's facts as a drafter, by all that they depend on.
     ``drafter``: the file's last drafter when the file was a target.
     """
 

@@ -50,8 +50,9 @@ class Locator:
         return self.locate_spec(spec)
 
     def locate_to_run(self, text: str) -> LocatedModel:
-        """As ``locate``, for a model that will be run. Prepared data of models outside the store goes to edgespec's
-        home.
+        """As ``locate``, for a model that will be run.
+
+        Prepared data of models outside the store goes to edgespec's home.
         """
         located = self.locate(text)
         if located.header.vision_tensors and self.progress is not None:

@@ -15,10 +15,11 @@ MOST_FILES = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOnDisk:
-    """``name``: the MODEL argument. ``program``: the program that keeps the file (None: edgespec). ``path``: without
-    links.
+    """A model file on this machine.
 
-    For a split model ``path`` and ``mtime_ns`` are those of the first part, and ``bytes`` is the size of all parts.
+    ``name``: the MODEL argument. ``program``: the program that keeps the file (None: edgespec). ``path``: without
+    links. For a split model ``path`` and ``mtime_ns`` are those of the first part, and ``bytes`` is the size of all
+    parts.
     """
 
     name: str

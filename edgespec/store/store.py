@@ -67,8 +67,10 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedModel:
-    """The result of ``remove``. ``kept``: files of the hub's cache, which edgespec does not delete. ``in_use``: files
-    that other programs use, which Windows does not delete; the store deletes them when they are no longer in use.
+    """The result of ``remove``.
+
+    ``kept``: files of the hub's cache, which edgespec does not delete. ``in_use``: files that other programs use,
+    which Windows does not delete; the store deletes them when they are no longer in use.
     """
 
     name: str

@@ -128,8 +128,7 @@ class Web:
         follow: bool = True,
         accept: tuple[int, ...] = (),
     ) -> Iterator[Response]:
-        """The answer, its body unread. ``refusal`` makes the error for a status from 400, unless ``accept`` has the
-        status.
+        """The answer, its body unread. ``refusal`` makes the error for a status from 400 that ``accept`` lacks.
 
         Raises UnreachableError, CancelledError.
         """

@@ -1,6 +1,4 @@
-"""Models of a hub repository, fetched from a real server on loopback: the chosen file, and all parts of a split
-model.
-"""
+"""Models of a hub repository, from a real server on loopback: the chosen file, and all parts of a split model."""
 
 from __future__ import annotations
 

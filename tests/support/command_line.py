@@ -32,9 +32,7 @@ class Result:
         return json.loads(lines[0])
 
     def failed_well(self, *words: str, code: int = 1) -> None:
-        """Check that it failed with ``code``, a message and a hint, without a traceback; message and hint contain
-        ``words``.
-        """
+        """Check that it failed with ``code``, a message and a hint that contain ``words``, and no traceback."""
         assert self.code == code, (self.code, self.err)
         assert "Traceback" not in self.err + self.out
         assert "edgespec: something unexpected" not in self.err

@@ -124,8 +124,9 @@ def draw_world(random: Random) -> World:
 
 
 def believed(world: World, random: Random | None = None, error: float = 0.0) -> Costs:
-    """The machine as calibration would have stored it, each number wrong by up to ``error``: a common factor and a
-    separate one.
+    """The machine as calibration would have stored it: each number is wrong by up to ``error``.
+
+    One error is common to all numbers, another one is separate for each.
     """
 
     def off() -> float:
@@ -181,8 +182,9 @@ _COPY_TOKENS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Other load while the answer's tokens ``first`` to ``last`` are decoded: forwards take ``factor`` times as long,
-    and ``row`` more of that for every row beyond the first.
+    """Other load while the answer's tokens ``first`` to ``last`` are decoded.
+
+    Forwards take ``factor`` times as long, and ``row`` more of that for every row beyond the first.
     """
 
     first: int

@@ -60,9 +60,7 @@ class _Totals:
 
 
 def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
-    """Expected tokens and time of a serial round: Leviathan et al. (2023) with measured times. Raises ValueError
-    below depth 1.
-    """
+    """The expected serial round: Leviathan et al. (2023) with measured times. Raises ValueError below depth 1."""
     _check(depth)
     return SimulatedRounds(
         rounds=1.0,
@@ -74,9 +72,7 @@ def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
 
 
 def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """Simulate ``rounds`` serial rounds of ``depth`` drafted tokens each. Raises ValueError below depth 1 or one
-    round.
-    """
+    """Simulate ``rounds`` serial rounds of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
     _check(depth, rounds)
     chance = random.Random(seed)
     one, totals = expected_serial(pair, depth), _Totals(rounds)
@@ -101,11 +97,10 @@ def simulate_pipelined(
     rounds: int = 100_000,
     seed: int = 0,
 ) -> SimulatedRounds:
-    """Simulate ``rounds`` rounds of our pipelined loop, each token drawn. Raises ValueError below a cap of 1 or one
-    round.
+    """Simulate ``rounds`` rounds of our pipelined loop. Raises ValueError below a cap of 1 or one round.
 
-    By the rules of ``expected_pipelined``. The loop continues without a drafter that is later than ``patience_s``;
-    the drafter's tokens still count if the text agrees with them.
+    Every token is drawn, by the rules of ``expected_pipelined``. The loop continues without a drafter that is later
+    than ``patience_s``; the drafter's tokens still count if the text agrees with them.
     """
     _check(depth_cap, rounds)
     chance, acceptance = random.Random(seed), learned_acceptance(pair)

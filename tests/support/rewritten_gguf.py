@@ -29,8 +29,9 @@ def rewrite_gguf(
     architecture: str | None = None,
     **writing: Any,
 ) -> Path:
-    """The model ``source`` with the kept keys, further ``keys`` and ``tensors``, and arrays extended by ``lists`` (of
-    strings, numbers).
+    """Write the model ``source`` with the keys to ``keep``, further ``keys`` and ``tensors``, and longer arrays.
+
+    ``lists`` (of strings, numbers) are appended to the arrays.
     """
     reader = gguf.GGUFReader(source)
     own = str(reader.fields["general.architecture"].contents())

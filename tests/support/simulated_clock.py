@@ -115,9 +115,10 @@ class Course:
         patience_s: float = math.inf,
         hindsight: int = 0,
     ) -> Drafted:
-        """Draft a chain after the answer's first ``place`` tokens, with at least the last ``window`` tokens in the
-        cache (None: the cache unchanged). If reading takes longer than ``patience_s``, reading stops and nothing
-        is drafted.
+        """Draft a chain after the answer's first ``place`` tokens.
+
+        The cache has at least the last ``window`` tokens (None: the cache stays as is). If reading takes longer than
+        ``patience_s``, reading stops and nothing is drafted.
         """
         clock, world, request = self.clock, self.world, self.request
         context = request.prompt_tokens + place

@@ -1,5 +1,4 @@
-"""Decoding on a simulated clock: the real loop and the real combination, with a target and drafters that only take
-time.
+"""Decoding on a simulated clock: the real loop and combination, and a target and drafters that only take time.
 
 The right token at every position is the position itself, so no weights are needed; whether a draft token is right,
 and its confidence, are drawn from a text model with a seed. Times of forwards come from a curve.
