@@ -90,7 +90,7 @@ class _Arrival:
 
 
 class Store:
-    """The models under one home. Holds no state: several stores, threads and processes may share a home.
+    """The models under one home. Keeps no state in memory: several stores, threads and processes may share a home.
 
     ``hub_endpoint`` and ``hub_cache`` None: the hub's environment variables decide.
     """
@@ -457,7 +457,7 @@ def _missing(manifest: Manifest, folder: Path) -> Path | None:
 
 
 def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:
-    """The manifest's record of a file that was just verified, relative to ``folder``."""
+    """The record of a file that was just verified, for the manifest in ``folder``."""
     status = path.stat()
     place = path.name if path.parent == folder else str(path)
     return FileRecord(path=place, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)

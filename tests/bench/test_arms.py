@@ -230,7 +230,7 @@ def test_an_arm_keeps_its_name_and_its_drafters_script(engine: Engine) -> None:
         arm.session.close()
 
 
-# ------------------------------------------------------------------------------------------- models beside
+# ------------------------------------------------------------------------------------------- compared models
 
 
 def test_compared_models_get_plain_arms_after_all_other_arms(engine: Engine) -> None:

@@ -168,7 +168,7 @@ def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
 
 
 def _plain_size(headers: Mapping[str, str]) -> str | None:
-    return None if "location" in headers else headers.get("content-length")  # the redirect has its own length
+    return None if "location" in headers else headers.get("content-length")  # not the redirect's length
 
 
 class _Download:
