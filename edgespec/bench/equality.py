@@ -106,7 +106,7 @@ class EqualityReport:
         return self.identical == len(self.results)
 
     def as_json(self) -> dict[str, Any]:
-        """CLI.md's ``verify`` object."""
+        """The object that ``verify --json`` prints."""
         return {
             "level": self.level,
             "width_classes": width_classes(

@@ -29,7 +29,7 @@ def arm_report(
     read_bytes_per_s: float | None,
     other: ModelFacts | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's entry of one arm, without its predictions. ``other``: the compared model that decodes in the arm.
+    """One arm in ``bench --json``, without its predictions. ``other``: the compared model that decodes in the arm.
 
     ``same_class`` tells whether the arm promises plain decoding's text; other kernels and files do not.
     """
@@ -93,7 +93,7 @@ def bench_report(
     read_bytes_per_s: float | None,
     compared: Mapping[str, ModelFacts] | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's ``bench`` object.
+    """The object that ``bench --json`` prints.
 
     ``compared``: the arms that decode with another model than the engine's target. ``against``: the plan's speed as a
     multiple of each of these arms.

@@ -62,7 +62,7 @@ class RuntimeTimes:
     t1_ratio_range: tuple[float, float]
 
     def as_json(self) -> dict[str, Any]:
-        """An entry of ``runtimes`` in CLI.md's ``bench`` object."""
+        """An entry of ``runtimes`` in ``bench --json``."""
         facts = self.facts
         return {
             "name": self.name,
@@ -201,7 +201,7 @@ class _Timing:
 
 
 def runtimes_json(times: Iterable[RuntimeTimes]) -> list[dict[str, Any]]:
-    """The value of ``runtimes`` in CLI.md's ``bench`` object; empty without compared models."""
+    """The value of ``runtimes`` in ``bench --json``; empty without compared models."""
     return [each.as_json() for each in times]
 
 

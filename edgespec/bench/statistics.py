@@ -86,7 +86,7 @@ class Speedup:
         return self.passes >= LEAST_PASSES and ends[0] <= low and high <= ends[1]
 
     def as_json(self) -> dict[str, Any]:
-        """The shape of a speed-up in CLI.md's ``bench`` object."""
+        """A speed-up in the form of ``bench --json``."""
         return {
             "geomean": self.geomean,
             "ci95": list(self.ci95),

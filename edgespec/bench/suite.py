@@ -80,7 +80,7 @@ def missing_prompts(name: str) -> tuple[str, ...]:
 
 
 def calibration_prompts() -> tuple[Prompt, ...]:
-    """The prompts whose answers calibration counts tokens in; no measuring suite contains them."""
+    """Prompts whose answers show which tokens a target uses; no measuring suite contains them."""
     content = resources.files("edgespec.bench").joinpath("suites", "calibration.jsonl").read_bytes()
     return _parse(content, "the calibration prompts")
 
