@@ -1,13 +1,13 @@
-"""Puts the kernels' library into a wheel while edgespec is built or installed; in place for an editable installation.
+"""Add the kernels' library to a wheel while edgespec is built or installed, or next to the sources if editable.
 
-A wheel with the library fits every Python of its platform, since the library knows nothing of Python. Where it does
-not compile the wheel is a pure one with a note in it, and everything but the native runtime works. The sources are
-only read, but for an editable installation, whose library lies beside them.
+A wheel with the library works with every Python of its platform, since the library does not depend on Python. If the
+library does not compile, the wheel is a pure one with a note, and everything but the native runtime works. The
+sources are only read, except in an editable installation, whose library lies next to them.
 
-scripts/build_wheels.py compiles for other systems, and says here what to put in:
+scripts/build_wheels.py compiles for other systems and passes the result here:
 
     EDGESPEC_WHEEL_LIBRARY=FILE   take this library, compile nothing
-    EDGESPEC_WHEEL_PLATFORM=TAG   of the wheel with it
+    EDGESPEC_WHEEL_PLATFORM=TAG   the platform tag of the wheel with it
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]
-    """Runs before a wheel, editable or not, is put together, and after."""
+    """Runs before and after a wheel, editable or not, is built."""
 
     PLUGIN_NAME = "custom"
     _place: tempfile.TemporaryDirectory[str] | None = None
@@ -62,11 +62,11 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]
 
 
 def _load(path: Path) -> ModuleType:
-    """The module at ``path``; the package around it may lack what it needs to be imported."""
+    """The module at ``path``, loaded without its package, whose dependencies may be missing."""
     name = f"edgespec_kernels_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # noqa: PT018 (a path of ours)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look themselves up
+    sys.modules[name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module

@@ -1,9 +1,9 @@
 """How much does a busy Python thread in the host application slow decoding?
 
-Both arms share the processor with one spinning neighbour: a process, which costs its share of the CPU and nothing
-else, or a thread of this interpreter, which also fights for the interpreter lock. Their ratio is what the lock
-costs. Decoding uses one thread fewer than there are cores, so that the neighbour has a core of its own; arms are
-interleaved ABBA and compared pair by pair.
+Both arms share the processor with one spinning neighbour: a process, which only takes CPU time, or a thread of this
+interpreter, which also competes for the interpreter lock. The arms' ratio is the cost of the lock. Decoding uses one
+thread fewer than there are cores, so that the neighbour has its own core; arms are interleaved ABBA and compared pair
+by pair.
 
     python benchmarks/busy_thread.py [--model MODEL] [--pairs N]
 """
@@ -39,7 +39,7 @@ def busy_process() -> Iterator[None]:
 
 @contextmanager
 def busy_thread() -> Iterator[None]:
-    """A spinning neighbour that wants this interpreter's lock."""
+    """A spinning neighbour that competes for this interpreter's lock."""
     stop = False
 
     def spin() -> None:
@@ -67,7 +67,7 @@ def decode_tokens_per_s(session: Session) -> float:
 
 
 def measure(model: str, pairs: int, threads: int | None) -> dict[str, object]:
-    """Ratios thread / process, pair by pair, and thread / alone."""
+    """Ratios thread / process, pair by pair, and thread / no neighbour."""
     machine = describe_machine()
     with Engine.load(model, draft="none", depth=0, threads=threads, download=True) as engine, engine.session() as s:
         used = engine.plan.target.threads

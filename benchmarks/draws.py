@@ -1,12 +1,12 @@
-"""What does it take to choose a token? Milliseconds for a row of the target and for a drafted token, by sampling.
+"""How long does it take to choose a token? Milliseconds per row of the target and per drafted token, by sampling.
 
-Rows are those that real models give for a text of the suite; the drafter has its short head, if it has one. Side by
-side: our kernels, and numpy on the same scores, which other runtimes and machines without a compiler have. Both must
-choose the same. A drafted token also takes what a gate and siblings ask: the confidence and three alternatives.
+Rows are real models' scores for a text of the suite; the drafter has its short head, if it has one. Compared are our
+kernels and numpy on the same scores, which other runtimes and machines without a compiler use. Both must choose the
+same tokens. A drafted token includes the inputs of gates and siblings: the confidence and three alternatives.
 
     python benchmarks/draws.py [--target MODEL] [--draft MODEL] [--rows N]
 
-Prints one JSON object. Wants a quiet machine.
+Prints one JSON object. Requires an idle machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SAMPLINGS = {
 
 
 class _Open:
-    """A gate that lets everything through, and wants to know what it was."""
+    """A gate that admits every token and reads its confidence."""
 
     needs_entropy = False
 
@@ -57,7 +57,7 @@ class _Open:
 
 
 class _WithNumpy(Rows):
-    """Rows of another class, without what their runtime computes of them."""
+    """The rows in a class without the runtime's own computations."""
 
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows.count, rows.logits)
@@ -83,12 +83,12 @@ def open_model(name: str, *, drafts: bool) -> tuple[NativeModel, list[int]]:
 
 
 def draft(chooser: Chooser, rows: Rows, index: int, context: list[int]) -> object:
-    """As a drafter does in a chain with siblings."""
+    """Choose as a drafter does in a chain with siblings."""
     return chooser.draft(rows, index, context, _Open(), alternatives=MOST_ALTERNATIVES)
 
 
 def timed(rows: list[Callable[[], object]], passes: int) -> tuple[float, list[object]]:
-    """Median milliseconds of one of those calls, and what they gave."""
+    """Median milliseconds of one call, and the results."""
     found, seconds = list[object](), list[float]()
     for _ in range(passes):
         found = []

@@ -1,12 +1,12 @@
-"""What does it cost the native runtime to score w tokens at once, and how near does it come to the memory's speed?
+"""How long does the native runtime take to score w tokens in one forward, and how near is it to the memory's speed?
 
-Forwards of each width at the very start of a context, where attention costs next to nothing: all matrix products of
-the model, and what little lies between them. Widths are interleaved, and each is the median of its passes. The read
+Forwards of each width at the start of a context, where attention takes almost no time: all matrix products of the
+model, and the little work between them. Widths are interleaved, and each is the median of its passes. The read
 bandwidth is measured in the same run, before and after, with as many threads.
 
     python benchmarks/kernels.py MODEL.gguf [--threads N] [--level LEVEL] [--context TOKENS] [--passes N]
 
-Prints one JSON object. Wants a quiet machine; trust the ratios.
+Prints one JSON object. Requires an idle machine; compare the ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 256)
 
 
 def time_widths(path: Path, settings: NativeSettings, context: int, passes: int) -> tuple[dict[int, float], int]:
-    """Median seconds of a forward of each width after ``context`` tokens, and the bytes of weights it reads."""
+    """Median seconds of a forward of each width after ``context`` tokens, and its bytes of weights."""
     header = read_header(path)
     tokens = random.Random(1).choices(range(header.vocabulary_size), k=context + max(WIDTHS))
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
@@ -37,14 +37,14 @@ def time_widths(path: Path, settings: NativeSettings, context: int, passes: int)
         def measure() -> None:
             for _ in range(passes):
                 for width in WIDTHS:
-                    # Only the rows that verification scores: a prompt's need no logits but the last.
+                    # Only rows that verification scores: of a prompt only the last row needs logits.
                     rows = width if width <= 32 else 1
                     started = time.perf_counter()
                     sequence.forward(tokens[context : context + width], rows)
                     times[width].append(time.perf_counter() - started)
                     sequence.rewind(context)
 
-        sequence.run(measure)  # in one job, without a thread switch for each
+        sequence.run(measure)  # one job, without a thread switch per forward
         read_bytes = model.facts.bytes_per_forward
     return {width: statistics.median(seconds) for width, seconds in times.items()}, read_bytes
 

@@ -1,14 +1,14 @@
-"""How do our own kernels and llama.cpp compare on the same file: T(w), and how fast a prompt is read?
+"""How do our kernels compare with llama.cpp on the same file: T(w), and the speed of reading a prompt?
 
-llama.cpp runs in every setting that changes what its kernels do: on each power of two of threads, with its weights
-repacked for this processor and as they are in the file. Everything takes turns in one process; each figure is the
-median of its turns, and ratios are of times of the same turn. Where memory's speed changes from second to second, the
-share of it that plain decoding uses means little unless both are measured together: so our plain forwards take turns
-with reading alone, and each turn's share is of the readings right before and after it.
+llama.cpp runs in every setting that changes its kernels: on each power of two of threads, with weights repacked for
+this processor and as in the file. All models alternate in one process; each figure is the median of its turns, and
+ratios compare times of the same turn. Where the memory's speed changes from second to second, the share of bandwidth
+that plain decoding uses requires simultaneous measurements: so our plain forwards alternate with bare reading, and
+each turn's share is relative to the readings directly before and after it.
 
     python benchmarks/native_against_llama.py MODEL.gguf [--threads N] [--prompt TOKENS] [--turns N]
 
-Prints one JSON object. Wants a quiet machine; trust the ratios.
+Prints one JSON object. Requires an idle machine; compare the ratios.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgespec.runtimes.native.model import NativeSettings, load_native
 
 NATIVE = "native"
 
-# A turn of readings or plain forwards: short, so that the memory is the same for both; 10 to 20 of each at 50 GB/s.
+# A turn of readings or plain forwards: short, so that both see the same memory speed; 10 to 20 of each at 50 GB/s.
 READING_S = 0.1
 SHARE_TURNS = 9
 PLAIN_FORWARDS = 12
@@ -42,10 +42,10 @@ PLAIN_FORWARDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What plain forwards read in a second, turn by turn, and what readings right before and after them did."""
+    """Bytes per second of plain forwards, turn by turn, and of the readings directly before and after them."""
 
     plain_bytes_per_s: tuple[float, ...]
-    read_bytes_per_s: tuple[float, ...]  # one more: each turn lies between two
+    read_bytes_per_s: tuple[float, ...]  # one more value: each turn lies between two
 
     def of_turns(self) -> list[float]:
         between = itertools.pairwise(self.read_bytes_per_s)
@@ -53,7 +53,7 @@ class Shares:
 
 
 def open_models(stack: ExitStack, path: Path, threads: int) -> dict[str, Model]:
-    """Our own first, then llama.cpp in each setting."""
+    """The native model first, then llama.cpp in each setting."""
     models: dict[str, Model] = {NATIVE: stack.enter_context(load_native(path, NativeSettings(threads=threads)))}
     for repack in (True, False):
         settings = LlamaSettings(threads=threads, repack=repack, kv_type="f16")
@@ -80,7 +80,7 @@ def time_widths(models: dict[str, Model], context: int) -> tuple[RuntimeTimes, .
 
 
 def time_shares(model: Model, threads: int) -> Shares:
-    """Plain forwards in turn with reading alone; each figure is the median of its turn."""
+    """Plain forwards alternating with bare reading; each figure is the median of its turn."""
 
     def read() -> float:
         return measure_read_bandwidth([threads], seconds=READING_S).by_threads[0].median_bytes_per_s
@@ -101,13 +101,13 @@ def time_shares(model: Model, threads: int) -> Shares:
 
 
 def time_prompts(models: dict[str, Model], tokens: int, turns: int) -> dict[str, list[float]]:
-    """Seconds to read a prompt of so many tokens from an empty cache, for each model and turn."""
+    """Seconds to read a prompt of ``tokens`` tokens from an empty cache, for each model and turn."""
     found: dict[str, list[float]] = {name: [] for name in models}
     with ExitStack() as stack:
         sequences: dict[str, Sequence] = {
             name: stack.enter_context(closing(model.open(tokens))) for name, model in models.items()
         }
-        for turn in range(turns + 1):  # once around without counting
+        for turn in range(turns + 1):  # the first turn is not counted
             for name, sequence in list(sequences.items())[:: 1 if turn % 2 else -1]:
                 ids = probe_tokens(tokens, models[name].facts.vocabulary_size)
                 sequence.rewind(0)

@@ -1,18 +1,17 @@
-"""How long does the native runtime take to load a model, and how much memory does it take at most?
+"""How long does the native runtime take to load a model, and what is its peak memory?
 
-Three processes one after another load the file, which is in the page cache by then, and decode 512 tokens in a
-cache for 2048: half of them as a prompt, the others one by one. The first keeps no sidecar, the second writes one,
-the third maps it. This process looks at the memory that each has for itself (USS) every few milliseconds, from its
-start on.
+Three processes, one after the other, load the file, which is in the page cache by then, and decode 512 tokens in a KV
+cache for 2048: half as a prompt, half one by one. The first process keeps no sidecar, the second writes one, the
+third maps it. This process samples each child's private memory (USS) every few milliseconds from its start.
 
-The limit is 1.05 times the bytes of the tensors that every token reads, the pages of the embedding table that the
-tokens touched, keys and values for the whole context, and 150 MB for everything else: the interpreter, the
-tokenizer's tables, buffers.
+The limit is 1.05 times the bytes of the tensors that every token reads, plus the touched pages of the embedding
+table, keys and values for the whole context, and 150 MB for everything else: the interpreter, the tokenizer's tables,
+buffers.
 
     python benchmarks/native_memory.py MODEL.gguf [--threads N] [--folder FOLDER]
 
-Prints one JSON object. The sidecar is written to a folder of its own in FOLDER, which should be on the disk that
-holds models, and removed.
+Prints one JSON object. The sidecar is written to a new folder in FOLDER, which should be on the models' disk, and
+removed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def some_tokens(header: GgufHeader) -> list[int]:
 
 
 def embedding_bytes(header: GgufHeader) -> int:
-    """Of the pages of the embedding table that the tokens touch."""
+    """Bytes of the embedding table's pages that the tokens touch."""
     tensor = read_layout(header).embedding_rows.tensor
     row_bytes = tensor.byte_count // header.vocabulary_size
     pages: set[int] = set()
@@ -57,7 +56,7 @@ def embedding_bytes(header: GgufHeader) -> int:
 
 
 def decode(path: Path, sidecar: Path | None, threads: int) -> None:
-    """What a child does; prints the seconds that loading took."""
+    """The child's work; prints the seconds of loading."""
     header = read_header(path)
     tokens, half = some_tokens(header), TOKENS // 2
     started = time.perf_counter()
@@ -75,7 +74,7 @@ def decode(path: Path, sidecar: Path | None, threads: int) -> None:
 
 
 def watch(path: Path, sidecar: Path | None, threads: int) -> dict[str, float]:
-    """Run a child and look at its memory until it ends."""
+    """Run a child and sample its memory until it ends."""
     command = [sys.executable, __file__, str(path), "--threads", str(threads), "--child"]
     if sidecar is not None:
         command += ["--sidecar", str(sidecar)]
@@ -96,7 +95,7 @@ def watch(path: Path, sidecar: Path | None, threads: int) -> dict[str, float]:
 
 
 def measure(path: Path, threads: int, folder: Path) -> dict[str, object]:
-    """Peak memory and load times, beside the limit."""
+    """Peak memory and load times, with the limit."""
     header = read_header(path)
     with path.open("rb") as file:  # into the page cache
         while file.read(1 << 24):

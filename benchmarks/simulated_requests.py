@@ -1,9 +1,9 @@
 """How far whole requests fall below plain decoding, by cause and kind of text, on a simulated clock.
 
-Machines, beliefs about them, prompts, answers and texts are drawn (tests/support/drawn_requests.py); the depth
-policy is the real one. Printed: the share of requests below the bound, by kind and by the cause that took most; the
-mean over each distribution of lengths after the first requests of it; what the order of texts does; and every bound,
-held or not. With ``--check`` a bound that does not hold is exit status 1.
+Machines, stored costs, prompts, answers and texts are drawn (tests/support/drawn_requests.py); the depth policy is
+the real one. Printed: the share of requests below the bound, by kind and by main cause; the mean over each
+distribution of lengths after its first requests; the effect of the order of texts; and every bound, held or broken.
+With ``--check`` a broken bound gives exit status 1.
 
     python -m benchmarks.simulated_requests [--policy planned|plain] [--requests 4000] [--seed 0] [--check]
 """
@@ -90,7 +90,7 @@ def print_orders(orders: list[tuple[str, Order]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A bound: what is required, and what was measured."""
+    """A bound: the requirement and the measured value."""
 
     name: str
     asked: str
@@ -112,7 +112,7 @@ def bounds(drawn: Drawn, orders: list[tuple[str, Order]]) -> Iterator[Bound]:
             name=f"mean of {lengths} answers", asked=f">= {LEAST_MEAN}", came=f"{mean:.3f}", holds=mean >= LEAST_MEAN
         )
     for name, one in orders:
-        # Where the drafter does not pay alone either, there is nothing to be late with.
+        # If the drafter is not faster on this text alone, its first draft cannot be late.
         if (one.kind, one.before) == ("code", "translation") and one.alone > 1.0 + ORDER:
             late = sum(at > SOON_TOKENS for at in one.first_drafts)
             yield Bound(

@@ -1,10 +1,10 @@
-"""Does the pipelined loop reach what the times of its parts allow?
+"""Does the pipelined loop reach the speed that the times of its parts allow?
 
-A real target, and a drafter that sleeps until each token is due: it stands for a drafter on a device of its own,
-since it competes for nothing. For each latency ratio (a plain step of the target over a token of the drafter) the
-same answers are written plainly, in turns at the best fixed depth, and at once, one after another; the target's
-T(w) is timed in between. Reported: tokens a second at once against the bound that follows from T(w), the drafter's
-time and the acceptance that was seen; and the gain of working at once over turns against what the simulator says.
+A real target, and a drafter that sleeps until each token is due, like a drafter on a separate device, since it uses
+no CPU. For each latency ratio (a plain step of the target over a token of the drafter) the same answers are decoded
+plainly, serially at the best fixed depth, and pipelined, one after the other; the target's T(w) is timed in between.
+Reported: tokens a second of the pipelined loop against the bound from T(w), the drafter's time and the measured
+acceptance; and its gain over serial decoding against the simulator's.
 
     python benchmarks/sleeping_drafter.py [--target MODEL] [--ratios 2,5,10] [--acceptance 0.8] [--passes 3]
 """
@@ -42,11 +42,11 @@ MOST_DEPTH = 7
 
 
 class SleepingDrafter:
-    """Knows the answer, is right as often as told, and takes its time without using the machine.
+    """Knows the answer, has a given accuracy, and takes time without using the CPU.
 
-    It stands for a drafter on a device of its own: each token is ready ``token_s`` seconds after the one before, by
-    the ``clock``, and nothing is computed meanwhile. Whether it is right at a place depends on the place and the
-    ``seed`` alone: with probability ``acceptance``.
+    Like a drafter on a separate device: each token is ready ``token_s`` seconds after the one before, by the
+    ``clock``, without any computation. Whether a guess is right depends only on its position and the ``seed``: with
+    probability ``acceptance``.
     """
 
     kind = "sleeping"
@@ -64,7 +64,7 @@ class SleepingDrafter:
         self._seed, self._clock = seed, clock
 
     def is_right(self, place: int) -> bool:
-        """Whether it says the right token at that place of the text."""
+        """Whether the guess at that position is right."""
         return random.Random(f"{self._seed} {place}").random() < self._acceptance
 
     def start(self, request: DraftRequest) -> SleepingState:
@@ -75,7 +75,7 @@ class SleepingDrafter:
 
 
 class SleepingState:
-    """One session's."""
+    """One session's state of the sleeping drafter."""
 
     free = False
 
@@ -98,7 +98,7 @@ class SleepingState:
         tokens: list[int] = []
         ready = self._clock()
         while len(tokens) < depth and len(context) + len(tokens) < len(self._script.tokens):
-            ready += self._token_s  # a deadline, so that waking late once does not make the rest later
+            ready += self._token_s  # a deadline, so that one late wake-up does not delay later tokens
             if self._cancelled.wait(max(0.0, ready - self._clock())):
                 raise CancelledError("the drafting was cancelled")
             place = len(context) + len(tokens)
@@ -130,7 +130,7 @@ class SleepingState:
 
 @dataclass
 class Samples:
-    """Tokens a second of each answer, and what became of the drafts."""
+    """Tokens a second of each answer, and the counts of proposed and accepted tokens."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     accepted: int = 0
@@ -150,7 +150,7 @@ class Samples:
 
 
 def write(session: Session, prompt: str) -> Done:
-    """One answer to a prompt read afresh."""
+    """Answer a prompt that is not cached."""
     session.clear(keep_cache=False)
     *_, done = session.generate(prompt, max_tokens=TOKENS)
     assert isinstance(done, Done)
@@ -158,7 +158,7 @@ def write(session: Session, prompt: str) -> Done:
 
 
 def time_widths(engine: Engine, samples: dict[int, list[float]]) -> None:
-    """One forward of every width, in turn."""
+    """Time one forward of every width."""
     tokens = probe_tokens(CONTEXT + max(samples), engine.pair.vocabulary_size)
     with closing(engine.target_model.open(engine.plan.context_length)) as sequence:
         sequence.forward(tokens[:CONTEXT], 0)
@@ -176,7 +176,7 @@ def curve_of(samples: dict[int, list[float]]) -> Curve:
 
 
 def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_cap: int) -> dict[str, object]:
-    """Everything about one latency ratio."""
+    """All figures of one latency ratio."""
     widths: dict[int, list[float]] = {width: [] for width in range(1, depth_cap + 2)}
     for _ in range(3):
         time_widths(engine, widths)
@@ -239,13 +239,13 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m", help="the model that verifies")
-    parser.add_argument("--ratios", default="2,5,10", help="plain step over draft token, with commas")
+    parser.add_argument("--ratios", default="2,5,10", help="plain step over draft token, comma-separated")
     parser.add_argument("--acceptance", type=float, default=0.8, help="how often the drafter is right")
-    parser.add_argument("--passes", type=int, default=3, help="times that every answer is written in every way")
+    parser.add_argument("--passes", type=int, default=3, help="times that every answer is decoded in every way")
     arguments = parser.parse_args()
     ratios = [float(ratio) for ratio in arguments.ratios.split(",")]
     machine = describe_machine()
-    # One thread fewer than there are cores, for the sleeper is to compete for nothing: waking takes a core a moment.
+    # One thread fewer than there are cores: the sleeper must not compete for a core when it wakes.
     threads = max(1, machine.physical_cores - 1)
     with Engine.load(
         arguments.target, draft="none", lookup=False, context=1024, depth=MOST_DEPTH, threads=threads

@@ -1,9 +1,9 @@
-"""Our tokenizer against llama.cpp's, on drawn texts: how many are cut differently, and what both take.
+"""Compare our tokenizer with llama.cpp's on drawn texts: the number of different results, and the time.
 
     python -m benchmarks.tokenizers [FILE.gguf ...] [--texts 100000] [--seed 0]
 
-Without files: the vocabularies that llama.cpp is tested with. Texts that hold a character of Unicode 16, which
-llama.cpp does not know yet, are counted apart. Exit status 1 if any other text differs.
+Without files: the vocabularies of llama.cpp's tests. Texts with a character of Unicode 16, which llama.cpp does not
+know yet, are counted separately. Exit status 1 if any other text differs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.support.vocabularies import real_vocabularies
 
 
 def compare(path: Path, texts: int, seed: int) -> int:
-    """Print a row of the table; how many texts differ that should not."""
+    """Print a row of the table; returns the number of texts that differ and should not."""
     header = read_header(path)
     started = time.perf_counter()
     ours = GgufTokenizer(header)
     own_s = time.perf_counter() - started
-    LlamaTokenizer(path, header).close()  # loads the library, which is not to be timed
+    LlamaTokenizer(path, header).close()  # loads the library, which must not be timed
     started = time.perf_counter()
     reference = LlamaTokenizer(path, header)
     reference_s = time.perf_counter() - started

@@ -1,13 +1,13 @@
-"""What do shares that others take from cost on equal cores, and what do they give where one core is slow?
+"""What do shared parts of a step cost on equal cores, and what do they gain if one core is slow?
 
-Forwards of one token, of eight and of a part of a prompt, with the shares of each step as they are, and with equal
-ones that stay each thread's own, in turns: the same weights, the same buffers, the same library. In half of the turns
-one thread is held at a third of its speed, by waiting after each part for twice as long as it took. The ideal is the
-time of equal threads times T / (T - 1 + 1/3): the work divided by speed. All turns must compute the same bits.
+Forwards of one token, of eight and of a part of a prompt, with the product's shares of each step, and with equal
+shares that other threads cannot take, alternately: the same weights, the same buffers, the same library. In half of
+the turns one thread is slowed to a third of its speed by waiting after each part for twice the part's time. The ideal
+is the time of equal threads times T / (T - 1 + 1/3): the work divided by speed. All turns must compute the same bits.
 
     python benchmarks/unequal_cores.py MODEL.gguf [--threads T] [--held N] [--context TOKENS] [--turns N]
 
-Prints one JSON object. Wants a quiet machine with a core for each thread; trust the ratios, and them only if `again`,
+Prints one JSON object. Requires an idle machine with a core for each thread; compare the ratios, and only if `again`,
 equal shares against equal shares, is 1.
 """
 
@@ -38,14 +38,14 @@ from edgespec.runtimes.native.sequence import NativeCache, NativeCancel
 from edgespec.runtimes.native.weights import ModelPart, load_weights
 
 POOL = Path(__file__).with_name("unequal_pool.c")
-SLOWNESS = 3  # as there
+SLOWNESS = 3  # as in unequal_pool.c
 WIDTHS = {1: 8, 8: 6, 256: 1}  # tokens of a forward, and forwards of a turn
-CACHE_BYTES = 2**30  # at most: this asks for nothing
+CACHE_BYTES = 2**30  # an upper bound, which allocates nothing
 
 
 @dataclass(frozen=True)
 class Arm:
-    """How shares are handed out, and whether a thread is held."""
+    """How shares are assigned, and whether a thread is slowed."""
 
     equal_shares: bool
     held: bool = False
@@ -61,7 +61,7 @@ ARMS = {
 
 
 def build(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """The kernels of this checkout with the pool that can be told what to do."""
+    """The kernels of this checkout with the pool whose shares can be set."""
     sources = folder / "kernels"
     shutil.copytree(FOLDER, sources, ignore=shutil.ignore_patterns("*.so", "*.dylib", "__pycache__"))
     (sources / "pool.c").rename(sources / "pool_of_product.h")
@@ -73,7 +73,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Path:
 def measure(
     path: Path, built: Path, *, threads: int, held: int, context: int, turns: int, widths: Sequence[int]
 ) -> dict[int, dict[str, list[float]]]:
-    """Seconds of a forward, the median of each turn, by width and arm. Raises AssertionError where bits differ."""
+    """Median seconds of a forward in each turn, by width and arm. Raises AssertionError if bits differ."""
     library, tell = load_from(built), ctypes.CDLL(str(built)).es_unequal
     header = read_header(path)
     part = ModelPart(load_weights(library, header, read_layout(header), threads))
@@ -98,7 +98,7 @@ def measure(
                     arm = ARMS[name]
                     tell(int(arm.equal_shares), held if arm.held else -1)
                     took = []
-                    for _ in range(WIDTHS[width] + 1):  # the first gets the caches and the threads used to it
+                    for _ in range(WIDTHS[width] + 1):  # the first forward warms up caches and threads
                         started = time.perf_counter()
                         cache.decode(tokens[context : context + width], context, width if width <= 32 else 1)
                         took.append(time.perf_counter() - started)
@@ -111,7 +111,7 @@ def measure(
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """The median, and where 95 % of the medians of as many turns drawn from these lie."""
+    """The median, and the interval of 95 % of the medians of as many resampled turns."""
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
     return {
@@ -122,7 +122,7 @@ def interval(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def report(seconds: dict[str, list[float]], threads: int) -> dict[str, object]:
-    """Ratios, turn by turn, to equal shares; and with one thread held, to the ideal."""
+    """Ratios, turn by turn, to equal shares, and to the ideal if a thread is slowed."""
 
     def ratio(name: str, base: str, factor: float = 1.0) -> dict[str, float]:
         return interval([own / (of * factor) for own, of in zip(seconds[name], seconds[base], strict=True)])
@@ -142,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held", type=int, default=1, help="the thread that is held; 0 is the one that asks")
+    parser.add_argument("--held", type=int, default=1, help="the thread that is slowed; 0 is the calling thread")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--widths", type=int, nargs="+", choices=list(WIDTHS), default=list(WIDTHS))

@@ -1,6 +1,6 @@
-/* The pool as unequal_cores.py measures it: that of the product, or with equal shares of every step for all threads, which
- * nobody else takes from; and with one thread held at a third of its speed. It stands in for pool.c, which lies beside it
- * as pool_of_product.h. */
+/* The pool that unequal_cores.py measures: the product's, or one with equal shares of every step that no other thread
+ * takes from, each optionally with one thread slowed to a third of its speed. This file replaces pool.c, which is
+ * included as pool_of_product.h. */
 #define pool_take take_shared
 #include "pool_of_product.h"
 #undef pool_take
@@ -30,7 +30,7 @@ static bool take_equal(struct pool_items *items)
 
 bool pool_take(struct pool_items *items)
 {
-    static _Thread_local int64_t begun; /* the part in hand */
+    static _Thread_local int64_t begun; /* of the current part */
     bool held = items->thread == held_thread;
     if (held && items->helped >= 0) {
         int64_t end = begun + SLOWNESS * (now_ns() - begun);

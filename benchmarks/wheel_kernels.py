@@ -1,12 +1,12 @@
-"""Are the kernels of a wheel, which zig compiled, as fast as those that this machine's compiler built?
+"""Are a wheel's kernels, compiled by zig, as fast as those of this machine's compiler?
 
-Both libraries in one process, forwards of width 1 and of width 8 of one model, in turns A B B A. A turn's ratio is
-that of the sums; the interval is a bootstrap over turns.
+Both libraries in one process, forwards of width 1 and of width 8 of one model, in the order A B B A. A turn's ratio
+is that of the sums; the interval is a bootstrap over turns.
 
     python scripts/build_wheels.py --only manylinux_2_17_x86_64
     python benchmarks/wheel_kernels.py dist/edgespec-*manylinux_2_17_x86_64.whl MODEL.gguf [--turns N] [--threads N]
 
-Prints one JSON object: for each width milliseconds of either and the ratio, wheel over local. Wants a quiet machine.
+Prints one JSON object: for each width the milliseconds of both and the ratio wheel / local. Requires an idle machine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from edgespec.interfaces.model import Sequence
 from edgespec.runtimes.native import library as native_library, model as native_model
 
 WIDTHS = (1, 8)
-FORWARDS = 8  # of a turn's part: a tenth of a second at least for a model of a billion parameters
+FORWARDS = 8  # of a turn's part: at least a tenth of a second for a model of a billion parameters
 RESAMPLED = 2000
 
 
 @contextlib.contextmanager
 def opened(library: native_library.NativeLibrary, path: Path, threads: int) -> Iterator[Sequence]:
-    """A sequence of the model in that library's kernels, whichever this process else uses."""
+    """A sequence of the model with that library's kernels, whatever library the process otherwise uses."""
     usual = native_model.load
     native_model.load = lambda: library
     try:
@@ -48,7 +48,7 @@ def opened(library: native_library.NativeLibrary, path: Path, threads: int) -> I
 
 
 def timed(sequence: Sequence, tokens: list[int]) -> float:
-    """Seconds of the forwards of a turn's part."""
+    """Seconds of the forwards in a turn's part."""
 
     def forwards() -> float:
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 """edgespec: on-device language models, faster than plain decoding and with exactly the same output.
 
-The public API and nothing else. Importing this module loads the standard library only; each name below loads
-what it needs when it is first used.
+Only the public API. Importing this module loads the standard library only; each name below loads its dependencies on
+first use.
 """
 
 from __future__ import annotations

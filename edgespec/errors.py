@@ -1,6 +1,6 @@
-"""One small tree of errors. A message says what happened and where; a hint says what to do next.
+"""The errors that edgespec raises. A message says what happened and where; a hint says what to do next.
 
-Everything in this tree is a sentence meant for a person. Any other exception that leaves the library is a bug.
+Every message is a sentence for the user. Any other exception that leaves the library is a bug.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EdgespecError(Exception):
 
 
 class InvalidRequestError(EdgespecError):
-    """An argument is out of its range or does not fit the others."""
+    """An argument is out of range or conflicts with another argument."""
 
 
 class ProfileError(EdgespecError):
@@ -54,11 +54,11 @@ class ProfileError(EdgespecError):
 
 
 class ModelNotFoundError(EdgespecError):
-    """No model of that name is known, or it is known but not on this machine."""
+    """The named model is unknown, or known but not on this machine."""
 
 
 class ModelFileError(EdgespecError):
-    """A model file is missing, truncated or malformed. ``offset`` is the byte where reading stopped making sense."""
+    """A model file is missing, truncated or malformed. ``offset``: the byte at which parsing failed."""
 
     def __init__(self, path: Path | str, reason: str, *, offset: int | None = None, hint: str | None = None) -> None:
         where = "" if offset is None else f" (at byte {offset})"
@@ -69,7 +69,7 @@ class ModelFileError(EdgespecError):
 
 
 class HashMismatchError(ModelFileError):
-    """A file's sha256 is not the one it should have."""
+    """A file's sha256 differs from the expected one."""
 
 
 class DownloadError(EdgespecError):
@@ -81,7 +81,7 @@ class DownloadError(EdgespecError):
 
 
 class DiskSpaceError(EdgespecError):
-    """Not enough free disk space; what was there before is untouched."""
+    """Not enough free disk space; existing files are untouched."""
 
     def __init__(self, message: str, *, needed_bytes: int, free_bytes: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -94,7 +94,7 @@ class StoreLockedError(EdgespecError):
 
 
 class MemoryLimitError(EdgespecError):
-    """Loading would not fit in the memory that is available or allowed; the numbers are None where not known."""
+    """Loading would exceed the available or permitted memory; unknown numbers are None."""
 
     def __init__(
         self, message: str, *, needed_bytes: int | None, available_bytes: int | None, hint: str | None = None
@@ -113,7 +113,7 @@ class TemplateError(EdgespecError):
 
 
 class ContextFullError(EdgespecError):
-    """The sequence has no room for what was asked."""
+    """The sequence has no room for the requested tokens."""
 
 
 class PromptTooLongError(ContextFullError):
@@ -121,7 +121,7 @@ class PromptTooLongError(ContextFullError):
 
 
 class ForwardError(EdgespecError):
-    """A runtime's forward failed; ``code`` is the runtime's own return code where it has one."""
+    """A runtime's forward failed; ``code`` is the runtime's return code, if it has one."""
 
     def __init__(self, message: str, *, code: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -129,11 +129,11 @@ class ForwardError(EdgespecError):
 
 
 class NonFiniteLogitsError(ForwardError):
-    """The target's logits hold a NaN or +infinity; nothing is sampled from garbage."""
+    """The target's logits contain a NaN or +infinity, so no token is sampled."""
 
 
 class WorkerLostError(EdgespecError):
-    """A worker process ended, hangs or talks nonsense; what it held is gone. ``stderr``: the end of what it wrote."""
+    """A worker process ended, hangs or sent an invalid answer; its state is lost. ``stderr``: its last output."""
 
     def __init__(self, message: str, *, stderr: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -141,7 +141,7 @@ class WorkerLostError(EdgespecError):
 
 
 class RewindError(EdgespecError):
-    """A cache refused to drop its tail; the sequence must be rebuilt."""
+    """A cache could not drop its last tokens; the sequence must be rebuilt."""
 
 
 class StaleRowsError(EdgespecError):
@@ -153,4 +153,4 @@ class ClosedError(EdgespecError):
 
 
 class CancelledError(EdgespecError):
-    """The work was cancelled; state is back at the last committed token."""
+    """The work was cancelled; the state is that of the last committed token."""

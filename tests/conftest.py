@@ -15,7 +15,7 @@ from tests.support.tiny_models import TinyModels
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and nohup ignores SIGHUP: the tests send both."""
+    """Undo ignored signals, which the tests send: background jobs of a shell ignore Ctrl-C, nohup ignores SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP"):
@@ -23,33 +23,33 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests stay to the end: no collection of garbage needs to go through them again."""
+    """Freeze the thousands of collected tests, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else runs beside the tests: measurements are made again where other programs disturbed them."""
+    """Ignore other load on the machine: measurements are otherwise repeated if other programs disturb them."""
     monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """Tiny models, and a place to keep what is measured about them."""
+    """Tiny models, and a home for measurements of them."""
     folder = tmp_path_factory.mktemp("tiny-models")
     return TinyModels(folder, Home(folder / "home"))
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """An empty home of this test's own."""
+    """An empty home for this test only."""
     return Home(tmp_path / "home")
 
 
 @pytest.fixture
 def loaded_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands have their drafter in memory before they answer: a tiny target is through with most answers sooner."""
+    """Commands wait for their drafter before they answer: a tiny target finishes most answers before it is loaded."""
     from edgespec import Engine
 
     load = Engine.load

@@ -1,8 +1,8 @@
-"""What PyInstaller cannot see in edgespec: modules imported by name, the kernels' library, data files, versions."""
+"""What PyInstaller misses in edgespec: modules imported by name, the kernels' library, data files, versions."""
 
 from PyInstaller.utils.hooks import collect_data_files, collect_dynamic_libs, collect_submodules
 
-# Of no use to an application: the commands, and what only they call.
+# The commands and the modules that only commands use, which an application does not need.
 LEFT_OUT = ("edgespec.__main__", "edgespec.__pyinstaller", "edgespec.bench", "edgespec.cli", "edgespec.export")
 
 hiddenimports = collect_submodules("edgespec", filter=lambda name: not name.startswith(LEFT_OUT))

@@ -1,1 +1,1 @@
-"""Suites of prompts, metrics, paired statistics and reports: how edgespec checks its claims on a machine."""
+"""Prompt suites, metrics, paired statistics and reports: how edgespec measures its claims on a machine."""

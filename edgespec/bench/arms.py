@@ -1,4 +1,4 @@
-"""The arms of a benchmark: plain decoding, the plan, and the controls they are judged by."""
+"""The arms of a benchmark: plain decoding, the plan, and controls to compare them with."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 PLAIN, AGAIN, FASTEST, PLANNED = "plain", "again", "fastest", "planned"
 DEFAULT_ARMS = (PLAIN, AGAIN, PLANNED)
 
-# What can be asked for beside "depth-N".
+# The arms that can be requested besides "depth-N".
 ARM_NAMES = (PLAIN, AGAIN, FASTEST, PLANNED, "chains", "oracle", "worst", "lookup", "loaded", *POLICY_NAMES)
 
-# Plain decoding in another setting is worth an arm of its own if calibration found it faster by more than two runs of
-# one setting usually differ.
+# Calibration must have found another setting faster by more than this, the usual difference between two runs, for
+# plain decoding in that setting to get a separate arm.
 _FASTER = 1.01
 
 _DEPTH = re.compile(r"(?:(oracle|lookup|model|pipelined)-)?depth-(\d{1,2})")
 
 ARMS_HELP = (
-    "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, chains (drafting in "
-    "turns with nothing beside the chains), oracle (always right), worst (always wrong), lookup, loaded (plain with "
-    "the drafter in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, pipelined-depth-N (drafting "
+    "plain, again (plain once more: the noise), fastest (plain in its fastest setting), planned, chains (serial "
+    "drafting without siblings), oracle (always right), worst (always wrong), lookup, loaded (plain with the drafter "
+    "in memory), depth-N, oracle-depth-N, lookup-depth-N, model-depth-N, pipelined-depth-N (drafting "
     "while the target verifies), or a depth policy: " + ", ".join(POLICY_NAMES)
 )
 
 
 @dataclass(slots=True)
 class Arm:
-    """One way to decode, with a session of its own. ``script`` is what its replay drafter knows.
+    """One way to decode, with a separate session. ``script``: the tokens that the arm's replay drafter proposes.
 
-    ``drafts_with_model``: its answers may be drafted by the drafting model, which has to be loaded for that.
+    ``drafts_with_model``: whether the drafting model may propose for the arm, so that it must be loaded.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Arm:
 
 
 def parse_arms(names: str | None) -> tuple[str, ...]:
-    """Arms from a list with commas; plain decoding always comes first. Raises InvalidRequestError."""
+    """Parse a comma-separated list of arms; plain decoding always comes first. Raises InvalidRequestError."""
     wanted = [name.strip() for name in (names or ",".join(DEFAULT_ARMS)).split(",") if name.strip()]
     for name in wanted:
         if name not in ARM_NAMES and not _DEPTH.fullmatch(name):
@@ -63,7 +63,7 @@ def parse_arms(names: str | None) -> tuple[str, ...]:
 
 
 def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
-    """The arms and, where the plan is held against plain decoding, plain decoding in a setting known to be faster."""
+    """The arms; if the plan is compared with plain decoding, also plain decoding in a setting known to be faster."""
     faster = engine.fastest_plain()
     if PLANNED not in names or FASTEST in names or faster is None or faster[1] <= _FASTER:
         return tuple(names)
@@ -71,10 +71,10 @@ def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, Model] | None = None) -> Arm:
-    """A session that decodes the way the arm says, up to ``depth_cap`` tokens deep.
+    """A session that decodes as the arm says, up to ``depth_cap`` tokens deep.
 
-    An arm that is called like one of the models ``compared`` decodes plainly with it. Raises InvalidRequestError
-    for a drafter that is not there, and what opening a session raises.
+    An arm named after one of the models ``compared`` decodes plainly with that model. Raises InvalidRequestError for
+    a missing drafter, and what opening a session raises.
     """
     script = Script()
     other = (compared or {}).get(name)
@@ -121,7 +121,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
             costs = Costs(curves=engine.measurements.costs().curves)
             return Speculation(
                 drafters=drafters,
-                # One more than a serial round: a window's forward scores the first token of the next one as well.
+                # One more than a serial round: a window's forward also scores the first token of the next window.
                 policy=FixedDepth(depth + 1 if depth else 0),
                 depth_cap=depth,
                 budget=lambda: MeasuredBudget(depth, costs),
@@ -133,7 +133,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
 
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
-    """One drafter alone that costs nothing to ask, drafting what pays."""
+    """A single drafter whose proposals are free, as deep as is faster than plain decoding."""
     costs = Costs(curves=engine.measurements.costs().curves, drafts={drafter.kind: FREE})
     return Speculation(drafters=(drafter,), policy=DepthControl(costs, cap), depth_cap=cap)
 
@@ -141,9 +141,9 @@ def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
 def open_arms(
     engine: Engine, names: Sequence[str], depth_cap: int, compared: Mapping[str, Model] | None = None
 ) -> list[Arm]:
-    """All of them, and then one for each model ``compared``.
+    """Open all arms, then one for each model ``compared``.
 
-    Raises what ``open_arm`` raises, with those already open closed again.
+    Raises what ``open_arm`` raises, after closing the sessions already open.
     """
     arms: list[Arm] = []
     try:

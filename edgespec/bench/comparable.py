@@ -1,4 +1,4 @@
-"""Other files of a target's model, to be compared with it: another runtime's export, another quantisation."""
+"""Other files of a target's model to compare it with: another runtime's export, another quantisation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgespec.store.locate import Locator
 
 
 def find_comparable(target: str, others: Sequence[str], locator: Locator) -> tuple[LocatedModel, ...]:
-    """The files behind MODEL arguments, in order, where each has the vocabulary of ``target``.
+    """Find the files of MODEL arguments, in order; each must have the vocabulary of ``target``.
 
-    A runtime's name and a colon before one ("llama:FILE") say what is to run it.
+    A runtime's name and a colon before an argument ("llama:FILE") choose its runtime.
 
-    Raises InvalidRequestError for another vocabulary, whose answers could not be compared token by token, and what
+    Raises InvalidRequestError for another vocabulary, since those answers cannot be compared token by token, and what
     locating raises.
     """
     own = locator.locate(target)
@@ -36,13 +36,13 @@ def find_comparable(target: str, others: Sequence[str], locator: Locator) -> tup
 
 
 def _locate(text: str, locator: Locator) -> LocatedModel:
-    """Raises InvalidRequestError for a runtime that does not run such a file."""
+    """Find one file. Raises InvalidRequestError for a runtime that does not run such a file."""
     runtime, colon, model = text.partition(":")
     if not colon or runtime not in RUNTIMES:
         return locator.locate(text)
     located = locator.locate(model)
     if not RUNTIMES[runtime].runs(located):
         if located.onnx is None:
-            return locator.locate(text)  # no prefix for such a file: it is part of the name
+            return locator.locate(text)  # the prefix is not a runtime of this file: it belongs to the name
         raise InvalidRequestError(f"{located.name} is an ONNX model, which {runtime} does not run")
     return replace(located, runtime=runtime)

@@ -1,6 +1,6 @@
-"""Drafters that know the answer: the oracle says it, the worst never does.
+"""Drafters that know the answer: the oracle is always right, the worst drafter always wrong.
 
-They bound what any drafter can do.
+They bound the speed-up of every real drafter.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from edgespec.interfaces.drafting import NOTHING, ChainGate, Context, DraftReque
 
 
 class Script:
-    """The tokens of a prompt and its plain answer, exchanged from prompt to prompt."""
+    """The tokens of a prompt and its plain answer, replaced for each prompt."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
 
 
 class ReplayDrafter:
-    """Proposes what the script says next; with ``wrong``, always something else. It costs nothing to ask."""
+    """Proposes the script's next tokens; with ``wrong``, always different tokens. Proposals are free."""
 
     def __init__(self, script: Script, *, wrong: bool = False) -> None:
         self._script = script
@@ -49,7 +49,7 @@ class ReplayState:
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         tokens = list(self._script.tokens[len(context) : len(context) + depth])
         if self._wrong:
-            # Past the end of the answer there is something wrong to say as well.
+            # Beyond the end of the answer the wrong drafter has proposals too.
             tokens += [0] * (depth - len(tokens))
             tokens = [(token + 1) % self._vocabulary_size for token in tokens]
         if not tokens:
@@ -60,7 +60,7 @@ class ReplayState:
         """Learns nothing."""
 
     def cancel(self) -> None:
-        """A proposal takes microseconds."""
+        """Do nothing: a proposal takes microseconds."""
 
     def reset_cancel(self) -> None:
         """See ``cancel``."""

@@ -1,4 +1,4 @@
-"""The exactness check: does speculation emit plain decoding's tokens, on real prompts, at every depth allowed?"""
+"""The exactness check: does speculation emit plain decoding's tokens, on real prompts, at every permitted depth?"""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from edgespec.planning.cost.widths import WidthProbe, width_classes
 from edgespec.planning.depth.base import OFF, FixedDepth
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
 
-# What the check samples with beside greedy decoding: a common chat setting.
+# The sampling that is checked besides greedy decoding: a common chat setting.
 SAMPLED = Sampling(temperature=0.7, top_p=0.9, seed=1)
 
-# The kind of drafter that has other tokens to put forward beside a chain; copies have none.
+# The kind of drafter that can propose siblings; copies have none.
 _MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first token that differs. ``gap``: how close the two best choices were there, in logits.
+    """The first token that differs. ``gap``: the distance of the two best choices there, in logits.
 
-    ``depth`` counts the tokens put forward in a round; with ``tree`` up to half of them lay beside a chain.
+    ``depth``: tokens proposed in a round; with ``tree`` up to half of these tokens were siblings.
     """
 
     prompt_id: str
@@ -45,9 +45,9 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptResult:
-    """One prompt, decoded plainly and at every depth and with trees, greedily and sampled.
+    """One prompt, decoded plainly, at every depth and with trees, each greedily and sampled.
 
-    Of the ``proposed`` tokens ``sibling_count`` lay beside a chain.
+    ``sibling_count`` of the ``proposed`` tokens were siblings.
     """
 
     prompt_id: str
@@ -63,10 +63,9 @@ class PromptResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualityReport:
-    """``bound`` is how far two scores may drift apart at unstable widths, in logits; 0 within the class.
+    """``bound``: the most by which two scores may differ at unstable widths, in logits; 0 within the stable class.
 
-    ``samplings`` are those that every prompt was decoded with, each with its seed. ``why`` tells why nothing was
-    proposed, should that be so.
+    ``samplings``: the samplings of every prompt, each with its seed. ``why``: the reason if nothing was proposed.
     """
 
     plan: Plan
@@ -80,12 +79,12 @@ class EqualityReport:
 
     @property
     def trees(self) -> bool:
-        """Whether anything beside a chain was compared as well."""
+        """Whether trees were compared too."""
         return any(result.sibling_count for result in self.results)
 
     @property
     def nothing_proposed(self) -> bool:
-        """Every answer was plain after all (``why`` tells the reason), so equality proves nothing."""
+        """Whether every answer was decoded plainly (``why`` has the reason), so that equality proves nothing."""
         return not any(result.proposed for result in self.results)
 
     @property
@@ -94,12 +93,12 @@ class EqualityReport:
 
     @property
     def identical(self) -> int:
-        """Prompts for which every comparison was token for token identical."""
+        """Number of prompts whose comparisons were all identical, token for token."""
         return sum(not result.divergences for result in self.results)
 
     @property
     def kept(self) -> bool:
-        """Whether the promise of the plan's level held, and was put to the test."""
+        """Whether the plan's exactness level held in a check with proposals."""
         if self.nothing_proposed:
             return False
         if self.level == "N":
@@ -107,7 +106,7 @@ class EqualityReport:
         return self.identical == len(self.results)
 
     def as_json(self) -> dict[str, Any]:
-        """CLI.md's ``verify`` object."""
+        """The object that ``verify --json`` prints."""
         return {
             "level": self.level,
             "width_classes": width_classes(
@@ -153,7 +152,7 @@ class EqualityReport:
 
 
 def depths_to_check(engine: Engine) -> tuple[int, ...]:
-    """Every depth of the stable class, whether or not the plan uses it; under near exactness the one asked for."""
+    """Every depth of the stable class, planned or not; under near exactness the requested depth."""
     cap, wanted = engine.pair.depth_cap_allowed, engine.profile.depth
     if wanted != "auto":
         cap = min(cap, wanted)
@@ -163,14 +162,14 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
 
 
 def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
-    """Whether trees are compared too: a serial plan, as deep as it chooses, may put them forward."""
+    """Whether trees are compared too: a serial plan may propose trees as deep as its depth policy allows."""
     may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _is_pipelined(engine)
     deepest = max(depths, default=0)
     return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == _MODEL for each in engine.drafters)
 
 
 def _is_pipelined(engine: Engine) -> bool:
-    """As the plan runs, or as the profile wants it."""
+    """The plan's mode, or the one that the profile asks for."""
     return "pipelined" in (engine.profile.mode, engine.plan.mode)
 
 
@@ -179,7 +178,7 @@ def _stable_cap(engine: Engine) -> int:
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """``count`` of the prompts, evenly spread over their order; all of them if there are fewer."""
+    """``count`` of the prompts, evenly spaced; all prompts if there are fewer."""
     if count >= len(prompts):
         return list(prompts)
     return [prompts[index * len(prompts) // count] for index in range(count)]
@@ -196,11 +195,12 @@ def check_equality(
 ) -> EqualityReport:
     """Decode every prompt plainly and speculatively and compare token ids. Raises what generating raises.
 
-    Beside chains of each depth there are trees, of as many tokens as the deepest, where the plan may have some.
+    Besides chains of each depth, trees with as many tokens as the deepest chain are compared if the plan may use
+    trees.
 
-    ``samplings`` are greedy and ``SAMPLED`` by default; greedy alone under near exactness, where the gap between the
-    two best scores, which the bound is about, decides nothing else. ``depths`` are those of ``depths_to_check`` by
-    default.
+    ``samplings`` default to greedy and ``SAMPLED``; under near exactness to greedy alone, where the gap between the
+    two best scores, which the bound limits, is the only thing that decides. ``depths`` default to
+    ``depths_to_check``.
     """
     depths = depths_to_check(engine) if depths is None else tuple(depths)
     near = any(depth > _stable_cap(engine) for depth in depths)
@@ -208,7 +208,7 @@ def check_equality(
         samplings = (Sampling(),) if near else (Sampling(), SAMPLED)
     samplings = tuple(samplings)
     bound = 2 * engine.pair.probe.max_abs_diff if engine.pair.probe is not None and near else 0.0
-    # Every drafter there is, in the plan's class: what does not pay now may pay in the next text.
+    # All drafters of the plan's class: a drafter that is too slow on these texts may be used on others.
     cap = max(depths, default=0)
     costs = engine.measurements.costs()
     trees = checks_trees(engine, depths)
@@ -220,7 +220,7 @@ def check_equality(
     )
     ways = [*((depth, depth) for depth in depths), *([(None, cap)] if trees else [])]
     if cap:
-        with suppress(EdgespecError):  # then ``why`` says so
+        with suppress(EdgespecError):  # ``why`` then states the failure
             engine.load_drafter()
     results = []
     with engine.session(speculation=every) as session:
@@ -251,7 +251,7 @@ def _check_prompt(
     samplings: Sequence[Sampling],
     max_tokens: int,
 ) -> PromptResult:
-    """``ways``: the depth asked for, None for the session's own trees, and how many tokens that are."""
+    """Compare one prompt. ``ways``: a depth, or None for the session's own trees, and the number of tokens."""
     divergences: list[Divergence] = []
     proposed = accepted = sibling_count = emitted = prompt_tokens = 0
     for sampling in samplings:
@@ -291,7 +291,7 @@ def _check_prompt(
 def _answer(
     session: Session, prompt: Prompt, sampling: Sampling, depth: int | None, max_tokens: int
 ) -> tuple[Done, int]:
-    """An answer, and how many tokens were put forward beside its chains."""
+    """An answer, and the number of siblings proposed for it."""
     session.clear()
     done: Done | None = None
     siblings = 0
@@ -300,7 +300,7 @@ def _answer(
             siblings += event.record.sibling_count
         elif isinstance(event, Done):
             done = event
-    assert done is not None  # a generation that does not raise ends with Done
+    assert done is not None  # a generation without an error ends with Done
     return done, siblings
 
 
@@ -312,12 +312,12 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:
-    """How close plain decoding's two best choices after ``prefix`` were: in logits, the keyed noise included."""
+    """The gap between plain decoding's two best choices after ``prefix``, in logits, the keyed noise included."""
     prompts = engine.pair.prompts
     prompt_tokens = prompts.request_tokens(prompt.prompt)
     tokens = [*prompt_tokens, *prefix]
     with closing(engine.target_model.open(engine.plan.context_length)) as target:
-        # As plain decoding does it: the prompt but for its last token, then one token at a time.
+        # As plain decoding does: the prompt without its last token in one forward, then one token per forward.
         if len(prompt_tokens) > 1:
             target.forward(prompt_tokens[:-1], 0)
         for token in tokens[len(prompt_tokens) - 1 : -1]:
@@ -333,9 +333,9 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
 
 
 class FullTrees(FixedDepth):
-    """Trees as wide as they may be in every round, whatever that costs: for checking that they are exact.
+    """Proposes the widest permitted tree in every round, for checking the exactness of trees.
 
-    Half of the tokens are a chain, the other half lies beside it. ``source`` alone drafts.
+    Half of the tokens are a chain, the other half siblings. Only ``source`` drafts.
     """
 
     def __init__(self, depth_cap: int, source: str) -> None:
@@ -347,7 +347,7 @@ class FullTrees(FixedDepth):
 
 
 class _FullTree:
-    """Lets ``length`` tokens through and finds all beside them worth it, the best alternative of each place first."""
+    """Admits ``length`` tokens and every sibling, the best alternative at each position first."""
 
     needs_entropy = False
 

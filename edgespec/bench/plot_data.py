@@ -1,7 +1,7 @@
-"""What a figure needs, read from the objects that ``bench --json`` and ``calibrate --json`` print.
+"""The data of figures, read from the objects that ``bench --json`` and ``calibrate --json`` print.
 
-A reader returns None where the report holds nothing to draw, and raises AttributeError, KeyError, TypeError,
-ValueError or IndexError for what is not shaped like a report.
+A reader returns None if the report has nothing to draw, and raises AttributeError, KeyError, TypeError, ValueError or
+IndexError for an object without a report's shape.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 Report = Mapping[str, Any]
 
-# A report over somebody's own suite may have any number of categories; a page holds this many.
+# A report on a user's suite may have any number of categories; a page has room for this many.
 MAX_ROWS = 30
 MAX_LABEL_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A speed-up; ``ci95`` is None where no interval was measured."""
+    """A speed-up; ``ci95`` is None if no interval was measured."""
 
     value: float
     ci95: tuple[float, float] | None
@@ -29,7 +29,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedups:
-    """``arms``: name -> category ("" for all of them) -> dot. ``hidden`` categories did not fit."""
+    """``arms``: name -> category ("" for all categories) -> dot. ``hidden``: number of categories without room."""
 
     arms: dict[str, dict[str, Dot]]
     categories: tuple[str, ...]
@@ -39,7 +39,7 @@ class Speedups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """``lines``: label -> ((width, T(w) / T(1)), ...). ``common``: what all the lines share."""
+    """``lines``: label -> ((width, T(w) / T(1)), ...). ``common``: the settings that all lines share."""
 
     lines: dict[str, tuple[tuple[float, float], ...]]
     common: str
@@ -47,9 +47,9 @@ class Curves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeLine:
-    """T(w) of one model: ``points`` are (width, seconds). ``ratio`` is its T(1) over the first one's.
+    """T(w) of one model: ``points`` are (width, seconds). ``ratio`` is its T(1) divided by the first line's.
 
-    ``arm`` decodes with it, if any does.
+    ``arm``: the arm that decodes with the model, or None.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -59,7 +59,7 @@ class RuntimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtimes:
-    """``lines``: name -> line, the first being what the others are held against. ``common``: what they share."""
+    """``lines``: name -> line, the first being the baseline. ``common``: the settings that all lines share."""
 
     lines: dict[str, RuntimeLine]
     common: str
@@ -67,7 +67,7 @@ class Runtimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes per second: of each arm, and what the memory delivers."""
+    """Bytes per second: read by each arm, and the memory's measured maximum."""
 
     arms: dict[str, float]
     measured: float
@@ -83,7 +83,7 @@ def read_speedups(report: Report) -> Speedups | None:
     for name, arm in (report.get("arms") or {}).items():
         speedup = arm.get("speedup")
         fraction = arm.get("identical_fraction")
-        # Another numeric class promises no text of plain decoding's: that it differs is nothing to warn of.
+        # Another numeric class does not promise plain decoding's text: a difference is not worth a warning.
         free = arm.get("same_class") is False
         whole = _dot(speedup, free or fraction is None or fraction >= 1)
         if whole is None or (whole.value == 1 and whole.ci95 in (None, (1, 1))):  # the baseline itself
@@ -106,7 +106,7 @@ def read_speedups(report: Report) -> Speedups | None:
 
 
 def _dot(value: Any, identical: bool) -> Dot | None:
-    """From {"geomean", "ci95"} or a number alone; None where nothing was measured."""
+    """A dot from {"geomean", "ci95"} or a single number; None if nothing was measured."""
     speedup = value if isinstance(value, Mapping) else {"geomean": value}
     if speedup.get("geomean") is None:
         return None
@@ -126,7 +126,7 @@ def read_curves(calibration: Report) -> Curves | None:
             for width, seconds in zip(curve["width"], curve["forward_s"], strict=True)
             if seconds is not None
         }
-        if 1 in times and len(times) > 1:  # without T(1) there is nothing to compare with
+        if 1 in times and len(times) > 1:  # without T(1) there is no ratio
             points = tuple((width, times[width] / times[1]) for width in sorted(times))
             found.append((_described(curve), points))
     if not found:
@@ -139,14 +139,14 @@ def read_curves(calibration: Report) -> Curves | None:
     lines: dict[str, tuple[tuple[float, float], ...]] = {}
     for facts, points in found:
         label = ", ".join(text for key, text in facts.items() if key not in shared)
-        while label in lines:  # measured twice: both are shown
+        while label in lines:  # measured twice: show both
             label += " (again)"
         lines[label] = points
     return Curves(lines=lines, common=", ".join(shared.values()))
 
 
 def read_runtimes(report: Report) -> Runtimes | None:
-    """The curves that ``bench --compare`` measured in turns; None unless there are two or more."""
+    """The curves that ``bench --compare`` measured alternately; None for fewer than two."""
     found = report.get("runtimes") or ()
     if len(found) < 2:
         return None

@@ -1,9 +1,9 @@
-"""Figures from reports: speed-ups by category, the cost of width, and how much of the memory's speed is used.
+"""Figures from reports: speed-ups by category, the cost of width, and the memory bandwidth used.
 
-They take the objects that ``bench --json`` and ``calibrate --json`` print, so that an old report can be drawn again,
-and draw nothing that was not measured. Shape tells the lines and dots apart as well as colour does, for the
-colour-blind and for paper. Matplotlib is an optional dependency and is imported only when a figure is made; neither
-its global settings nor pyplot's state are changed.
+Input are the objects that ``bench --json`` and ``calibrate --json`` print, so an old report can be drawn again; only
+measured values are drawn. Shapes distinguish lines and dots as well as colours do, for colour-blind readers and for
+print. Matplotlib is an optional dependency, imported only when a figure is made; its global settings and pyplot's
+state are not changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
-# Okabe and Ito's palette (2008) for all kinds of colour vision, without its yellow, which is too light on white, and
+# Okabe and Ito's palette (2008), safe for colour-blind readers, without its yellow, which is too light on white, and
 # its vermilion, which is too close to the red below.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -42,7 +42,7 @@ RED, INK, GREY, PALE = "#C1121F", "#222222", "#767676", "#E6E6E6"
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "text.color": INK,
-    "text.parse_math": False,  # names may hold dollar signs
+    "text.parse_math": False,  # names may contain dollar signs
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -61,32 +61,33 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "savefig.dpi": 160,
-    "svg.fonttype": "none",  # text stays text: to be searched, read aloud and translated
-    "svg.hashsalt": "edgespec",  # with the dates left out: the same report gives the same file
+    "svg.fonttype": "none",  # text stays text that can be searched, read aloud and translated
+    "svg.hashsalt": "edgespec",  # without dates: the same report gives the same file
 }
 
-# Letters of a name beside its line, for which a quarter of a narrow panel is kept free; the legend has all of it.
+# Letters of a line's name next to the line, where a quarter of a narrow panel is reserved; the legend has the full
+# name.
 _LETTERS = 16
 
-# Least distance of two names beside their lines, as a share of the panel's height: a line of small type.
+# Smallest distance between two names next to lines, as a share of the panel's height: one line of small type.
 _LINE_HEIGHT = 0.065
 
 T = TypeVar("T")
 
 
 def plot_report(report: Report, calibration: Report | None, path: Path) -> None:
-    """One figure with those of the three panels that there is data for.
+    """Draw one figure with those of the three panels that have data.
 
-    - A dot with its interval for each arm and category, on a logarithmic scale with a line at 1. Hollow and red where
-      an arm's tokens were not plain decoding's. The band at 1 is the A/A arm's interval.
-    - T(w) / T(1) against the width w: a line for each model, runtime, device, threads and context that was measured.
-      Between the guides: y = 1, where verifying drafts is free, and y = w, where nothing is gained by it. Where
-      models were timed side by side, their curves take the place of the calibration's.
-    - Each arm's memory traffic (``bytes_per_token`` x tokens per second) as a part of what the memory was measured to
-      deliver: ``read_bytes_per_s`` of the calibration or else of the report's machine.
+    - A dot with its interval for each arm and category, on a logarithmic scale with a line at 1. Hollow and red if an
+      arm's tokens differ from plain decoding's. The band at 1 is the A/A arm's interval.
+    - T(w) / T(1) against the width w: a line for each measured model, runtime, device, threads and context, between
+      two guides: y = 1, where verification is free, and y = w, where it gains nothing. If models were timed side by
+      side, their curves replace the calibration's.
+    - Each arm's memory traffic (``bytes_per_token`` x tokens per second) as a share of the measured bandwidth:
+      ``read_bytes_per_s`` of the calibration or else of the report's machine.
 
-    Raises InvalidRequestError for a report without any of them, another suffix than ``SUFFIXES`` and a path that
-    cannot be written, and RuntimeUnavailableError without matplotlib.
+    Raises InvalidRequestError for a report without such data, a suffix outside ``SUFFIXES`` and a path that cannot be
+    written, and RuntimeUnavailableError without matplotlib.
     """
     panels = [
         _read(read_speedups, report),
@@ -103,7 +104,7 @@ _Data = Speedups | Curves | Runtimes | Traffic
 
 
 def require_suffix(path: Path) -> None:
-    """Raise InvalidRequestError if a figure cannot be written under that name."""
+    """Raise InvalidRequestError if a figure cannot be written under this name."""
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidRequestError(
             f"a plot cannot be written as {path.name}", hint=f"Use one of the suffixes {', '.join(SUFFIXES)}."
@@ -111,7 +112,7 @@ def require_suffix(path: Path) -> None:
 
 
 def require_matplotlib() -> None:
-    """Raise RuntimeUnavailableError without matplotlib: to be asked before something long is measured."""
+    """Raise RuntimeUnavailableError without matplotlib, before a long measurement starts."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -121,18 +122,18 @@ def require_matplotlib() -> None:
 
 
 def _read(reader: Callable[..., T], *reports: Report | None) -> T:
-    """Reports are files that somebody kept: what is not shaped like one is a sentence, not a traceback."""
+    """Read a report that may be any file: a wrong shape raises an error with one sentence, not a traceback."""
     try:
         return reader(*reports)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidRequestError(
-            "the report does not have the shape of one, and cannot be drawn",
-            hint="Give the object printed by `edgespec bench --json` or `edgespec calibrate --json`.",
+            "this is not a report of edgespec, so it cannot be drawn",
+            hint="give the object printed by `edgespec bench --json` or `edgespec calibrate --json`",
         ) from error
 
 
 def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
-    """Lay out the panels that have data, draw them, and write the file once it is complete."""
+    """Lay out and draw the panels that have data; the file appears once it is complete."""
     require_suffix(path)
     present = [panel for panel in panels if panel is not None]
     if not present:
@@ -143,8 +144,8 @@ def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
 
     content = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks
-        matplotlib.rcdefaults()  # a figure looks the same whatever style its maker prefers
+        warnings.simplefilter("ignore")  # about letters that the font lacks
+        matplotlib.rcdefaults()  # the user's own style must not change the figure
         matplotlib.rcParams.update(STYLE)
         heights = [_inches(panel) for panel in present]
         side_by_side = len(present) > 1 and isinstance(present[0], Speedups)
@@ -180,7 +181,7 @@ def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
 
 
 def _inches(panel: _Data) -> float:
-    """The height that a panel needs, its title, axis and legend included."""
+    """The height of a panel in inches, with title, axis and legend."""
     match panel:
         case Speedups():
             row = max(0.3, 0.13 * (len(panel.arms) + 1))
@@ -273,7 +274,7 @@ def _draw_curves(data: Curves, axes: Any) -> None:
             label=label,
         )
     widths = sorted({int(width) for points in data.lines.values() for width, _ in points})
-    # Labels that would touch are left out: a sixteenth of the axis is room for two digits.
+    # Skip labels that would touch: two digits need a sixteenth of the axis.
     shown = [widths[0]]
     for width in widths[1:]:
         if width - shown[-1] >= widest / 16:
@@ -309,7 +310,7 @@ def _draw_traffic(data: Traffic, axes: Any) -> None:
 
 
 def legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> None:
-    """Put the legend under the axis. ``lines``: of text between the two."""
+    """Put the legend under the axis. ``lines``: lines of text between axis and legend."""
     from matplotlib.transforms import ScaledTranslation
 
     place = axes.transAxes + ScaledTranslation(0, -0.3 - 0.16 * lines, axes.figure.dpi_scale_trans)
@@ -321,10 +322,10 @@ def legend_below(axes: Any, *, lines: int, columns: int, title: str = "") -> Non
 
 
 def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
-    """A line for each model, both axes logarithmic: equal distances are equal ratios, wherever they are.
+    """Draw a line for each model on two logarithmic axes: equal distances are equal ratios everywhere.
 
-    Each line is named where it ends and once more, with its T(1), in the legend. ``arms`` are those of the speed-ups
-    beside this panel, whose colours and shapes come back here; the first model is black, as the line at 1 is there.
+    Each line is named at its end and, with its T(1), in the legend. ``arms``: the arms of the neighbouring speed-up
+    panel, whose colours and shapes are used again here; the first model is black, like the line at 1 there.
     """
     points = [point for line in data.lines.values() for point in line.points]
     widest = max(width for width, _ in points)
@@ -336,7 +337,7 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
         return math.log(seconds / low) / math.log(high / low)
 
     places = apart([height(line.points[-1][1]) for line in data.lines.values()])
-    others = len(arms)  # the next one that no arm has
+    others = len(arms)  # the next style that no arm uses
     for index, ((name, line), place) in enumerate(zip(data.lines.items(), places, strict=True)):
         if line.arm in arms:
             number = arms.index(line.arm)
@@ -393,7 +394,7 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
 
 
 def apart(heights: Sequence[float]) -> list[float]:
-    """Heights from 0 to 1, moved so that names written there do not touch, in the order they were in."""
+    """Move heights from 0 to 1, in their order, so that names written there do not overlap."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     step = min(_LINE_HEIGHT, 1 / max(1, len(heights) - 1))
     placed = list(heights)

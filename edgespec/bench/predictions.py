@@ -1,10 +1,9 @@
-"""What the cost model predicted for each answer, held against the time that it took.
+"""The cost model's prediction for each answer, compared with the measured time.
 
-Predicted is the time of the rounds that were run, from their widths, contexts and drafter forwards: how many there
-were to be depends on the text, and is the acceptance model's affair. Two predictions are reported. The *current* one
-is what was known when the answer began: the calibrated curve, each width corrected by its latest forwards in the run
-until then. The *calibrated* one forgoes the correction, and so tells how far the machine has moved since it was
-calibrated.
+The prediction is the time of the rounds that were run, from their widths, contexts and drafter forwards; the number
+of rounds depends on the text and belongs to the acceptance model. Two predictions are reported. The *current* one
+uses what was known when the answer began: the calibrated curve, with each width corrected by its latest forwards in
+the run. The *calibrated* one omits the correction, and so shows how far the machine has drifted since calibration.
 """
 
 from __future__ import annotations
@@ -19,34 +18,36 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, DraftCost
 
-# Forwards of one width, and drafts, whose median tells how fast the machine is at present: a third of an answer of
-# the quick suite, so that one stall is outvoted and what was true a minute ago is not what counts.
+# Forwards of one width, and drafts, in the median that estimates the machine's present speed: a third of an answer of
+# the quick suite, enough to outvote one stall and few enough to forget the last minute.
 _RECENT = 32
 
 
 class _CurrentCosts:
-    """The costs of one run as they are known from answer to answer.
+    """The costs of one run, as known before each answer.
 
-    Arms take turns, so that every width was seen lately; the widths that one arm mixes within an answer are what a
-    depth policy has to make do with (``planning.plain_ratio``).
+    The arms alternate, so every width is measured regularly. Within an answer an arm mixes widths as a depth policy
+    must (``planning.plain_ratio``).
     """
 
     def __init__(self, curves: ContextCurves, draft: DraftCost | None) -> None:
         self._curves = curves
         self._draft = draft
-        self._forwards: dict[int, deque[float]] = {}  # measured over calibrated seconds, by width
+        self._forwards: dict[int, deque[float]] = {}  # measured divided by calibrated seconds, by width
         self._drafts: deque[float] = deque(maxlen=_RECENT)
 
     def _calibrated_s(self, record: RoundRecord) -> float:
         return self._curves.at(record.context_length).seconds(record.width)
 
     def _factor(self, width: int) -> float:
-        """How many times longer a forward takes now; of a width not seen yet, as plain ones do."""
+        """Measured over calibrated time of a forward at present; an unmeasured width has the factor of plain
+        forwards.
+        """
         seen = self._forwards.get(width) or self._forwards.get(1)
         return statistics.median(seen) if seen else 1.0
 
     def seconds(self, rounds: Sequence[RoundRecord]) -> float | None:
-        """What these rounds take; None if they drafted with something that was not measured."""
+        """Seconds of these rounds; None if their drafting has an unmeasured part."""
         factors = {width: self._factor(width) for width in {1, *(record.width for record in rounds)}}
         draft = self._draft
         if draft is not None:
@@ -63,10 +64,10 @@ class _CurrentCosts:
 
 
 def current(costs: Costs, answers: Iterable[Answer]) -> dict[str, float]:
-    """Predicted tokens a second over measured ones by arm: the median over its answers.
+    """Predicted divided by measured tokens a second, by arm: the median over the arm's answers.
 
-    ``answers`` are all of a run, of every arm and in the order in which they were given: each is predicted with what
-    those before it had taught. An arm without predictions is missing.
+    ``answers``: all answers of a run, of every arm and in the order in which they were given; each answer is
+    predicted from the answers before it. An arm without predictions is missing.
     """
     if costs.curves is None:
         return {}
@@ -81,10 +82,10 @@ def current(costs: Costs, answers: Iterable[Answer]) -> dict[str, float]:
 
 
 def calibrated(costs: Costs, answers: Sequence[Answer]) -> dict[str, float]:
-    """The same from the calibrated curve alone.
+    """The same ratio from the calibrated curve alone.
 
-    Plain decoding is held against the curve itself, every other arm against the curve at the pace of the run's plain
-    decoding, so that a machine that is busier than when it was calibrated does not count twice.
+    Plain decoding is compared with the curve itself, every other arm with the curve at the speed of the run's plain
+    decoding, so that a machine that is busier than during calibration does not count twice.
     """
     curves = costs.curves
     if curves is None:
@@ -100,7 +101,7 @@ def calibrated(costs: Costs, answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def _ratio(answer: Answer, predicted_s: float | None) -> float | None:
-    """Measured over predicted seconds. Catching up with text is measured apart and counts on neither side."""
+    """Measured divided by predicted seconds, without the drafter's catching up, which is measured separately."""
     measured_s = answer.decode_s - sum(record.sync_s for record in answer.rounds)
     return measured_s / predicted_s if predicted_s and measured_s > 0 else None
 
@@ -108,7 +109,7 @@ def _ratio(answer: Answer, predicted_s: float | None) -> float | None:
 def _predicted_s(
     curves: ContextCurves, draft: DraftCost | None, rounds: Sequence[RoundRecord], factors: Mapping[int, float]
 ) -> float | None:
-    """``factors``: how many times longer than calibrated forwards of a width take; of one without, as calibrated."""
+    """``factors``: how much longer than calibrated a forward of a width takes; 1 for missing widths."""
     total = 0.0
     for record in rounds:
         drafted = _drafting_s(draft, record)
@@ -119,8 +120,8 @@ def _predicted_s(
 
 
 def _drafting_s(draft: DraftCost | None, record: RoundRecord) -> float | None:
-    """What the round's drafting costs beside catching up; None if it drafted with something that was not measured."""
+    """Seconds of the round's drafting without catching up; None if part of the drafting was not measured."""
     if not record.draft_forwards:
         return 0.0
-    # Catching up takes the first forward with it.
+    # Catching up includes the drafter's first forward.
     return None if draft is None else draft.seconds(record.draft_forwards - (record.sync_s > 0))

@@ -1,7 +1,7 @@
 """How well a model predicts a text.
 
-All of it is teacher-forced: a row of scores is computed after the text's own tokens, whatever the model would have
-written itself. Logarithms are natural (nats) and computed in float64 from the float32 scores.
+All functions are teacher-forced: a row of scores follows the text's own tokens, whatever the model would have
+written. Logarithms are natural (nats) and computed in float64 from the float32 scores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.interfaces.model import Sequence as TokenSequence
 
-# What every runtime scores in one forward; of a vocabulary of 152 000 tokens that is 39 MB of scores.
+# Every runtime scores this many tokens in one forward; with a vocabulary of 152 000 tokens the scores take 39 MB.
 ROWS_AT_ONCE = 64
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -22,10 +22,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
-    """Log-probabilities, float64 of the shape of ``logits`` (..., vocabulary), in nats.
+    """Log-probabilities in nats, float64 with the shape of ``logits`` (..., vocabulary).
 
-    The largest score of a row is subtracted first, so that nothing overflows. A score of minus infinity has the
-    log-probability minus infinity. Raises ValueError where a row's largest score is not finite.
+    The largest score of a row is subtracted first, so that nothing overflows. The log-probability of a score of minus
+    infinity is minus infinity. Raises ValueError if a row's largest score is not finite.
     """
     scores = np.asarray(logits, dtype=np.float64)
     largest = scores.max(axis=-1, keepdims=True)
@@ -37,10 +37,10 @@ def log_softmax(logits: npt.NDArray[np.floating]) -> Floats:
 
 
 def token_losses(logits: Logits, tokens: Sequence[int] | npt.NDArray[np.int64]) -> Floats:
-    """What each token of a text surprised the model: float64 (rows,), -log p(token) in nats.
+    """The loss of each token of a text: float64 (rows,), -log p(token) in nats.
 
-    ``logits`` is (rows, vocabulary), ``tokens`` (rows,): the token that follows in the text. Raises ValueError for
-    another number of tokens than rows, or for an id outside the vocabulary.
+    ``logits`` is (rows, vocabulary); ``tokens`` is (rows,): the text's next token for each row. Raises ValueError if
+    the numbers of tokens and rows differ, or for an id outside the vocabulary.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     if ids.shape != logits.shape[:1]:
@@ -52,21 +52,22 @@ def token_losses(logits: Logits, tokens: Sequence[int] | npt.NDArray[np.int64]) 
 
 
 def perplexity(losses: Sequence[float] | Floats) -> float:
-    """exp of the mean loss in nats: 1 for a model that is always sure and right, the vocabulary's size for a guess.
+    """exp of the mean loss in nats: 1 for a model that is certain and right, the vocabulary's size for uniform
+    guesses.
 
     Jelinek, Mercer, Bahl and Baker, 1977. Raises ValueError if there are no losses.
     """
     if len(losses) == 0:
-        raise ValueError("the perplexity of no tokens is not defined")
+        raise ValueError("the perplexity of zero tokens is not defined")
     return float(np.exp(np.mean(np.asarray(losses, dtype=np.float64))))
 
 
 def teacher_forced_rows(
     sequence: TokenSequence, tokens: Sequence[int], *, rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[Logits]:
-    """The scores after each of ``tokens`` in turn: float32 (rows, vocabulary), at most ``rows_at_once`` rows each.
+    """Yield the scores after each of ``tokens``: float32 (rows, vocabulary), at most ``rows_at_once`` rows each.
 
-    ``sequence`` goes on from what it holds. The arrays are the caller's to keep. Raises what a forward raises.
+    ``sequence`` continues after its current tokens. The caller may keep the arrays. Raises what a forward raises.
     """
     for first in range(0, len(tokens), rows_at_once):
         some = tokens[first : first + rows_at_once]

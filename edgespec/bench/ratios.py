@@ -10,27 +10,27 @@ from edgespec.bench.run import Answer
 from edgespec.bench.statistics import Ratios
 
 Compare = Callable[[Answer, Answer], float | None]
-"""From an arm's answer and the baseline's to their ratio; None where there is nothing to compare."""
+"""The ratio of an arm's answer to the baseline's; None if the two cannot be compared."""
 
 
 def decoding(own: Answer, other: Answer) -> float | None:
-    """Tokens a second over the baseline's."""
+    """Tokens a second divided by the baseline's."""
     if own.tokens_per_s is None or other.tokens_per_s is None:
         return None
     return own.tokens_per_s / other.tokens_per_s
 
 
 def requests(own: Answer, other: Answer) -> float | None:
-    """The seconds that the baseline takes for as many tokens, over the arm's own.
+    """The baseline's seconds for the arm's number of tokens, divided by the arm's seconds.
 
-    In one numeric class both answers are equally long; in another one an answer may end elsewhere.
+    Within one numeric class both answers are equally long; in another class an answer may end elsewhere.
     """
     seconds = _request_s(other, own.tokens)
     return seconds / own.request_s if seconds and own.request_s else None
 
 
 def _request_s(answer: Answer, tokens: int) -> float | None:
-    """Of the same request, had it been answered in so many tokens; None if that is not known."""
+    """Seconds of the same request with an answer of ``tokens`` tokens; None if not known."""
     if tokens == answer.tokens or answer.ttft_s is None:
         return answer.request_s
     if tokens < 2:
@@ -39,12 +39,12 @@ def _request_s(answer: Answer, tokens: int) -> float | None:
 
 
 def first_token(own: Answer, other: Answer) -> float | None:
-    """Seconds to the first token over the baseline's: above 1 is slower."""
+    """Seconds to the first token divided by the baseline's: above 1 is slower."""
     return own.ttft_s / other.ttft_s if own.ttft_s and other.ttft_s else None
 
 
 def by_pass(answers: Sequence[Answer], name: str, against: str, compare: Compare) -> Ratios:
-    """Of each prompt the ratio in each ABBA pass: the geometric mean of there and back, in which a drift cancels."""
+    """For each prompt the ratio of each ABBA pass: the geometric mean of its two halves, in which a drift cancels."""
     known = {(answer.arm, answer.prompt_id, answer.turn): answer for answer in answers}
     logs: dict[str, dict[int, list[float]]] = {}
     for answer in answers:
@@ -60,6 +60,6 @@ def by_pass(answers: Sequence[Answer], name: str, against: str, compare: Compare
 
 
 def plain_against_itself(answers: Sequence[Answer]) -> Ratios:
-    """The noise of a run, in what it measures: whole requests where the prompts were read, decoding where not."""
+    """The run's noise: the ratio of whole requests if prompts were read, else of decoding."""
     cold = any(answer.ttft_s is not None for answer in answers)
     return by_pass(answers, AGAIN, PLAIN, requests if cold else decoding)

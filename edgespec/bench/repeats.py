@@ -1,4 +1,4 @@
-"""Running a suite until it is quiet: prompts on which the machine was disturbed are run again, the others are not."""
+"""Run a suite and repeat the prompts on which the machine was disturbed; other prompts are not repeated."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from edgespec.bench.statistics import NARROW_WITHIN
 from edgespec.bench.suite import Prompt
 from edgespec.engine.engine import Engine
 
-# How far plain decoding may be from itself on one prompt. A category of four prompts that were each measured with
-# this standard deviation has an interval of 1.96 / sqrt(4) times it: as narrow as it has to be, and no narrower.
+# The largest accepted difference of plain decoding from itself on one prompt. Four prompts with this standard
+# deviation give a category's interval of 1.96 / sqrt(4) times it: just as narrow as required.
 DISTURBED = NARROW_WITHIN
-# A prompt that is still disturbed after so many is left as it is, and named.
+# A prompt that is still disturbed after this many repeats is kept and reported.
 REPEATS = 3
 
 OnRepeat = Callable[[Sequence[Prompt], int], None]
 
 
 def disturbed(answers: Sequence[run.Answer]) -> list[str]:
-    """The prompts on which plain decoding was not as fast as itself; none without an arm that says so.
+    """The prompts on which plain decoding differed in speed from itself; none without the A/A arm.
 
-    A prompt is judged by the median of all its passes. Both signs count, so that which prompts are run again favours
-    no arm.
+    A prompt is judged by the median of all its passes. Both signs count, so that the repeats favour no arm.
     """
     found = plain_against_itself(answers)
     return [prompt for prompt, ratios in found.items() if abs(math.log(statistics.median(ratios))) > DISTURBED]
@@ -43,7 +42,7 @@ def run_until_quiet(
     on_repeat: OnRepeat | None = None,
     stop: threading.Event | None = None,
 ) -> list[run.Answer]:
-    """The answers of ``run_passes``, and as many passes again of every disturbed prompt, up to three times.
+    """The answers of ``run_passes``, with every disturbed prompt repeated up to three times.
 
     All answers are kept. Raises what ``run_passes`` raises.
     """

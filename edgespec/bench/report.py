@@ -1,4 +1,4 @@
-"""From answers to figures: paired speed-ups, predictions, what the memory was asked for."""
+"""From answers to figures: paired speed-ups, predictions, memory traffic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.policy import RoundRecord
 
-# Decoding alone; whole requests, and their times to the first token, which are known where prompts were read.
+# Decoding alone, whole requests, and the times to the first token; the last two need prompts that were read.
 _COMPARED: dict[str, Compare] = {"speedup": decoding, "request_speedup": requests, "ttft_ratio": first_token}
 
 
@@ -29,9 +29,9 @@ def arm_report(
     read_bytes_per_s: float | None,
     other: ModelFacts | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's entry of one arm, but for what was predicted of it. ``other``: it decodes with that model.
+    """One arm in ``bench --json``, without its predictions. ``other``: the compared model that decodes in the arm.
 
-    ``same_class`` tells whether the arm promises plain decoding's text; other kernels and files promise nothing.
+    ``same_class`` tells whether the arm promises plain decoding's text; other kernels and files do not.
     """
     own = [answer for answer in answers if answer.arm == name]
     timed = [answer.tokens_per_s for answer in own if answer.tokens_per_s is not None]
@@ -47,12 +47,12 @@ def arm_report(
 
 
 def baseline(answers: Sequence[Answer]) -> str:
-    """The arm that every other one is held against: the fastest plain decoding there is."""
+    """The arm that every other arm is compared with: the fastest plain decoding."""
     return FASTEST if any(answer.arm == FASTEST for answer in answers) else PLAIN
 
 
 def compared_json(answers: Sequence[Answer], name: str, against: str) -> dict[str, Any]:
-    """One arm over another in all that they are compared by, overall and by category; None where nothing was."""
+    """Compare one arm with another, overall and by category; None if nothing was measured."""
     categories = {answer.prompt_id: answer.category for answer in answers}
     found: dict[str, Any] = {}
     for key, compare in _COMPARED.items():
@@ -65,9 +65,9 @@ def compared_json(answers: Sequence[Answer], name: str, against: str) -> dict[st
 
 
 def noise_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The A/A arm: plain decoding against itself, and on which prompts it was not itself.
+    """The A/A arm: plain decoding against itself, and the prompts on which the two differed in speed.
 
-    ``noisy`` is None without that arm.
+    ``noisy`` is None without the A/A arm.
     """
     ratios = plain_against_itself(answers)
     if not ratios:
@@ -93,15 +93,15 @@ def bench_report(
     read_bytes_per_s: float | None,
     compared: Mapping[str, ModelFacts] | None = None,
 ) -> dict[str, Any]:
-    """CLI.md's ``bench`` object.
+    """The object that ``bench --json`` prints.
 
-    ``compared``: the arms that decode with another model than the engine's target; ``against`` says how many times as
-    fast the plan was as each of them.
+    ``compared``: the arms that decode with another model than the engine's target. ``against``: the plan's speed as a
+    multiple of each of these arms.
     """
     compared = compared or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
     costs = engine.measurements.costs()
-    known = [answer for answer in answers if answer.arm not in compared]  # what it costs is known of the target only
+    known = [answer for answer in answers if answer.arm not in compared]  # costs are known only for the target
     now, before = predictions.current(costs, known), predictions.calibrated(costs, known)
     arms = {
         name: arm_report(engine, name, answers, read_bytes_per_s, compared.get(name))
@@ -115,7 +115,7 @@ def bench_report(
         "arms": arms,
         "speedup": None if planned is None else planned["speedup"],
         "baseline": baseline(answers),
-        # Another setting's plain text is nothing that was promised, nor is another file's.
+        # Another setting or another file does not promise plain decoding's text.
         "identical_fraction": _fraction([a.identical for a in answers if a.arm not in (PLAIN, FASTEST, *compared)]),
         "predicted_vs_measured": None if planned is None else planned["predicted_vs_measured"],
         "against": {} if planned is None else {name: compared_json(answers, PLANNED, name) for name in compared},
@@ -145,7 +145,7 @@ def _pair_json(answer: Answer) -> dict[str, Any]:
 
 
 def _rounds_by_depth(answer: Answer) -> list[int]:
-    """How many rounds put forward no token, one, two after one another, and so on."""
+    """Number of rounds by proposed depth: index 0 counts the rounds without proposals."""
     depths = Counter(record.depth for record in answer.rounds)
     return [depths[depth] for depth in range(max(depths, default=-1) + 1)]
 
@@ -160,7 +160,7 @@ def _fraction(values: Sequence[bool]) -> float | None:
 def _work(
     engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None, other: ModelFacts | None
 ) -> dict[str, Any]:
-    """What the arm asked of memory and where its time went, over all of its answers."""
+    """The arm's memory traffic and where its time went, over all its answers."""
     target, drafter = other or engine.measurements.target, engine.measurements.drafter
     rounds = [record for answer in own for record in answer.rounds]
     tokens = sum(answer.tokens - 1 for answer in own if answer.tokens > 1)
@@ -202,14 +202,14 @@ def _work(
 
 
 def _busy_s(record: RoundRecord) -> float:
-    """Seconds of a round in which either side was at work; both at once count once."""
+    """Seconds of a round in which drafter or target was busy; overlapping time counts once."""
     if not record.overlapped:
         return record.draft_s + record.verify_s
     return record.verify_s + min(record.draft_s, record.target_idle_s)
 
 
 def _regret(answers: Sequence[Answer]) -> dict[str, Any] | None:
-    """What the planned arm gives away to the best fixed depth of each category; None without such arms."""
+    """The planned arm's loss against the best fixed depth of each category; None without fixed depths."""
     names = [n for n in dict.fromkeys(a.arm for a in answers) if n == PLAIN or n.startswith("depth-")]
     found = by_pass(answers, PLANNED, PLAIN, decoding)
     if len(names) < 2 or not found:

@@ -1,4 +1,4 @@
-"""Running a suite: every arm answers every prompt, in turns, and each answer is checked against plain decoding's."""
+"""Run a suite: the arms answer every prompt alternately, and each answer is compared with plain decoding's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from edgespec.interfaces.policy import RoundRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer of one arm. ``ttft_s`` is None if the prompt was in the cache already; ``turn`` pairs the arms.
+    """One answer of one arm. ``ttft_s`` is None if the prompt was already cached; ``turn`` pairs the arms.
 
-    ``rounds`` are those of the answer, in order.
+    ``rounds`` are the answer's rounds, in order.
     """
 
     prompt_id: str
@@ -44,16 +44,16 @@ class Answer:
 
     @property
     def request_s(self) -> float | None:
-        """From the request to the last token, None if the prompt was in the cache."""
+        """Seconds from the request to the last token; None if the prompt was cached."""
         return None if self.ttft_s is None else self.ttft_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """``passes`` ABBA passes of ``max_tokens`` each; ``cold``: the prompt is read for every answer.
+    """``passes`` ABBA passes with answers of ``max_tokens``; ``cold``: the prompt is read for every answer.
 
-    Every answer is sampled alike, so that one prompt's answers share their noise; ``seed`` is that of the order.
-    ``rest_s``: seconds before each answer, so that the threads of the one before it sleep if they are not its own.
+    Every answer has the same sampling, so that the answers of one prompt share their noise; ``seed`` decides the
+    order. ``rest_s``: seconds before each answer, so that threads of another runtime fall asleep.
     """
 
     passes: int = LEAST_PASSES
@@ -79,28 +79,28 @@ def run_passes(
 ) -> list[Answer]:
     """Every arm's answers to every prompt.
 
-    Raises PromptTooLongError before anything is decoded, CancelledError once ``stop`` is set, else what generating
+    Raises PromptTooLongError before anything is decoded, CancelledError once ``stop`` is set, and what generating
     raises.
 
-    Within a pass the arms take turns A B B A on each prompt. Before its turns a prompt is answered plainly once
-    without counting: that warms the machine up and tells the replay drafters what to say. Unless the run is cold,
-    every arm then reads the prompt, so that its turns find it in the caches of target and drafter, as the next answer
-    of a conversation does, and the drafter is loaded before.
+    Within a pass the arms answer each prompt in the order A B B A. Before that the prompt is answered plainly once,
+    uncounted, which warms up the machine and gives the replay drafters their script. Unless the run is cold, the
+    drafter is loaded and every arm reads the prompt first, so that its answers find the prompt in the caches of
+    target and drafter, as the next answer of a conversation does.
     """
     if not settings.cold and any(arm.drafts_with_model for arm in arms):
-        with suppress(EdgespecError):  # then its answers are plain, and say why
+        with suppress(EdgespecError):  # the answers are then plain and state the reason
             engine.load_drafter()
     by_name = {arm.name: arm for arm in arms}
     names = list(by_name)
     encoded = {prompt.id: _encoded(engine, prompt) for prompt in prompts}
-    raw = not engine.has_chat_template  # a model that cannot be talked to continues the prompts
+    raw = not engine.has_chat_template  # a model without a chat template continues the prompt
     answers: list[Answer] = []
     total = settings.passes * len(prompts) * 2 * len(names)
     for number in range(settings.passes):
         for place, prompt in enumerate(shuffled(prompts, settings.seed + number)):
             reference, _ = _answer(by_name[PLAIN], prompt, settings, raw=raw, cold=False)
             if not settings.cold:
-                # So that no arm's first turn, and no other's, comes right after the work of reading the prompt.
+                # So that no arm's first answer directly follows the reading of the prompt.
                 for arm in arms:
                     _answer(arm, prompt, replace(settings, max_tokens=1), raw=raw, cold=False)
                     for reading in arm.session.read_ahead():

@@ -1,4 +1,4 @@
-"""Files of one model side by side, each in its runtime: what they are called, and T(w) of each, measured in turns."""
+"""Files of one model side by side, each in its runtime: their names, and T(w) of each, measured alternately."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import Model, ModelFacts, Sequence as TokenSequence
 from edgespec.planning.cost.widths import probe_starts
 
-# Long enough for every name that people give files, short enough for a table on a terminal.
+# Long enough for usual file names, short enough for a table on a terminal.
 _NAME_CHARACTERS = 40
 
-# Turns that count, and timed plain forwards in each. With one forward of warming up and three timed, each model was
-# timed while its turn began, when two cores wake up: of one 0.5B model with two heads the ratio came out as 1.10 to
-# 1.18 that was 1.31 over ten, as in decoding.
+# Counted turns, and timed plain forwards in each. Three timed forwards after one warm-up still include the cores'
+# wake-up: a 0.5B model with two heads then had a ratio of 1.10 to 1.18, against 1.31 over ten, as in decoding.
 TURNS = 7
 WARMING_UP = 3
 PLAIN_PER_TURN = 8
 
-# ONNX Runtime's idle threads were seen to take 31 to 36 ms of a core's time after a forward (until 87 ms after it on
-# a machine that had other work), llama.cpp's 5 ms: nothing of another runtime is timed in that.
+# After a forward ONNX Runtime's idle threads used 31 to 36 ms of a core (until 87 ms after it on a busy machine),
+# llama.cpp's 5 ms: this pause keeps them out of the next model's times.
 REST_S = 0.1
 
-# As in planning.calibration: wider forwards than chains use take long, and two of them show where a curve goes.
+# As in planning.calibration: forwards wider than chains are slow, and two of them show where a curve goes.
 _OFTEN_TIMED = 8
 _SELDOM = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """A loaded model and what it is called here. ``arm`` decodes with it plainly; None: it only gets a curve."""
+    """A loaded model and its name here. ``arm`` decodes with it plainly; None: it only gets a curve."""
 
     name: str
     arm: str | None
@@ -48,9 +47,9 @@ class NamedModel:
 class RuntimeTimes:
     """T(w) of one of the models after ``context`` tokens.
 
-    ``forward_s[i]`` are the median seconds of a forward of ``widths[i]`` rows, picking their best tokens included.
-    ``t1_ratio`` is its T(1) over the first model's: the median of the turns' ratios, in which a change of the
-    machine's pace between two turns cancels; ``t1_ratio_range`` are the lowest and the highest of them.
+    ``forward_s[i]``: median seconds of a forward of ``widths[i]`` rows, including the choice of their best tokens.
+    ``t1_ratio``: T(1) divided by the first model's, the median over the turns' ratios, in which a change of the
+    machine's speed between two turns cancels. ``t1_ratio_range``: the lowest and the highest of these ratios.
     """
 
     name: str
@@ -63,7 +62,7 @@ class RuntimeTimes:
     t1_ratio_range: tuple[float, float]
 
     def as_json(self) -> dict[str, Any]:
-        """An entry of ``runtimes`` in CLI.md's ``bench`` object."""
+        """An entry of ``runtimes`` in ``bench --json``."""
         facts = self.facts
         return {
             "name": self.name,
@@ -86,11 +85,11 @@ class RuntimeTimes:
 def arm_names(models: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """A unique, printable name such as ``onnx:smol`` for each (runtime, model).
 
-    A colon is in no arm that can be asked for by name, so that none of these is mistaken for one.
+    No other arm's name has a colon, so these names cannot be mistaken for one.
     """
     names: list[str] = []
     for runtime, model in models:
-        # A folder may be called anything, and a terminal would obey a control character.
+        # A folder's name may contain control characters, which a terminal would obey.
         shown = "".join(letter if letter.isprintable() else "?" for letter in model)
         whole = f"{runtime}:{shown}"
         name = whole if len(whole) <= _NAME_CHARACTERS else f"{whole[: _NAME_CHARACTERS - 1]}…"
@@ -109,11 +108,11 @@ def measure_runtimes(
     clock: Clock = time.perf_counter,
     rest: Callable[[float], None] = time.sleep,
 ) -> Generator[float, None, tuple[RuntimeTimes, ...]]:
-    """T(w) of each of ``models`` at the first context of the probes, in steps; yields the fraction done.
+    """Measure T(w) of each of ``models`` at the first context of the probes, in steps; yields the fraction done.
 
-    The models take turns, in an order that is reversed each time, so that a busy machine slows all of them alike.
-    Within its turn a model makes all its forwards in a row, as in decoding, after some that do not count; before it
-    the machine rests for ``REST_S``, until the other runtime's threads sleep. All are fed the same tokens, of the
+    The models alternate, in an order that is reversed each time, so that a busy machine slows all models equally.
+    Within its turn a model makes all its forwards in a row, as in decoding, after uncounted ones; before the turn the
+    process pauses for ``REST_S``, until the other runtime's threads sleep. All models read the same tokens, from the
     smallest vocabulary. Raises InvalidRequestError for a model that cannot take tokens back, and what opening a
     sequence and a forward raise.
     """
@@ -135,7 +134,7 @@ def measure_runtimes(
                 sequence.forward(tokens[:start], 0)
             yield 0.0
         timings = [_Timing(sequence, start, tokens, widths, clock) for sequence in sequences]
-        # Once around without counting: kernels and pages warm up.
+        # The first turn is not counted: kernels and pages warm up.
         for turn in range(TURNS + 1):
             for timing in timings if turn % 2 == 0 else timings[::-1]:
                 rest(REST_S)
@@ -160,7 +159,7 @@ def measure_runtimes(
 
 
 class _Timing:
-    """One model's forwards. ``plain_s`` is the median plain forward of each turn that counts."""
+    """One model's forwards. ``plain_s``: the median plain forward of each counted turn."""
 
     def __init__(
         self, sequence: TokenSequence, start: int, tokens: list[int], widths: tuple[int, ...], clock: Clock
@@ -173,7 +172,7 @@ class _Timing:
         self.plain_s: list[float] = []
 
     def take_turn(self, turn: int, done: float) -> Generator[float, None, None]:
-        """All widths once, width 1 a few times; turn 0 does not count. Yields ``done``."""
+        """Run all widths once, width 1 several times; turn 0 is not counted. Yields ``done``."""
         for _ in range(WARMING_UP):
             self._forward_s(1)
         plain: list[float] = []
@@ -202,17 +201,17 @@ class _Timing:
 
 
 def runtimes_json(times: Iterable[RuntimeTimes]) -> list[dict[str, Any]]:
-    """The value of ``runtimes`` in CLI.md's ``bench`` object; empty where nothing was put beside the target."""
+    """The value of ``runtimes`` in ``bench --json``; empty without compared models."""
     return [each.as_json() for each in times]
 
 
 def runtime_lines(runtimes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """``runtimes`` for people: T(1), and what it (in all turns: the range) and the bytes are of the first one's."""
+    """``runtimes`` as text: T(1), its ratio to the first model's (with the turns' range), and the ratio of bytes."""
     if not runtimes:
         return ()
     first = runtimes[0]
     width = max(len(each["name"]) for each in runtimes)
-    lines = [f"a forward of one token after {first['context']}, in turns"]
+    lines = [f"a forward of one token after {first['context']}, measured alternately"]
     for each in runtimes:
         read = each["bytes_per_forward"]
         line = f"  {each['name']:{width}}  T(1) {1000 * each['forward_s'][0]:7.2f} ms, {megabytes(read)} read"

@@ -1,8 +1,7 @@
-"""Paired statistics: the order of measurements, speed-ups with their intervals, and what is derived from them.
+"""Paired statistics: the order of measurements, speed-ups with intervals, and derived figures.
 
-Every ratio compares two measurements of one prompt made right after one another, so that heat, drift and the prompt
-itself cancel. The prompts are those that are named, not a sample of others: an interval says what another run over
-the same prompts would have given.
+Every ratio compares two consecutive measurements of one prompt, so that heat, drift and the prompt itself cancel. The
+prompts are fixed, not a sample: an interval tells what another run over the same prompts would give.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ratios = Mapping[str, Sequence[float]]
-"""Prompt id -> how many times as fast the arm was as the baseline, once for each ABBA pass."""
+"""Prompt id -> the arm's speed as a multiple of the baseline's, once for each ABBA pass."""
 
 # The bounds of a 95 % interval, in per cent.
 CI95 = (2.5, 97.5)
-# Efron and Tibshirani 1993 ask for at least 1,000 for percentiles; with 2,000 the standard error of either end is
+# Efron and Tibshirani 1993 recommend at least 1,000 for percentiles; with 2,000 the standard error of either end is
 # under 2 % of the interval's width, for a normal distribution.
 RESAMPLES = 2000
-# What a run has to reach to tell gains of a few per cent: a thing compared with itself comes to 1 within 1 %, and an
+# A run must meet these limits to show gains of a few per cent: an arm compared with itself is within 1 % of 1, and an
 # interval ends within 2 % of its estimate.
 SAME_WITHIN, NARROW_WITHIN = 0.01, 0.02
-# The fewest passes of which a median leaves out a disturbed one; of fewer an interval says nothing either.
+# The fewest passes whose median excludes a disturbed pass; an interval needs as many.
 LEAST_PASSES = 3
 
 T = TypeVar("T")
@@ -36,20 +35,19 @@ T = TypeVar("T")
 
 
 def shuffled(items: Sequence[T], seed: int) -> list[T]:
-    """The prompts in the order in which they are measured: one order for each seed."""
+    """The prompts in the order in which they are measured, which depends on the seed."""
     return [items[index] for index in np.random.default_rng(seed).permutation(len(items))]
 
 
 def abba(arms: Sequence[str], passes: int, seed: int) -> list[str]:
     """The order in which the arms run on one prompt: in each pass forwards and then backwards (A B B A).
 
-    A drift that is linear in time then costs every arm the same. ``seed`` is the prompt's place in the run; it
-    rotates the arms, so that each of them is the first equally often. The n-th run of one arm pairs with the n-th of
-    another.
-    Raises ValueError for no arms, an arm named twice, or no passes.
+    A linear drift then affects every arm equally. ``seed`` is the prompt's place in the run; it rotates the arms, so
+    that each arm comes first equally often. The n-th run of one arm pairs with the n-th run of another. Raises
+    ValueError for no arms, an arm named twice, or no passes.
     """
     if not arms or len(set(arms)) != len(arms):
-        raise ValueError(f"arms must be named, and each once, got {list(arms)}")
+        raise ValueError(f"each arm must be named exactly once, got {list(arms)}")
     if passes < 1:
         raise ValueError(f"at least one pass is needed, got {passes}")
     first = seed % len(arms)
@@ -62,11 +60,11 @@ def abba(arms: Sequence[str], passes: int, seed: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedup:
-    """How many times as fast as the baseline: the geometric mean over prompts.
+    """The speed as a multiple of the baseline's: the geometric mean over prompts.
 
-    The interval is a percentile bootstrap (Efron 1979) over the passes within each prompt, widened to its estimate
-    where it lies beside that: where the same pass of all prompts was slow, say. ``passes`` are those of the prompt
-    that has the fewest; below ``LEAST_PASSES`` the interval says nothing.
+    The interval is a percentile bootstrap (Efron 1979) over the passes within each prompt, widened to include its
+    estimate, for example if the same pass of all prompts was slow. ``passes``: the fewest passes of any prompt; below
+    ``LEAST_PASSES`` the interval is meaningless.
     """
 
     geomean: float
@@ -76,7 +74,7 @@ class Speedup:
 
     @property
     def told_apart(self) -> bool:
-        """Whether it is known which of the two is faster."""
+        """Whether the interval shows which of the two is faster."""
         low, high = self.ci95
         return self.passes >= LEAST_PASSES and not low <= 1 <= high
 
@@ -88,7 +86,7 @@ class Speedup:
         return self.passes >= LEAST_PASSES and ends[0] <= low and high <= ends[1]
 
     def as_json(self) -> dict[str, Any]:
-        """The shape of a speed-up in CLI.md's ``bench`` object."""
+        """A speed-up in the form of ``bench --json``."""
         return {
             "geomean": self.geomean,
             "ci95": list(self.ci95),
@@ -102,9 +100,9 @@ class Speedup:
 def speedup(ratios: Ratios, *, resamples: int = RESAMPLES, seed: int = 0) -> Speedup:
     """The arm's speed-up over the baseline.
 
-    A prompt's value is the median of its passes, which one disturbed pass of three does not move. The result depends
-    on ``seed`` but not on the order of the prompts. Raises ValueError for no prompts, a prompt without passes, a
-    ratio that is not finite and above 0, or no resamples.
+    A prompt's value is the median of its passes, so one disturbed pass of three has no effect. The result depends on
+    ``seed`` but not on the order of the prompts. Raises ValueError for no prompts, a prompt without passes, a ratio
+    that is not finite and above 0, or no resamples.
     """
     if not ratios:
         raise ValueError("a speed-up needs at least one prompt")
@@ -124,9 +122,10 @@ def speedup(ratios: Ratios, *, resamples: int = RESAMPLES, seed: int = 0) -> Spe
 def by_category(
     ratios: Ratios, categories: Mapping[str, str], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Speedup]:
-    """The speed-up within each category, in the order in which the prompts first name it.
+    """The speed-up within each category, in the order in which the prompts first name the categories.
 
-    ``categories``: prompt id -> category. Raises what ``speedup`` raises, and ValueError for a prompt without one.
+    ``categories``: prompt id -> category. Raises what ``speedup`` raises, and ValueError for a prompt without a
+    category.
     """
     groups: dict[str, dict[str, Sequence[float]]] = {}
     for prompt, values in ratios.items():
@@ -150,12 +149,12 @@ def geomean(values: Iterable[float]) -> float:
 def mbsu(
     tokens_per_round: float, drafter_forwards_per_round: float, drafter_bytes: float, target_bytes: float
 ) -> float:
-    """The memory-bound speed-up: what these tokens per round would gain if time were bytes read and nothing else.
+    """The memory-bound speed-up: the gain of these tokens per round if time depended only on the bytes read.
 
-    ``tokens_per_round / (1 + drafter_forwards_per_round * drafter_bytes / target_bytes)``, with bytes as the weights
-    read in one forward (the figure of RSD, Jeon et al. 2024, and VocabTrim, Goel et al. 2025, there in parameters).
-    A drafter without a model has 0 bytes. Raises ValueError for anything negative or not finite, and for a target or
-    a round of 0.
+    ``tokens_per_round / (1 + drafter_forwards_per_round * drafter_bytes / target_bytes)``, where bytes are the
+    weights read in one forward (the figure of RSD, Jeon et al. 2024, and VocabTrim, Goel et al. 2025, there in
+    parameters). A drafter without a model has 0 bytes. Raises ValueError for a negative or non-finite value, and for
+    a target or a round of 0.
     """
     _positive(tokens_per_round, "tokens per round")
     _positive(target_bytes, "the target's bytes")
@@ -167,7 +166,7 @@ def mbsu(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
-    """``loss``: the share of the best fixed arm's speed that the planned arm gives away; below 0 if it is faster."""
+    """``loss``: the planned arm's loss as a share of the best fixed arm's speed; below 0 if the plan is faster."""
 
     best: str
     best_speedup: float
@@ -176,12 +175,12 @@ class Regret:
 
 
 def regret(best_fixed: Mapping[str, Mapping[str, Speedup]], planned: Mapping[str, Speedup]) -> dict[str, Regret]:
-    """What planning the depth costs against having known the best fixed one, for each category of ``planned``.
+    """The loss from planning the depth, against the best fixed depth, for each category of ``planned``.
 
     ``best_fixed``: arm -> category -> speed-up, for every fixed depth (plain decoding too: depth 0, speed-up 1). Both
-    are ratios over the same baseline on the same prompts, which therefore cancels. The best is picked after the fact
-    and by noisy figures, so the loss is rather over- than understated. Raises ValueError if there are no fixed arms,
-    or one of them was not measured on the same prompts of a category.
+    have the same baseline on the same prompts, which cancels. The best arm is chosen afterwards and from noisy
+    figures, so the loss is rather over- than understated. Raises ValueError if there are no fixed arms, or if one was
+    not measured on the same prompts of a category.
     """
     if not best_fixed:
         raise ValueError("a regret needs at least one fixed arm")
@@ -215,7 +214,7 @@ def _logs(prompt: str, ratios: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _resampled(logs: Sequence[NDArray[np.float64]], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Means over the prompts, each of which is the median of as many of its passes, drawn with replacement."""
+    """Means over the prompts of medians, each over as many of the prompt's passes drawn with replacement."""
     generator = np.random.default_rng(seed)
     total = np.zeros(resamples)
     for own in logs:

@@ -1,10 +1,10 @@
-"""Suites: named sets of prompts, ours or the user's, read with every size bounded.
+"""Suites: named sets of prompts, built-in or the user's, read with every size bounded.
 
 A file is JSON Lines, each line ``{"id", "category", "prompt"}`` or Spec-Bench's ``{"question_id", "category",
-"turns"}``, of which the first turn is the prompt. ``"max_tokens"`` may say how long the answer gets at most. Further
-keys are ignored, except in the suites that come with edgespec: there ``"source": "module:function"`` appends that
-function of Python's standard library to the prompt, ``"mentions"`` lists what has to occur in it for the request to
-make sense, and ``"quick": true`` puts the prompt into the suite "quick" as well.
+"turns"}``, whose first turn is the prompt. ``"max_tokens"`` may limit the answer. Other keys are ignored, except in
+the built-in suites: ``"source": "module:function"`` appends that function of Python's standard library to the prompt,
+``"mentions"`` lists words that the function must contain for the request to make sense, and ``"quick": true`` puts
+the prompt into the suite "quick" as well.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import BinaryIO, cast
 
 from edgespec.errors import InvalidRequestError
 
-# Eight categories of what people ask; three prompts of each; some 600 tokens to read each; answers of 1 to 64 tokens;
-# what `verify` compares on.
+# Eight categories of user requests; three prompts of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
+# the prompts of `verify`.
 BUILTIN_SUITES = ("ours", "quick", "long-prompts", "short", "verify")
 
-# Far above any suite there is (Spec-Bench: 480 prompts, 1 MB; HumanEval: 164 and 0.2 MB), far below what would hurt.
-# The last also keeps a gzip file of a few kilobytes from unpacking to gigabytes.
+# Far above any known suite (Spec-Bench: 480 prompts, 1 MB; HumanEval: 164 and 0.2 MB), far below what would hurt. The
+# last limit also keeps a gzip file of a few kilobytes from unpacking to gigabytes.
 MAX_PROMPTS = 10_000
 MAX_PROMPT_CHARACTERS = 1_000_000
 MAX_FILE_BYTES = 64_000_000
@@ -40,9 +40,9 @@ HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole functi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request to a model. ``id`` is unique in its suite; results are paired and grouped by ``category``.
+    """One request to a model. ``id`` is unique in its suite and pairs results; ``category`` groups them.
 
-    The answer gets ``max_tokens`` at most; None leaves that to who asks.
+    The answer has at most ``max_tokens``; None leaves the limit to the caller.
     """
 
     id: str
@@ -51,25 +51,25 @@ class Prompt:
     max_tokens: int | None = None
 
     def longest(self, max_tokens: int) -> int:
-        """Tokens of its answer, where at most ``max_tokens`` are wanted of any."""
+        """The limit of the answer's tokens, at most ``max_tokens``."""
         return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens)
 
 
 def load_suite(path: Path) -> tuple[Prompt, ...]:
     """The prompts of a JSON Lines file, in its order.
 
-    Raises InvalidRequestError, with the line, for anything that is not such a file.
+    Raises InvalidRequestError, with the line, for any other content.
     """
     with _opened(path) as file:
         return _parse(_bounded(file, path), str(path))
 
 
 def builtin_suite(name: str) -> tuple[Prompt, ...]:
-    """A suite that comes with edgespec, always in the same order.
+    """A built-in suite, always in the same order.
 
-    Prompts that quote the standard library's source are left out where it cannot be read (``missing_prompts`` names
-    them) and differ between versions of Python, as their function does: a result belongs to the suite's hash, not to
-    its name. Raises InvalidRequestError if there is no suite of that name.
+    Prompts that quote the standard library are left out if its source cannot be read (``missing_prompts`` names them)
+    and differ between versions of Python, as the quoted function does: a result belongs to the suite's hash, not to
+    its name. Raises InvalidRequestError for an unknown name.
     """
     return _builtin(name)[0]
 
@@ -80,7 +80,7 @@ def missing_prompts(name: str) -> tuple[str, ...]:
 
 
 def calibration_prompts() -> tuple[Prompt, ...]:
-    """What a target is asked so that the tokens of its answers can be counted; in none of the suites that measure."""
+    """Prompts whose answers show which tokens a target uses; no measuring suite contains them."""
     content = resources.files("edgespec.bench").joinpath("suites", "calibration.jsonl").read_bytes()
     return _parse(content, "the calibration prompts")
 
@@ -88,7 +88,7 @@ def calibration_prompts() -> tuple[Prompt, ...]:
 def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
     """The first ``n`` problems of HumanEval's ``HumanEval.jsonl.gz``, worded as requests to a chat model.
 
-    Raises InvalidRequestError if the file is not that, unpacks to too much, or has fewer problems.
+    Raises InvalidRequestError if the file has another format, unpacks to too much, or has fewer problems.
     """
     if n < 1:
         raise InvalidRequestError(f"the number of HumanEval problems must be at least 1, got {n}")
@@ -97,7 +97,7 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
             with gzip.open(file) as unpacked:
                 content = _bounded(cast("BinaryIO", unpacked), path)
         except (OSError, EOFError, zlib.error) as error:  # gzip raises all three for a damaged file
-            raise InvalidRequestError(f"{path} is not a whole gzip file: {error}") from error
+            raise InvalidRequestError(f"{path} is not a complete gzip file: {error}") from error
     prompts = []
     for where, record in _records(content, str(path)):
         code = _text(record, "prompt", where)
@@ -110,11 +110,11 @@ def load_humaneval(path: Path, n: int = 20) -> tuple[Prompt, ...]:
         )
         if len(prompts) == n:
             return _unique(prompts, str(path))
-    raise InvalidRequestError(f"{path} has {len(prompts)} problems where {n} were asked for")
+    raise InvalidRequestError(f"{path} has {len(prompts)} problems, fewer than the requested {n}")
 
 
 def suite_sha256(prompts: Sequence[Prompt]) -> str:
-    """A hash of all that the prompts hold, in order: the same suite however its file was written."""
+    """A hash of the prompts' content, in order: the same suite has the same hash however its file was written."""
     digest = hashlib.sha256()
     for prompt in prompts:
         own = [prompt.id, prompt.category, prompt.prompt, *([] if prompt.max_tokens is None else [prompt.max_tokens])]
@@ -127,11 +127,11 @@ def suite_sha256(prompts: Sequence[Prompt]) -> str:
 
 
 def _builtin(name: str) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """(the prompts, the ids of those whose source is not to be had)."""
+    """(the prompts, the ids of prompts whose source cannot be read)."""
     if name not in BUILTIN_SUITES:
         raise InvalidRequestError(
             f'there is no suite "{name}"',
-            hint=f"Suites that come with edgespec: {', '.join(BUILTIN_SUITES)}. A file is given by its path.",
+            hint=f"built-in suites: {', '.join(BUILTIN_SUITES)}; give a file by its path",
         )
     file = "ours.jsonl" if name == "quick" else f"{name}.jsonl"
     content = resources.files("edgespec.bench").joinpath("suites", file).read_bytes()
@@ -164,13 +164,13 @@ def _opened(path: Path) -> BinaryIO:
 def _bounded(file: BinaryIO, path: Path) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidRequestError(f"{path} holds more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
+        raise InvalidRequestError(f"{path} has more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
     return content
 
 
 def _records(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]]]:
-    """(where, object) for every line that is not blank; lazily, so that an early stop reads no further."""
-    # On b"\n" alone: JSON strings may hold the other characters that str.splitlines takes for line ends.
+    """(where, object) for every line that is not blank; lazily, so that an error stops the reading."""
+    # Split at b"\n" only: JSON strings may contain other characters that str.splitlines treats as line ends.
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -181,8 +181,8 @@ def _records(content: bytes, name: str) -> Iterable[tuple[str, dict[str, object]
             raise InvalidRequestError(f"{where}: not UTF-8 text") from error
         except json.JSONDecodeError as error:
             raise InvalidRequestError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting without end
-            raise InvalidRequestError(f"{where}: not JSON that a suite could hold") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits; unlimited nesting
+            raise InvalidRequestError(f"{where}: not JSON of a suite") from error
         if not isinstance(record, dict):
             raise InvalidRequestError(f"{where}: must be a JSON object")
         yield where, record
@@ -203,7 +203,7 @@ def _prompt(record: dict[str, object], where: str) -> Prompt:
     if "turns" in record:
         turns = record["turns"]
         if not isinstance(turns, list) or not turns:
-            raise InvalidRequestError(f'{where}: "turns" must be a list with at least one text')
+            raise InvalidRequestError(f'{where}: "turns" must be a list whose first item is a text')
         name, prompt = _id(record, "question_id", where), _text({"turns": turns[0]}, "turns", where)
     else:
         name, prompt = _id(record, "id", where), _text(record, "prompt", where)
@@ -221,7 +221,7 @@ def _id(record: dict[str, object], key: str, where: str) -> str:
 
 
 def _label(record: dict[str, object], key: str, where: str) -> str:
-    """A text that is printed beside figures; a terminal would obey a control character."""
+    """A text that is printed next to figures, without control characters, which a terminal would obey."""
     value = _text(record, key, where)
     if not value.isprintable() or len(value) > MAX_LABEL_CHARACTERS:
         raise InvalidRequestError(f'{where}: "{key}" must be a line of up to {MAX_LABEL_CHARACTERS} characters')
@@ -241,8 +241,8 @@ def _text(record: dict[str, object], key: str, where: str) -> str:
         raise InvalidRequestError(f'{where}: "{key}" has more than {MAX_PROMPT_CHARACTERS} characters')
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer takes it
-        raise InvalidRequestError(f'{where}: "{key}" holds half of a character pair') from error
+    except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair, which no tokenizer accepts
+        raise InvalidRequestError(f'{where}: "{key}" contains half of a surrogate pair') from error
     return value
 
 
@@ -258,21 +258,21 @@ def _unique(prompts: Sequence[Prompt], name: str) -> tuple[Prompt, ...]:
 def function_source(place: str) -> str | None:
     """The function at ``module:qualified.name``, decorators included and not indented; the same for the same Python.
 
-    For prompts that quote the standard library: it is read where it is installed, never redistributed.
+    For prompts that quote the standard library: the source is read from its installation, never redistributed.
 
-    None where it cannot be had: a Python without its sources (embedded and frozen ones), or without that function.
-    The module, a top-level one, is not imported.
+    None if the source is not available: a Python without sources (embedded, frozen), or without that function. The
+    module, a top-level one, is not imported.
     """
     module, _, name = place.partition(":")
     try:
         spec = find_spec(module)
-        # Optional in a loader; there for files, archives and frozen modules (whose answer is None).
+        # Optional in a loader; available for files, archives and frozen modules (which return None).
         get_source = getattr(spec.loader if spec is not None else None, "get_source", None)
         source = get_source(module) if get_source is not None else None
         if source is None:
             return None
         body = ast.parse(source).body
-    except (ImportError, ValueError, SyntaxError):  # ValueError: a module that hides where it is from
+    except (ImportError, ValueError, SyntaxError):  # ValueError: a module without a spec
         return None
     found: ast.stmt | None = None
     for part in name.split("."):

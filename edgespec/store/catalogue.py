@@ -17,7 +17,7 @@ from edgespec.store.references import HubFile, ModelSpec, PackagePart, PackagePa
 SCHEMA_VERSION = 1
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
-# Repositories that a hint names; two are read, ten are not.
+# A hint names at most this many repositories: two are read, ten are not.
 _MOST_OTHERS = 2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MODEL_KEYS = {
@@ -39,17 +39,17 @@ _PART_KEYS = {"package": str, "version": str, "member": str, "bytes": int, "sha2
 
 @cache
 def catalogue() -> Mapping[str, ModelSpec]:
-    """Every known model and prompt set by name, in the file's order. Raises ProfileError if the file is wrong."""
+    """Every known model and prompt set by name, in the file's order. Raises ProfileError for an invalid file."""
     folders = ("edgespec.store", "edgespec.store.mirrors")
     texts = (resources.files(each).joinpath("catalogue.toml").read_text(encoding="utf-8") for each in folders)
     return MappingProxyType(parse_catalogue(*texts))
 
 
 def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | None = None) -> ModelSpec:
-    """The entry called ``name``. Raises ModelNotFoundError with the nearest names as its hint.
+    """The entry called ``name``. Raises ModelNotFoundError, whose hint has the nearest names.
 
-    ``to_fetch``: what is on this machine already does not do, and prompt sets do as well as models. ``others`` are
-    MODEL arguments of what the catalogue lacks, by the names that people may try.
+    ``to_fetch``: the caller wants something to download, so the hint offers prompt sets too and no local paths.
+    ``others`` are MODEL arguments of models outside the catalogue, by the names that users may try.
     """
     known = catalogue()
     if name in known:
@@ -68,7 +68,7 @@ def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | Non
 
 
 def parse_catalogue(text: str, mirrors: str) -> dict[str, ModelSpec]:
-    """Read a catalogue and its mirrors in TOML. Raises ProfileError naming the entry and the key that is wrong."""
+    """Read a catalogue and its mirrors from TOML. Raises ProfileError, which names the invalid entry and key."""
     models, mirrored = _read("the catalogue", text), _read("the catalogue of mirrors", mirrors)
     specs = {name: _model(name, table, mirrored.pop(name, None)) for name, table in models.items()}
     if mirrored:
@@ -104,7 +104,7 @@ def _model(name: str, table: Any, mirror: Any) -> ModelSpec:
     sources: list[Source] = [_hub_source(where, source) for source in table.get("sources", [])]
     sources += [] if mirror is None else [_mirror(where, mirror)]
     if table["bytes"] <= 0 or "/" in table["file_name"] or "\\" in table["file_name"] or not sources:
-        raise ProfileError(f"{where}: bytes must be positive, file_name plain, and a source or a mirror given")
+        raise ProfileError(f"{where}: bytes must be positive, file_name a plain name, and a source or a mirror given")
     return ModelSpec(
         name=name,
         kind=table["kind"],
@@ -139,13 +139,16 @@ def _mirror(where: str, table: Any) -> PackageParts:
 
 
 def check_table(where: str, table: Any, keys: Mapping[str, type[Any]], required: set[str]) -> None:
-    """Every key known and of its type, none missing, every sha256 a sha256. Raises ProfileError."""
+    """Check that every key is known and has its type, that no key is missing, and that every sha256 is well formed.
+
+    Raises ProfileError.
+    """
     if not isinstance(table, dict):
         raise ProfileError(f"{where}: expected a table")
     for key, value in table.items():
         if key not in keys:
             raise ProfileError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(keys)}")
-        # bool is an int in Python, never in TOML.
+        # In Python a bool is an int; in TOML it is not.
         if not isinstance(value, keys[key]) or (keys[key] is int and isinstance(value, bool)):
             raise ProfileError(f"{where}: {key} must be of type {keys[key].__name__}")
         if key == "sha256" and not _SHA256.fullmatch(str(value)):

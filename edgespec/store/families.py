@@ -1,4 +1,4 @@
-"""Families of models, read from ``families.toml`` and checked key by key: drafters, and how answers are drawn."""
+"""Families of models, read from ``families.toml`` and checked key by key: their drafters and sampling settings."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _DRAFTER_KEYS = {
 }
 _SAMPLING_KEYS = {"temperature": float, "top_p": float, "top_k": int, "min_p": float}
 
-# Characters of a name that are looked at: files are hostile input, and names of models are short.
+# Longest name that is matched, in characters: file headers are untrusted input, and model names are short.
 _LONGEST_NAME = 200
 
-# What repositories add to the name by which people know a model.
+# Suffixes that repositories append to a model's usual name.
 _DECORATION = re.compile(r"(-(gguf|instruct|it|chat))+$")
 _MAKER = re.compile(r"^(meta|mistralai|google)[-_]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDrafter:
-    """A small model on the hub. ``bytes`` is None where nobody pinned its size.
+    """A small model on the hub. ``bytes`` is None where the table states no size.
 
-    ``draft_bytes`` is what one draft token reads, ``cache_bytes`` what a token takes of its cache.
+    ``draft_bytes``: bytes read per draft token. ``cache_bytes``: bytes of the KV cache per token.
     """
 
     name: str
@@ -66,7 +66,7 @@ class KnownDrafter:
 
     @property
     def model(self) -> str:
-        """The MODEL argument that fetches it: the catalogue's name for the same file, else its place on the hub."""
+        """The MODEL argument that fetches the drafter: its name in the catalogue, else its place on the hub."""
         for name, spec in catalogue().items():
             if HubFile(self.repo, self.filename) in spec.sources:
                 return name
@@ -75,10 +75,11 @@ class KnownDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How models are recognised as one family, and what is known of it.
+    """How the models of a family are recognised, and what is known of the family.
 
-    ``vocabulary`` are the least and the most tokens of its files. ``sampling`` are values of Sampling by name, as its
-    makers publish them; none where they name nothing. ``larger`` are repositories of the hub.
+    ``vocabulary``: the smallest and the largest vocabulary of the family's files, in tokens. ``sampling``: values of
+    Sampling by name, as the model's makers publish them; empty if they publish none. ``larger``: hub repositories of
+    larger models.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Family:
     why_no_drafter: str | None = None
 
     def has(self, header: GgufHeader, file_name: str) -> bool:
-        """Whether a file of that header and name belongs to it."""
+        """Whether a file with this header and name belongs to the family."""
         metadata = header.metadata
         if header.architecture not in self.architectures or "tokenizer.ggml.tokens" not in metadata:
             return False
@@ -112,18 +113,18 @@ class Family:
 
 @cache
 def families() -> Sequence[Family]:
-    """Every known family, in the file's order. Raises ProfileError if the file is wrong."""
+    """Every known family, in the file's order. Raises ProfileError if the file is invalid."""
     return parse_families(resources.files("edgespec.store").joinpath("families.toml").read_text(encoding="utf-8"))
 
 
 def family_of(header: GgufHeader, file_name: str, known: Iterable[Family] | None = None) -> Family | None:
-    """The first family that a file of that header and name belongs to; None if it is of none of them."""
+    """The first family that a file with this header and name belongs to, or None."""
     return next((each for each in (families() if known is None else known) if each.has(header, file_name)), None)
 
 
 @cache
 def models_by_name() -> Mapping[str, str]:
-    """MODEL arguments of models on the hub, by the names under which people know them ("qwen3-4b")."""
+    """MODEL arguments of models on the hub, by the models' usual names ("qwen3-4b")."""
     found: dict[str, str] = {}
     for family in families():
         for repo in (*(drafter.repo for drafter in family.drafters), *family.larger):
@@ -133,7 +134,7 @@ def models_by_name() -> Mapping[str, str]:
 
 
 def parse_families(text: str) -> tuple[Family, ...]:
-    """Read families in TOML. Raises ProfileError naming the family and the key that is wrong."""
+    """Read families from TOML. Raises ProfileError, which names the invalid family and key."""
     what = "the table of families"
     try:
         document = tomllib.loads(text)
@@ -153,10 +154,10 @@ def _family(number: int, table: Any) -> Family:
     check_table(where, table, _FAMILY_KEYS, {"name", "architectures", "pre", "vocabulary", "called"})
     for key in ("architectures", "pre", "larger"):
         if not all(isinstance(each, str) for each in table.get(key, [])):
-            raise ProfileError(f"{where}: {key} lists texts")
+            raise ProfileError(f"{where}: {key} must be a list of strings")
     size = table["vocabulary"]
     if len(size) != 2 or not all(type(each) is int for each in size) or not 0 < size[0] <= size[1]:
-        raise ProfileError(f"{where}: vocabulary is the least and the most tokens")
+        raise ProfileError(f"{where}: vocabulary must be the smallest and the largest number of tokens")
     sampling = table.get("sampling", {})
     check_table(f"{where}, sampling", sampling, _SAMPLING_KEYS, set())
     return Family(
@@ -177,7 +178,7 @@ def _pattern(where: str, text: str) -> re.Pattern[str]:
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
-        raise ProfileError(f"{where}: {text!r} is no regular expression: {error}") from error
+        raise ProfileError(f"{where}: {text!r} is not a regular expression: {error}") from error
 
 
 def _drafter(where: str, table: Any) -> KnownDrafter:

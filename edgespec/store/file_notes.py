@@ -1,7 +1,7 @@
-"""What was found out about model files once, kept in our home, so that a start need not read their headers again.
+"""Notes about model files, kept in edgespec's home so that a start need not read the files' headers again.
 
-A note holds while the file has its size and its time of modification. Whatever a note says of a drafter is checked
-again before the drafter is used: a wrong one costs a drafter, never an answer.
+A note is valid while the file keeps its size and modification time. What a note says of a drafter is checked again
+before the drafter is used: a wrong note loses a drafter, but never changes an answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from edgespec.store.on_disk import FileOnDisk
 
 SCHEMA_VERSION = 1
 
-# A note takes about a kilobyte, and there are at most some hundred.
+# A note has about a kilobyte, and a home has at most a few hundred notes.
 _LARGEST_BYTES = 8 << 20
 
-# Vocabularies that a file was compared with, and settings that it was described in: those asked about last stay.
+# Most vocabularies compared with a file, and settings it was described in, that its note keeps: the last used ones.
 _MOST_KEPT = 16
 
 
 @dataclass(slots=True)
 class FileNote:
-    """``refused``: why it cannot be used at all. ``vocabularies``: why it does not speak a target's language, or None
-    where it does, by the target's identity. ``described``: its facts as a drafter, by all that these depend on.
-    ``drafter``: who drafted for it when it was a target last.
+    """What is known of one model file.
+
+    ``refused``: why the file cannot be used at all. ``vocabularies``, by the target's identity: why the file cannot
+    draft for the target, or None. ``described``: the file's facts as a drafter, by all that they depend on.
+    ``drafter``: the file's last drafter when the file was a target.
     """
 
     refused: str | None = None
@@ -41,7 +43,7 @@ class FileNote:
 
 
 class FileNotes:
-    """The notes of one home. Read when made, written by ``save``; a file that cannot be used is begun afresh."""
+    """The notes of one home, read at construction and written by ``save``. An unreadable notes file is replaced."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -49,7 +51,7 @@ class FileNotes:
         self._notes: dict[str, tuple[FileOnDisk, FileNote]] = {}
 
     def of(self, file: FileOnDisk) -> FileNote:
-        """The note about a file, an empty one if there is none that holds. Changes to it are saved."""
+        """The valid note about a file, or an empty one. Changes to the returned note are saved."""
         key = str(file.path)
         if key not in self._notes:
             stored = self._stored.get(key)
@@ -58,7 +60,7 @@ class FileNotes:
         return self._notes[key][1]
 
     def drafters(self) -> Mapping[Path, str]:
-        """Who drafted last for each target that is still as it was, by the target's path."""
+        """The last drafter of each target whose file is unchanged, by the target's path."""
         found = {}
         for key, stored in self._stored.items():
             path, drafter = Path(key), stored.get("drafter") if isinstance(stored, dict) else None
@@ -70,7 +72,7 @@ class FileNotes:
         return found
 
     def save(self, files: Iterable[FileOnDisk]) -> None:
-        """Write what changed. Notes about others than these ``files`` are dropped. Failing to is no error."""
+        """Write changed notes and drop notes about files not in ``files``. An error while writing is ignored."""
         there = {str(file.path) for file in files}
         document = {key: stored for key, stored in self._stored.items() if key in there}
         document |= {
@@ -97,7 +99,7 @@ def _last(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _note(stored: Mapping[str, Any]) -> FileNote:
-    """A note from its file; what is of the wrong type is left out."""
+    """A note from its stored form; values of the wrong type are left out."""
     refused, drafter = stored.get("refused"), stored.get("drafter")
     return FileNote(
         refused=refused if isinstance(refused, str) else None,

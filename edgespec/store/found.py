@@ -1,6 +1,6 @@
 """GGUF files that other programs keep on this machine: Hugging Face's cache, Ollama's store, LM Studio's folders.
 
-They are used where they lie: nothing is copied, and nothing written beside them. All of it is read as hostile input.
+The files are used where they are: nothing is copied or written next to them. File names and contents are untrusted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edgespec.files.gguf.names import MOST_PARTS, is_auxiliary, part_name
 
 OLLAMA_PREFIX = "ollama:"
 
-_LIBRARY = Path("registry.ollama.ai") / "library"  # what a name without a host and an owner means to Ollama
+_LIBRARY = Path("registry.ollama.ai") / "library"  # where Ollama keeps a name without host and owner
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_MOST_MANIFEST_BYTES = 1 << 20  # real ones have a kilobyte
-_DEEPEST = 8  # folders below another; the programs make three at most
-# Files and folders below one that are looked at, so that a folder of something else takes no longer than a fraction
-# of a second. A collection of a hundred models has a few hundred.
+_MOST_MANIFEST_BYTES = 1 << 20  # real manifests have about a kilobyte
+_DEEPEST = 8  # levels of folders; the programs make at most three
+# Most files and folders that are examined below one folder, so that scanning an unrelated folder takes only a
+# fraction of a second. A collection of a hundred models has a few hundred.
 _MOST_ENTRIES = 20_000
 
 
@@ -33,9 +33,9 @@ Ignored = dict[Path, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """A file that ``program`` keeps, by the name to give as MODEL: its path, or ``ollama:NAME:TAG``.
+    """A file that ``program`` keeps. ``name`` is its MODEL argument: a path, or ``ollama:NAME:TAG``.
 
-    ``others`` are the further parts of a split model, and ``bytes`` the size of all.
+    ``others`` are the further parts of a split model; ``bytes`` is the size of all parts.
     """
 
     name: str
@@ -47,7 +47,7 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where other programs keep models; a folder need not exist."""
+    """Folders in which other programs keep models; they need not exist."""
 
     hub_cache: Path
     ollama: tuple[Path, ...]
@@ -55,7 +55,7 @@ class Places:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], user: Path) -> Places:
-        """As the programs look for them: by environment variables, else in folders of ``user`` or of a service."""
+        """The programs' own folders: from environment variables, else the defaults of ``user`` or of a service."""
         cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
         hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
         named = environ.get("OLLAMA_MODELS")
@@ -69,14 +69,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``models`` by program and name; ``ignored``: what cannot be read or used, and why."""
+    """``models``, sorted by program and name; ``ignored``: what cannot be read or used, with the reason."""
 
     models: tuple[FoundModel, ...]
     ignored: Mapping[Path, str]
 
 
 def find_models(places: Places) -> Found:
-    """Every GGUF file that other programs keep. A file that several names lead to is listed once."""
+    """Every GGUF file that other programs keep. A file with several names is listed once."""
     ignored: dict[Path, str] = {}
     models: dict[Path, FoundModel] = {}
     for find in (_ollama, _lm_studio, _hub_cache):
@@ -86,7 +86,7 @@ def find_models(places: Places) -> Found:
 
 
 def find_ollama(places: Places, name: str) -> FoundModel:
-    """``NAME[:TAG]`` of Ollama's store. Raises ModelNotFoundError."""
+    """Find ``NAME[:TAG]`` in Ollama's store. Raises ModelNotFoundError."""
     wanted = OLLAMA_PREFIX + (name if ":" in name else f"{name}:latest")
     known = {model.name: model for model in _ollama(places, {})}
     if wanted not in known:
@@ -119,9 +119,9 @@ def _ollama(places: Places, ignored: Ignored) -> Iterator[FoundModel]:
             try:
                 digests = _model_digests(manifest)
             except (OSError, ValueError, RecursionError) as error:
-                ignored[manifest] = f"it is no manifest of Ollama's: {error}"
+                ignored[manifest] = f"it is not a manifest of Ollama: {error}"
                 continue
-            if digests:  # else it is an adapter, or a model of another kind
+            if digests:  # without digests: an adapter, or another kind of model
                 name = f"{OLLAMA_PREFIX}{'/'.join(own.parts[:-1])}:{own.name}"
                 blobs = [folder / "blobs" / f"sha256-{digest}" for digest in digests]
                 yield from _model(name, blobs, "Ollama", ignored)
@@ -142,7 +142,7 @@ def _model_digests(manifest: Path) -> list[str]:
         if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER:
             digest = _DIGEST.fullmatch(str(layer.get("digest")))
             if digest is None:
-                raise ValueError("the digest of its model is none")
+                raise ValueError("its model has no valid digest")
             found.append(digest[1])
     if len(found) > MOST_PARTS:
         raise ValueError(f"its model is in {len(found)} files")
@@ -150,12 +150,12 @@ def _model_digests(manifest: Path) -> list[str]:
 
 
 def _model(name: str, paths: Sequence[Path], program: str, ignored: Ignored) -> Iterator[FoundModel]:
-    """The model of a file, or of all of its parts; nothing where one of them cannot be used."""
+    """The model in these files, or nothing if one of the files cannot be used."""
     size = 0
     for path in paths:
         try:
             status = path.stat()
-            regular = stat.S_ISREG(status.st_mode)  # opening a named pipe would wait for ever
+            regular = stat.S_ISREG(status.st_mode)  # opening a named pipe would block forever
             start = b""
             if regular:
                 with path.open("rb") as file:
@@ -164,17 +164,17 @@ def _model(name: str, paths: Sequence[Path], program: str, ignored: Ignored) -> 
             ignored[path] = f"it cannot be read: {error.strerror}"
             return
         if start != b"GGUF":
-            ignored[path] = "it is no GGUF file"
+            ignored[path] = "it is not a GGUF file"
             return
         size += status.st_size
     if not name.isprintable():
-        ignored[paths[0]] = "its name holds control characters"
+        ignored[paths[0]] = "its name contains control characters"
         return
     yield FoundModel(name=name, path=paths[0], bytes=size, program=program, others=tuple(paths[1:]))
 
 
 def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
-    """The file of each model, or its parts in order; those of which a part is missing are ignored."""
+    """The files of each model, parts in order; models with a missing part are ignored."""
     sets: dict[Path, dict[str, Path]] = {}
     for path in _files(folder, ignored, lambda path: path.suffix == ".gguf" and not is_auxiliary(path.name)):
         name = part_name(path.name)
@@ -193,7 +193,7 @@ def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
 
 
 def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> Iterator[Path]:
-    """Files below a folder, not too far; links to folders are not followed, so that none leads around in a circle."""
+    """Files below a folder, to a limited depth. Links to folders are not followed, which avoids cycles."""
     folders, left = [(folder, 0)], _MOST_ENTRIES
     while folders:
         place, depth = folders.pop()
@@ -201,7 +201,7 @@ def _files(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool]) -> It
         for entry in _entries(place, ignored):
             left -= 1
             if left < 0:
-                ignored[folder] = f"it holds more than {_MOST_ENTRIES} entries, and the rest was not looked at"
+                ignored[folder] = f"it holds more than {_MOST_ENTRIES} entries; the rest was not examined"
                 return
             try:
                 is_folder = stat.S_ISDIR(entry.lstat().st_mode)

@@ -1,7 +1,7 @@
-"""What could not be deleted because a program uses it, and is deleted later.
+"""Folders that could not be deleted because a program uses a file in them; they are deleted later.
 
-Windows keeps a file that is open or mapped, and says so; other systems take the name away and keep the content until
-the last program has closed it. A folder with such a file stays, marked, and is no model any more.
+Windows refuses to delete a file that is open or mapped. Other systems remove the name and keep the content until the
+last program has closed the file. A folder with such a file stays, marked as removed, and no longer counts as a model.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import filelock
 
 MARK = "removed"
 
-# Windows' numbers for a file that is open elsewhere, locked in part, or mapped.
+# Windows' error codes for a file that is open elsewhere, locked in part, or mapped.
 _IN_USE = {32, 33, 1224}
 
 
 def delete(folder: Path) -> tuple[int, list[Path]]:
-    """Delete a folder. Returns the bytes that were freed, and the files that are in use and so were left.
+    """Delete a folder. Returns the bytes that were freed, and the files that were kept because they are in use.
 
-    Where any are, the folder is marked, so that ``sweep`` deletes it later. Raises OSError for any other reason.
+    If files were kept, the folder is marked, so that ``sweep`` deletes it later. Raises OSError for any other
+    failure.
     """
     freed, left = 0, list[Path]()
-    for path in sorted(folder.rglob("*"), reverse=True):  # what is inside comes before its folder
+    for path in sorted(folder.rglob("*"), reverse=True):  # contents come before their folder
         if path.is_dir() and not path.is_symlink():
             continue
         size = path.lstat().st_size
@@ -45,19 +46,19 @@ def delete(folder: Path) -> tuple[int, list[Path]]:
 
 
 def is_marked(folder: Path) -> bool:
-    """Whether the folder is of a model that was removed."""
+    """Whether the folder belongs to a removed model."""
     return (folder / MARK).exists()
 
 
 def unmark(folder: Path) -> None:
-    """The model is wanted again."""
+    """Remove the mark: the model is being fetched again."""
     (folder / MARK).unlink(missing_ok=True)
 
 
 def sweep(place: Path, lock_of: Callable[[Path], Path]) -> None:
-    """Delete the marked folders in ``place`` that nobody uses any more. Raises nothing.
+    """Delete the marked folders in ``place`` that are no longer in use. Raises nothing.
 
-    ``lock_of`` names a folder's lock; one that another process holds is left alone.
+    ``lock_of`` returns a folder's lock; a folder whose lock another process holds is skipped.
     """
     with contextlib.suppress(OSError):
         marked = [entry for entry in place.iterdir() if is_marked(entry)]

@@ -30,7 +30,7 @@ class Locator:
     cancelled: Cancelled | None = None
 
     def locate(self, text: str) -> LocatedModel:
-        """The file behind a MODEL argument, fetched first if that is allowed and needed.
+        """Find the file of a MODEL argument and fetch it if allowed and needed.
 
         Raises InvalidRequestError, ModelNotFoundError, ModelFileError, DownloadError, DiskSpaceError.
         """
@@ -50,7 +50,10 @@ class Locator:
         return self.locate_spec(spec)
 
     def locate_to_run(self, text: str) -> LocatedModel:
-        """As ``locate``. What is prepared of a model outside of the store is kept in our own home."""
+        """As ``locate``, for a model that will be run.
+
+        Prepared data of models outside the store goes to edgespec's home.
+        """
         located = self.locate(text)
         if located.header.vision_tensors and self.progress is not None:
             self.progress(ProgressEvent(stage="located", source=located.name, note=VISION_NOTE))
@@ -81,7 +84,7 @@ class Locator:
         )
 
     def find_source(self, exported: LocatedModel) -> LocatedModel | None:
-        """The model in the store that ``exported`` was made from; None if it is not there, or not as it was."""
+        """The model in the store that ``exported`` was made from; None if it is missing or has changed."""
         sha256 = exported.source_sha256
         for stored in self.store.list():
             if sha256 is not None and stored.sha256 == sha256:

@@ -1,4 +1,4 @@
-"""The manifest beside each model: where it came from, what it must hash to, how it was made."""
+"""The manifest in each model's folder: its source, its expected hash, and how it was made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.files.gguf.names import MOST_PARTS
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 
-# A manifest is under 2 kB; anything far larger is not one, and is not worth reading.
+# A manifest has less than 2 kB; a much larger file is not read.
 _LARGEST_BYTES = 1 << 20
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -35,12 +35,12 @@ _FILE_FIELDS = ("path", "sha256", "bytes", "mtime_ns")
 
 
 class BadManifest(Exception):  # noqa: N818 - a reason to ignore a file, not an error that anybody sees
-    """Why a manifest is ignored."""
+    """The reason why a manifest is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file as it was when its sha256 was last found right; ``mtime_ns`` in nanoseconds.
+    """A file's state when its sha256 was last verified; ``mtime_ns`` in nanoseconds.
 
     ``path`` is relative to the manifest's folder for our own files, absolute for files of the hub's cache.
     """
@@ -51,16 +51,16 @@ class FileRecord:
     mtime_ns: int
 
     def file_in(self, folder: Path) -> Path:
-        """Where the file is, for a manifest that lies in ``folder``."""
-        return folder / self.path  # an absolute right side wins
+        """The file's path, for a manifest in ``folder``."""
+        return folder / self.path  # an absolute path on the right replaces the left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is known of a model in one file, which is then described like a ``FileRecord``, or in several ``parts``.
+    """What is known of a model: in one file, described like a ``FileRecord``, or in several ``parts``.
 
-    Of a split model ``path`` and ``mtime_ns`` are those of the first part, ``bytes`` the sum, and ``sha256`` is what
-    ``sha256_of_parts`` makes of its parts'.
+    For a split model ``path`` and ``mtime_ns`` are those of the first part, ``bytes`` is the sum, and ``sha256`` is
+    ``sha256_of_parts`` of the parts' hashes.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Manifest:
         return self.parts or (own,)
 
     def paths_in(self, folder: Path) -> tuple[Path, ...]:
-        """Where the model's files are, for a manifest that lies in ``folder``."""
+        """The paths of the model's files, for a manifest in ``folder``."""
         return tuple(file.file_in(folder) for file in self.files)
 
 
@@ -102,27 +102,27 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not isinstance(document, dict):
         raise BadManifest("it is not a JSON object")
     if document.get("schema_version") != SCHEMA_VERSION:
-        raise BadManifest(f"its schema_version is {document.get('schema_version')!r}, this edgespec reads 1")
+        raise BadManifest(f"its schema_version is {document.get('schema_version')!r}; this edgespec reads 1")
     values = _values(document, _FIELDS)
     parts = document.get("parts", [])
     if not isinstance(parts, list) or len(parts) > MOST_PARTS or not all(isinstance(part, dict) for part in parts):
-        raise BadManifest("parts is of the wrong type")
+        raise BadManifest("parts has the wrong type")
     records = tuple(FileRecord(**_values(part, {key: _FIELDS[key] for key in _FILE_FIELDS})) for part in parts)
     manifest = Manifest(**values, parts=records)
     for file in (manifest.path, *(record.path for record in records)):
         relative = Path(file)
         if not file or (not relative.is_absolute() and len(relative.parts) != 1) or relative.name == "..":
-            raise BadManifest("its path leaves the model's folder")
+            raise BadManifest("its path points outside the model's folder")
     return manifest
 
 
 def _values(table: dict[str, Any], fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """The fields of a table. Raises BadManifest."""
+    """The typed fields of a table. Raises BadManifest."""
     values: dict[str, Any] = {}
     for key, types in fields.items():
         value = table.get(key)
         if not isinstance(value, types) or isinstance(value, bool) or (isinstance(value, str) and "\0" in value):
-            raise BadManifest(f"{key} is missing or of the wrong type")
+            raise BadManifest(f"{key} is missing or has the wrong type")
         values[key] = value
     return values
 

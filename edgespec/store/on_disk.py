@@ -1,4 +1,4 @@
-"""Every model file on this machine that we know a place of: those of the store and those that other programs keep."""
+"""Every model file on this machine whose place is known: those of the store and those that other programs keep."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from pathlib import Path
 from edgespec.store.found import Places, find_models
 from edgespec.store.store import Store
 
-# Of more files the smallest are looked at: a drafter is small. Collections that people show have some dozens.
+# Of more files only the smallest are examined, since a drafter is small. Published collections have a few dozen.
 MOST_FILES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOnDisk:
-    """``name`` is the MODEL argument for it, ``program`` who keeps it (None: we do), ``path`` free of links.
+    """A model file on this machine.
 
-    Of a split model ``path`` and ``mtime_ns`` are the first part's, and ``bytes`` those of all.
+    ``name``: the MODEL argument. ``program``: the program that keeps the file (None: edgespec). ``path``: without
+    links. For a split model ``path`` and ``mtime_ns`` are those of the first part, and ``bytes`` is the size of all
+    parts.
     """
 
     name: str
@@ -28,9 +30,9 @@ class FileOnDisk:
 
 
 def files_on_disk(store: Store, places: Places, most: int = MOST_FILES) -> Sequence[FileOnDisk]:
-    """The files of models, the smallest first, each once and under our own name for it if we have one.
+    """The model files, the smallest first, each listed once, under edgespec's own name if it has one.
 
-    Nothing is opened but to see that it is a GGUF file. What cannot be read is left out.
+    A file is opened only to check that it is GGUF. Unreadable files are left out.
     """
     named = [(stored.name, stored.path, stored.bytes, None) for stored in store.list() if stored.kind == "model"]
     found = [(model.name, model.path, model.bytes, model.program) for model in find_models(places).models]
@@ -38,7 +40,7 @@ def files_on_disk(store: Store, places: Places, most: int = MOST_FILES) -> Seque
     for name, path, size, program in (*named, *found):
         try:
             real, status = path.resolve(), path.stat()
-        except (OSError, RuntimeError):  # it is gone, or its links lead in a circle
+        except (OSError, RuntimeError):  # the file is gone, or its links form a cycle
             continue
         file = FileOnDisk(name=name, path=real, bytes=size, mtime_ns=status.st_mtime_ns, program=program)
         files.setdefault(real, file)

@@ -1,9 +1,9 @@
-"""Where runtimes keep what they prepare of models that are not in the store: one folder for each content of a file.
+"""Where runtimes keep prepared data of models outside the store: one folder for each content of a file.
 
-A file is known by its header, size, times and inode, which takes no time to find out. Two files never share a folder,
-and a file that was written to or replaced has another: a time of change cannot be set, unlike that of modification. A
-copy, or a file that was renamed, may be prepared once more. The digest of all of it would know those again, and take
-as long as preparing it.
+A file is identified by its header, size, times and inode, which are quick to read. Two files never share a folder,
+and a file that was written to or replaced gets another folder: unlike the modification time, the change time cannot
+be set. A copied or renamed file may be prepared once more. A digest of the whole file would recognise copies, but
+takes as long as preparing the file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 
-# The folders that were used last stay, as long as they take no more than this together: those of two targets of 8
-# billion parameters in four bits and their drafters. A choice.
+# The last used folders stay while their total is at most this: enough for two targets of 8 billion parameters in four
+# bits and their drafters. A choice.
 MOST_BYTES = 12 * 2**30
 
 
 def prepared_folder(home: Home, file: LocatedModel) -> Path | None:
-    """The folder for this content of the file, which need not exist; None if the file cannot be looked at."""
+    """The folder for this content of the file, which need not exist; None if the file cannot be read."""
     seen: tuple[str | int, ...] = (file.identity,)
     try:
         for part in file.header.split or [file]:
@@ -35,14 +35,14 @@ def prepared_folder(home: Home, file: LocatedModel) -> Path | None:
     return home.prepared / hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 
-# A target and its drafter are used one after the other, and neither makes room for the other.
+# A target and its drafter are used one after the other: neither may evict the other.
 RECENT_S = 3600.0
 
 
 def use_prepared(folder: Path, most_bytes: int = MOST_BYTES, recent_s: float = RECENT_S) -> None:
-    """Note that ``folder`` is used now, and remove those used longest ago that are too many beside it.
+    """Note that ``folder`` is used now, and remove the least recently used others beyond ``most_bytes``.
 
-    What was used in the last ``recent_s`` stays.
+    Folders used in the last ``recent_s`` seconds stay.
     """
     with contextlib.suppress(OSError):
         os.utime(folder)
@@ -63,7 +63,7 @@ def _folders(root: Path) -> list[Path]:
 def _used_at(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
-    except OSError:  # removed meanwhile, by another process
+    except OSError:  # another process has removed it
         return 0.0
 
 

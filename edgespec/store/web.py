@@ -1,8 +1,8 @@
-"""Requests over HTTP with failures told as one precise sentence: what the hub and the package index share.
+"""HTTP requests for the hub and the package index, with failures reported as one precise sentence.
 
-The client is the one that huggingface_hub brings. It takes proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and
-NO_PROXY, and certificates from SSL_CERT_FILE and SSL_CERT_DIR, else from the system. REQUESTS_CA_BUNDLE and
-CURL_CA_BUNDLE, which it does not read and companies set, are honoured here.
+The client comes from huggingface_hub. It takes proxies from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, and
+certificates from SSL_CERT_FILE and SSL_CERT_DIR, else from the system. Companies also set REQUESTS_CA_BUNDLE and
+CURL_CA_BUNDLE, which the client ignores and this module honours.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from urllib.request import getproxies, proxy_bypass
 
 from edgespec.errors import CancelledError, DownloadError
 
-# A host that does not accept a connection within 5 s is not going to deliver a gigabyte.
+# A host that does not accept a connection within 5 s will not deliver a gigabyte.
 CONNECT_TIMEOUT_S = 5.0
 
-# 429 and 5xx are retried within this many seconds in total: enough for a hiccup, too short to be taken for a hang.
+# 429 and 5xx are retried within this many seconds in total: enough for a short outage, too short to look like a hang.
 RETRY_BUDGET_S = 6.0
 FIRST_PAUSE_S = 0.4
 RETRY_STATUSES = frozenset({429, 500, 502, 503, 504})
 
-_CHECK = "check the network, or use --offline with what is already here"
-_SIGN_IN = "a network's sign-in page answers like this: open a browser, sign in, and try again"
+_CHECK = "check the network, or use --offline with what is already on this machine"
+_SIGN_IN = "a network's sign-in page may be answering: open a browser, sign in, and try again"
 _READ_BY_THE_CLIENT = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _READ_HERE = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _NETWORK_SIGN_IN, _PROXY_SIGN_IN = 511, 407
 
 
 class UnreachableError(DownloadError):
-    """The host could not be asked at all (network, time-out, overload): what is on this machine may stand in."""
+    """The host is unreachable (network, time-out, overload): callers may use what is on this machine instead."""
 
 
 class Response(Protocol):
@@ -52,16 +52,16 @@ class Response(Protocol):
 
 
 def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Path | None:
-    """The file or folder of certificates that an environment variable names and that the client would not read.
+    """The file or folder of certificates in an environment variable that the client ignores.
 
-    Variables in ``first`` come before those that the client reads. Raises UnreachableError if what any of them names
-    cannot be read: nothing is asked then, and what is on this machine may stand in.
+    Variables in ``first`` take precedence over the client's. Raises UnreachableError if a named file cannot be read:
+    no request is made then, and callers may use what is on this machine.
     """
     for name in (*first, *_READ_BY_THE_CLIENT, *_READ_HERE):
         place = environ.get(name)
         if not place:
             continue
-        places = place.split(os.pathsep) if name == "SSL_CERT_DIR" else [place]  # as OpenSSL reads that one
+        places = place.split(os.pathsep) if name == "SSL_CERT_DIR" else [place]  # in OpenSSL's notation
         if not any(os.access(each, os.R_OK) for each in places):
             raise UnreachableError(f"{name} names {place}, which cannot be read", hint=f"correct or unset {name}")
         return None if name in _READ_BY_THE_CLIENT else Path(place)
@@ -69,7 +69,7 @@ def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Pat
 
 
 def tls_context(place: Path) -> ssl.SSLContext:
-    """A context that trusts the certificates in a file or a folder, and no others. Raises UnreachableError."""
+    """A context that trusts only the certificates in a file or a folder. Raises UnreachableError."""
     try:
         if place.is_dir():
             return ssl.create_default_context(capath=str(place))
@@ -81,10 +81,10 @@ def tls_context(place: Path) -> ssl.SSLContext:
 
 
 class Web:
-    """Requests for one fetch. ``stopped`` is asked between attempts; ``overdue`` is for the watching thread.
+    """Requests for one fetch. ``stopped`` is called between attempts; ``overdue`` is for the watching thread.
 
-    Without a ``context`` or a ``proxy`` the client is huggingface_hub's own, as its users may have set it up.
-    Raises UnreachableError where certificates are named that cannot be read.
+    Without ``context`` and ``proxy`` the client is huggingface_hub's own, as the user may have configured it. Raises
+    UnreachableError if a certificate file named by a variable cannot be read.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Web:
             self._own = self._client = type(self._client)(verify=verify, proxy=proxy, timeout=None)
 
     def close(self) -> None:
-        """Close what is ours of the connections. Idempotent."""
+        """Close the connections that edgespec opened. Idempotent."""
         if self._own is not None:
             self._own.close()
 
@@ -128,7 +128,7 @@ class Web:
         follow: bool = True,
         accept: tuple[int, ...] = (),
     ) -> Iterator[Response]:
-        """The answer, its body unread. Statuses from 400 on raise what ``refusal`` makes of them, unless accepted.
+        """The answer, its body unread. ``refusal`` makes the error for a status from 400 that ``accept`` lacks.
 
         Raises UnreachableError, CancelledError.
         """
@@ -163,7 +163,7 @@ class Web:
             attempt += 1
 
     def body(self, response: Response) -> Iterator[bytes]:
-        """The answer's bytes as they arrive. Raises UnreachableError if they break off, CancelledError."""
+        """The answer's bytes as they arrive. Raises UnreachableError if the connection breaks, CancelledError."""
         chunks = response.iter_bytes()
         while True:
             try:
@@ -176,9 +176,9 @@ class Web:
             yield chunk
 
     def refuse_page(self, response: Response) -> None:
-        """Raise UnreachableError if a web page came where a file or data was asked for."""
+        """Raise UnreachableError if the answer is a web page instead of a file or data."""
         if response.headers.get("content-type", "").lower().startswith("text/html"):
-            raise UnreachableError(f"a web page came instead of the answer of {self.host}", hint=_SIGN_IN)
+            raise UnreachableError(f"a web page arrived instead of the answer of {self.host}", hint=_SIGN_IN)
 
     def pause(self, seconds: float) -> None:
         """Sleep, but notice a stop within a tenth of a second. Raises CancelledError."""
@@ -188,7 +188,7 @@ class Web:
             time.sleep(min(left, 0.1))
 
     def overdue(self) -> UnreachableError | None:
-        """An error if a request has waited longer than its time-outs allow: a name lookup has none of its own."""
+        """An error if a request exceeds its time-outs: the client's time-outs do not cover the name lookup."""
         since = self._waiting_since
         limit = CONNECT_TIMEOUT_S + self._timeout_s
         if since is None or time.monotonic() - since <= limit:
@@ -201,20 +201,20 @@ class Web:
 
     def _pause_before_retry(self, response: Response, attempt: int) -> float:
         asked = response.headers.get("retry-after", "")
-        # Jitter, so that many clients turned away together do not come back together.
+        # Jitter, so that clients refused at the same time do not retry at the same time.
         backoff = FIRST_PAUSE_S * 2.0**attempt * float(self._random.uniform(0.5, 1.5))
         return max(float(asked), backoff) if asked.isdigit() and len(asked) < 6 else backoff
 
     def _wants_sign_in(self, response: Response) -> UnreachableError:
         if response.status_code == _PROXY_SIGN_IN:
             return UnreachableError(
-                "the proxy wants a user name and a password (HTTP 407)",
+                "the proxy requires a user name and a password (HTTP 407)",
                 hint="write them into the variable: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
             )
-        return UnreachableError(f"this network wants a sign-in before {self.host} (HTTP 511)", hint=_SIGN_IN)
+        return UnreachableError(f"this network requires a sign-in before {self.host} (HTTP 511)", hint=_SIGN_IN)
 
     def _proxy_of(self, url: str) -> str | None:
-        """The proxy that a request goes through, without its password; None where it goes through none."""
+        """The proxy of a request, without its password; None without a proxy."""
         parts = urlsplit(url)
         proxies = getproxies()
         found = self._proxy or proxies.get(parts.scheme) or proxies.get("all")
@@ -224,9 +224,9 @@ class Web:
 
 
 def transport_failure(error: BaseException, host: str, proxy: str | None = None) -> DownloadError:
-    """The sentence for a request that got no answer, or whose answer broke off.
+    """The error for a request without an answer, or with an answer that broke off.
 
-    Decided by the cause underneath and by class names, because the client library (httpx, httpx2) depends on the
+    Decided by the underlying cause and by class names, because the client library (httpx, httpx2) depends on the
     version of huggingface_hub.
     """
     if isinstance(error, DownloadError):
@@ -243,7 +243,7 @@ def transport_failure(error: BaseException, host: str, proxy: str | None = None)
     through = "" if proxy is None else f" through the proxy {proxy}"
     unknown = host if proxy is None else f"of the proxy {proxy}"
     failures = (
-        ("OfflineModeIsEnabled" in names, "HF_HUB_OFFLINE forbids asking the hub", "unset HF_HUB_OFFLINE"),
+        ("OfflineModeIsEnabled" in names, "HF_HUB_OFFLINE forbids requests to the hub", "unset HF_HUB_OFFLINE"),
         (
             "ProxyError" in names,
             f"the proxy refuses to connect to {host}" if proxy is None else f"the proxy {proxy} refuses {host}",
@@ -257,7 +257,7 @@ def transport_failure(error: BaseException, host: str, proxy: str | None = None)
         (
             any(isinstance(link, ssl.SSLError) for link in chain),
             f"the certificate of {host} cannot be verified",
-            "check the clock; where a company's proxy has certificates of its own, name their file in SSL_CERT_FILE "
+            "check the clock; if a company's proxy has its own certificates, name their file in SSL_CERT_FILE "
             "or REQUESTS_CA_BUNDLE",
         ),
         (refused and proxy is not None, f"the proxy {proxy} refuses the connection", check_proxy),

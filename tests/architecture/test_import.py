@@ -1,4 +1,4 @@
-"""Importing edgespec, and using it as a library, leaves the process as it was."""
+"""Importing edgespec, and using it as a library, leaves the process unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import edgespec
 from tests.support.command_line import environment, run_python
 from tests.support.tiny_models import TinyModels
 
-# What the caller of a library does not want changed, as something that can be compared.
+# Process state that a library must not change, in comparable form.
 OBSERVE = """
 import json, logging, os, signal, sys, threading, warnings
 
@@ -50,7 +50,7 @@ HEAVY = (
 )  # fmt: skip
 
 
-def test_importing_loads_no_dependency(tmp_path: Path) -> None:
+def test_importing_edgespec_loads_no_dependency(tmp_path: Path) -> None:
     code = "import json, sys; before = set(sys.modules); import edgespec; "
     loaded = run_python(code + "print(json.dumps([*set(sys.modules) - before]))", home=tmp_path)
     assert loaded.code == 0, loaded.err
@@ -61,7 +61,7 @@ def test_importing_loads_no_dependency(tmp_path: Path) -> None:
     assert outside == set()
 
 
-def test_importing_changes_nothing(tmp_path: Path) -> None:
+def test_importing_edgespec_changes_no_process_state(tmp_path: Path) -> None:
     code = OBSERVE + "before = observe(); import edgespec; after = observe(); print(json.dumps([before, after]))"
     result = run_python(code, home=tmp_path)
     assert result.code == 0, result.err
@@ -70,8 +70,8 @@ def test_importing_changes_nothing(tmp_path: Path) -> None:
     assert before == after
 
 
-def test_importing_is_quick(tmp_path: Path) -> None:
-    """The bound is 50 ms; the test allows three times that, for a machine that is busy with something else."""
+def test_importing_edgespec_takes_under_150_ms(tmp_path: Path) -> None:
+    """The bound is 50 ms; the test allows three times that on a busy machine."""
 
     def median_s(code: str) -> float:
         times = []
@@ -85,23 +85,23 @@ def test_importing_is_quick(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", edgespec.__all__)
-def test_every_public_name_resolves(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(edgespec, name) is not None
     assert name in dir(edgespec)
 
 
-def test_the_public_names_are_the_ones_that_type_checkers_see() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse(Path(edgespec.__file__).read_text(encoding="utf-8"))
     imports = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert {"__version__", *(each.name for each in imports if each.name == each.asname)} == set(edgespec.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_of_edgespec_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchThing"):
         edgespec.NoSuchThing  # noqa: B018
 
 
-def test_loading_and_answering_changes_nothing_and_prints_nothing(tiny: TinyModels, tmp_path: Path) -> None:
+def test_loading_and_answering_prints_nothing_and_changes_no_process_state(tiny: TinyModels, tmp_path: Path) -> None:
     code = (
         OBSERVE
         + """

@@ -1,4 +1,4 @@
-"""A runtime is added in one place: here it is a fake one, and models are chosen, loaded and decoded with it."""
+"""A runtime is added in one place: a fake runtime is added here, and it chooses, loads and decodes models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OwnRuntime(Runtime):
 
 
 class OwnModel(FakeModel):
-    """The fake of all tests, loaded from a file: nothing of it depends on the runtime being new."""
+    """The fake model of all tests, loaded from a file; it does not depend on the new runtime."""
 
     def __init__(self, file: LocatedModel, settings: OwnSettings) -> None:
         super().__init__(file.header.vocabulary_size, seed=3, order=2)
@@ -83,12 +83,12 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RUNTIMES, OwnRuntime.name, OwnRuntime())
 
 
-def test_a_runtime_is_added_in_fewer_than_thirty_lines() -> None:
+def test_a_new_runtime_needs_fewer_than_thirty_lines() -> None:
     lines = inspect.getsource(OwnSettings) + inspect.getsource(OwnRuntime)
     assert len([line for line in lines.splitlines() if line.strip()]) < 30
 
 
-def test_models_are_chosen_loaded_and_decoded_with_it(tiny: TinyModels, tmp_path: Path) -> None:
+def test_a_new_runtime_can_choose_load_and_decode_models(tiny: TinyModels, tmp_path: Path) -> None:
     profile = load_profile(None, environ={}, cwd=tmp_path, user_dir=tmp_path, only_the_named=True)
     prepare = Preparation(profile, 3, CONTEXT)
     for prepared in (prepare.target(read_model_file(tiny.target)), prepare.drafter(read_model_file(tiny.drafter))):
@@ -109,7 +109,7 @@ def test_models_are_chosen_loaded_and_decoded_with_it(tiny: TinyModels, tmp_path
             model.close()
 
 
-def test_an_engine_prefers_it_and_speculates_in_it(tiny: TinyModels, home: Home) -> None:
+def test_an_engine_can_prefer_a_new_runtime_and_speculate_in_it(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=CONTEXT, lookup=False, depth=2) as engine:
         assert engine.plan.target.runtime == engine.target_model.facts.runtime == "own"
         assert engine.pair.pool.drafter_model().facts.runtime == "own"

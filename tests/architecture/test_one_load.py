@@ -1,4 +1,4 @@
-"""A load computes everything once: headers are read once, settings are chosen once, for each place."""
+"""A load computes everything once: each header is read once, and settings are chosen once for each place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_models import TinyModels
 
 @contextmanager
 def headers_read() -> Iterator[Counter[Path]]:
-    """How often each header is read meanwhile, by whatever name the reader is called and on whatever thread."""
+    """How often each header is read during the block, under every name of the reader and on every thread."""
     found: Counter[Path] = Counter()
 
     def look(frame: FrameType, event: str, _argument: Any) -> None:
@@ -57,7 +57,7 @@ def settings_chosen(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize("runtime", ["auto", "llama"])
-def test_an_engine_reads_each_header_and_computes_each_setting_once(
+def test_loading_an_engine_reads_each_header_and_computes_each_setting_once(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]], runtime: str
 ) -> None:
     models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}
@@ -69,7 +69,7 @@ def test_an_engine_reads_each_header_and_computes_each_setting_once(
     assert set(settings_chosen.values()) == {1}, settings_chosen
 
 
-def test_a_drafter_in_a_process_is_described_by_the_same_header(
+def test_a_drafter_in_a_worker_process_has_its_header_read_once(
     tiny: TinyModels, home: Home, settings_chosen: Counter[tuple[Any, ...]]
 ) -> None:
     models = {path.resolve(): 1 for path in (tiny.target, tiny.drafter)}

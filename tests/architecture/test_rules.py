@@ -1,4 +1,4 @@
-"""The rules of the house that import-linter does not check: who prints, who asks for a runtime, what is named how."""
+"""Architecture rules that import-linter cannot check: who prints, who depends on a runtime, and names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_LINES = 500
 ONE_THING = "One file because"
 
 RUNTIME_SETTINGS = {"LlamaSettings", "NativeSettings", "OnnxSettings"}
-# "llama" is an architecture and "onnx" a format besides: they name runtimes where the other side does.
+# "llama" is also an architecture and "onnx" a format: each counts as a runtime only if the other side of the
+# comparison is one.
 ALWAYS_A_RUNTIME, SOMETIMES_A_RUNTIME = {"native"}, {"llama", "onnx"}
 
 
@@ -53,7 +54,7 @@ def is_within(module: str, place: str) -> bool:
 
 
 def prints(package: Path) -> list[str]:
-    """Uses of ``print`` and ``sys.stdout`` outside ``cli``: a library does not talk on its host's terminal."""
+    """Uses of ``print`` and ``sys.stdout`` outside ``cli``: a library must not write to its host's terminal."""
     wrong = []
     for source in sources(package):
         if is_within(source.module, "edgespec.cli"):
@@ -98,7 +99,7 @@ def says_why_it_is_one(source: Source) -> bool:
 
 
 def imports_of_errors(package: Path) -> list[str]:
-    """What ``errors.py`` imports beyond the standard library, lazily and for type checkers too."""
+    """Imports of ``errors.py`` beyond the standard library, including lazy and type-checking ones."""
     (source,) = [each for each in sources(package) if each.module == "edgespec.errors"]
     wrong = []
     for node in ast.walk(source.tree):
@@ -120,9 +121,9 @@ def imports_of_errors(package: Path) -> list[str]:
 
 
 def asks_for_a_runtime(package: Path) -> list[str]:
-    """Code outside ``runtimes`` that looks at the type of settings, or compares a runtime's name.
+    """Code outside ``runtimes`` that checks the type of settings or compares a runtime's name.
 
-    What differs between runtimes is asked of a ``Runtime``; else a new one is a change in many places.
+    Differences between runtimes belong in ``Runtime``; otherwise a new runtime needs changes in many places.
     """
     wrong = []
     for source in sources(package):
@@ -161,7 +162,7 @@ def _asked(node: ast.AST) -> Iterator[str]:
 
 
 def _runtime_names(others: list[ast.expr]) -> set[str]:
-    """The constants that name a runtime when they are compared with these."""
+    """The constants that name a runtime in a comparison with these."""
     named = any("runtime" in name.lower() for other in others for name in _names(other))
     return ALWAYS_A_RUNTIME | (SOMETIMES_A_RUNTIME if named else set())
 
@@ -183,32 +184,32 @@ def report(wrong: list[str]) -> str:
     return "\n" + "\n".join(wrong)
 
 
-def test_errors_need_the_standard_library_only() -> None:
+def test_the_errors_module_imports_only_the_standard_library() -> None:
     wrong = imports_of_errors(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_only_the_command_line_prints() -> None:
+def test_only_the_command_line_package_prints() -> None:
     wrong = prints(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_files_are_small_or_say_why_not_and_are_well_named() -> None:
+def test_source_files_are_short_or_explained_and_well_named() -> None:
     wrong = misshapen(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_what_differs_between_runtimes_is_asked_of_a_runtime() -> None:
+def test_only_runtimes_depend_on_the_kind_of_runtime() -> None:
     wrong = asks_for_a_runtime(PACKAGE)
     assert not wrong, report(wrong)
 
 
-def test_the_package_was_found() -> None:
+def test_the_architecture_rules_find_the_package() -> None:
     modules = {source.module for source in sources(PACKAGE)}
     assert {"edgespec", "edgespec.errors", "edgespec.decoding", "edgespec.interfaces.drafting"} <= modules
 
 
-# The checks themselves, on a made-up tree.
+# The checks themselves, on an invented tree.
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def put(house: Path, name: str, code: str) -> None:
         ("import typing\nif typing.TYPE_CHECKING:\n    import edgespec", "edgespec"),
     ],
 )
-def test_an_import_of_errors_is_caught_and_named(house: Path, code: str, target: str) -> None:
+def test_a_forbidden_import_of_the_errors_module_is_detected_and_named(house: Path, code: str, target: str) -> None:
     put(house, "errors.py", code)
     (wrong,) = imports_of_errors(house)
     line = code.count("\n") + 1
@@ -252,7 +253,7 @@ def test_an_import_of_errors_is_caught_and_named(house: Path, code: str, target:
     assert f" -> {target} (it may import" in wrong
 
 
-def test_errors_may_import_the_standard_library(house: Path) -> None:
+def test_standard_library_imports_of_the_errors_module_are_allowed(house: Path) -> None:
     put(house, "errors.py", "from pathlib import Path\nimport collections.abc")
     assert imports_of_errors(house) == []
 
@@ -261,7 +262,7 @@ def test_errors_may_import_the_standard_library(house: Path) -> None:
     "code",
     ["print('x')", "import sys\nsys.stdout.write('x')", "from sys import stdout", "import sys\nx = sys.__stdout__"],
 )
-def test_printing_is_caught_except_in_the_command_line(house: Path, code: str) -> None:
+def test_printing_outside_the_command_line_is_detected(house: Path, code: str) -> None:
     put(house, "cli/__init__.py", code)
     put(house, "engine/engine.py", "import sys\nsys.stderr\nlogger = sys\n# print('x')")
     assert prints(house) == []
@@ -269,7 +270,7 @@ def test_printing_is_caught_except_in_the_command_line(house: Path, code: str) -
     assert len(prints(house)) == 1
 
 
-def test_a_long_file_and_a_utils_module_are_caught(house: Path) -> None:
+def test_a_long_file_and_a_utils_module_are_detected(house: Path) -> None:
     put(house, "engine/engine.py", "x = 1\n" * MAX_LINES)
     assert misshapen(house) == []
     put(house, "engine/engine.py", "x = 1\n" * (MAX_LINES + 1))
@@ -277,11 +278,11 @@ def test_a_long_file_and_a_utils_module_are_caught(house: Path) -> None:
     assert len(misshapen(house)) == 2
 
 
-def test_a_long_file_may_say_why_it_is_one(house: Path) -> None:
+def test_a_long_file_with_a_stated_reason_is_allowed(house: Path) -> None:
     for docstring, fits in (
         ('"""Everything.\n\nOne file because\nits parts change together.\n"""\n', True),
         ('"""Everything. This is One file because I say so."""\n', False),
-        ("# One file because nobody cut it.\n", False),
+        ("# One file because it was never cut.\n", False),
     ):
         put(house, "engine/engine.py", docstring + "x = 1\n" * (MAX_LINES + 1))
         assert (misshapen(house) == []) is fits
@@ -305,7 +306,7 @@ def test_a_long_file_may_say_why_it_is_one(house: Path) -> None:
         "match name:\n    case 'auto' | 'native': pass",
     ],
 )
-def test_asking_for_a_runtime_is_caught_except_in_runtimes(house: Path, code: str) -> None:
+def test_checks_for_a_runtimes_kind_outside_runtimes_are_detected(house: Path, code: str) -> None:
     put(house, "runtimes/llama.py", code)
     assert asks_for_a_runtime(house) == []
     put(house, "engine/engine.py", code)
@@ -325,14 +326,14 @@ def test_asking_for_a_runtime_is_caught_except_in_runtimes(house: Path, code: st
         "match to:\n    case 'onnx': pass",
     ],
 )
-def test_what_does_not_ask_for_a_runtime(house: Path, code: str) -> None:
+def test_code_that_does_not_check_a_runtimes_kind_is_allowed(house: Path, code: str) -> None:
     put(house, "engine/engine.py", code)
     assert asks_for_a_runtime(house) == []
 
 
 # --------------------------------------------------------------------------------------------- words that are gone
 
-# Words of an earlier English, each replaced by what the field calls the thing; docs/notes/moved.md says by what.
+# Replaced words of an earlier vocabulary; docs/notes/moved.md lists the replacements.
 GONE = (
     "beside",
     "elsewhere",
@@ -351,7 +352,7 @@ GONE = (
 
 
 def names_that_are_gone(package: Path) -> list[str]:
-    """Files, folders, classes, functions, parameters, fields and profile keys named by a word of ``GONE``."""
+    """Files, folders, classes, functions, parameters, fields and profile keys whose name has a word of ``GONE``."""
     wrong = []
     for path in sorted(package.rglob("*")):
         if path.suffix != ".pyc" and path.name != "__pycache__":
@@ -396,7 +397,7 @@ def _in_snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
 
 
-def test_the_words_that_are_gone_name_nothing() -> None:
+def test_no_name_in_the_package_uses_a_replaced_word() -> None:
     wrong = names_that_are_gone(PACKAGE)
     assert not wrong, report(wrong)
 
@@ -417,18 +418,18 @@ def test_the_words_that_are_gone_name_nothing() -> None:
         ("engine/engine.py", "class A:\n    def f(self):\n        self.pace, x = 1, 2"),
     ],
 )
-def test_a_word_that_is_gone_is_caught(house: Path, name: str, code: str) -> None:
+def test_a_name_with_a_replaced_word_is_detected(house: Path, name: str, code: str) -> None:
     assert names_that_are_gone(house) == []
     put(house, name, code)
     assert len(names_that_are_gone(house)) == 1
 
 
-def test_a_profile_key_is_a_name_too(house: Path) -> None:
+def test_a_profile_key_with_a_replaced_word_is_detected(house: Path) -> None:
     put(house, "engine/laptop.toml", "[advanced]\nclass_too_dear = 1\n")
     assert len(names_that_are_gone(house)) == 1
 
 
-def test_what_only_sounds_like_them_stays(house: Path) -> None:
+def test_words_that_only_contain_a_replaced_word_are_allowed(house: Path) -> None:
     code = "def namespace(spaces): pass\nclass A:\n    option = '--beside'\n    folder = 'emissions'\nwish = 1"
     put(house, "engine/engine.py", code)
     assert names_that_are_gone(house) == []

@@ -1,4 +1,4 @@
-"""Arms: what their names mean, who drafts in each, and that opening them leaves nothing behind when it fails."""
+"""Arms: their names, the drafters in each, and that a failed opening leaves no session open."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sessions_open(engine: Engine) -> int:
 # ------------------------------------------------------------------------------------------------- names
 
 
-def test_without_a_list_there_are_plain_its_noise_and_the_plan() -> None:
+def test_the_default_arms_are_plain_again_and_planned() -> None:
     assert parse_arms(None) == DEFAULT_ARMS == ("plain", "again", "planned")
     assert parse_arms("") == DEFAULT_ARMS
 
@@ -63,11 +63,11 @@ def test_without_a_list_there_are_plain_its_noise_and_the_plan() -> None:
          ("plain", "depth-0", "oracle-depth-12", "lookup-depth-1", "model-depth-2", "pipelined-depth-2")),
     ],
 )  # fmt: skip
-def test_a_list_keeps_its_order_behind_plain(given: str, arms: tuple[str, ...]) -> None:
+def test_requested_arms_keep_their_order_after_plain(given: str, arms: tuple[str, ...]) -> None:
     assert parse_arms(given) == arms
 
 
-def test_every_name_of_the_list_is_one() -> None:
+def test_every_listed_arm_name_can_be_parsed_and_is_in_the_help() -> None:
     assert parse_arms(",".join(ARM_NAMES)) == ARM_NAMES
     assert set(POLICY_NAMES) < set(ARM_NAMES)
     for name in ARM_NAMES:
@@ -79,7 +79,7 @@ def test_every_name_of_the_list_is_one() -> None:
     ["planed", "Plain", "depth", "depth-", "depth--1", "depth-100", "depth-2x", "xdepth-2", "worst-depth-2",
      "depth-1.5", "oracle-depth-", "a b", "\x1b[31m", "draft-depth-2"],
 )  # fmt: skip
-def test_an_unknown_name_is_refused_with_all_the_names(name: str) -> None:
+def test_an_unknown_arm_is_refused_with_the_list_of_arms(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="there is no arm") as caught:
         parse_arms(f"plain,{name}")
     assert f'"{name}"' in caught.value.message
@@ -92,7 +92,7 @@ def test_an_unknown_name_is_refused_with_all_the_names(name: str) -> None:
 
 
 def begun(found: Speculation) -> AnswerPolicy:
-    """An answer that has the time of a long prompt to lose."""
+    """The policy's state for an answer after a long prompt, with time to lose."""
     own = found.policy.answer(prompt_tokens=1000)
     own.began(100.0, 0.01)
     return own
@@ -108,20 +108,22 @@ def test_plain_arms_never_draft(engine: Engine, name: str) -> None:
     assert found.policy.depth == 0
 
 
-def test_the_planned_arm_is_the_engines_own(engine: Engine) -> None:
+def test_the_planned_arm_uses_the_engines_own_plan(engine: Engine) -> None:
     assert module._speculation(engine, "planned", CAP, Script()) is None
 
 
-def test_plain_in_a_setting_that_was_found_faster(tiny: TinyModels, home: Home) -> None:
+def test_the_fastest_arm_is_added_only_for_a_clearly_faster_setting(tiny: TinyModels, home: Home) -> None:
     names = ("plain", "again", "planned")
     with tiny.load_speculating(store_home=home, runtime="llama") as engine:
         assert speculation(engine, "fastest").target is None, "the plan's own setting is the fastest known"
         assert with_fastest(engine, names) == names
         time_other(engine, 1.005)
-        assert with_fastest(engine, names) == names, "that is within the noise"
+        assert with_fastest(engine, names) == names, "0.5 % is within the noise"
         time_other(engine, 1.02)
         assert with_fastest(engine, names) == ("plain", "fastest", "again", "planned")
-        assert with_fastest(engine, ("plain", "oracle")) == ("plain", "oracle"), "nothing is held against it"
+        assert with_fastest(engine, ("plain", "oracle")) == ("plain", "oracle"), (
+            "no arm is compared with plain decoding"
+        )
         assert with_fastest(engine, ("plain", "planned", "fastest")) == ("plain", "planned", "fastest")
         other = speculation(engine, "fastest").target
         assert other is not None
@@ -134,7 +136,7 @@ def test_plain_in_a_setting_that_was_found_faster(tiny: TinyModels, home: Home) 
 
 
 @pytest.mark.parametrize("name", ["oracle", "worst"])
-def test_controls_draft_alone_by_cost(engine: Engine, name: str) -> None:
+def test_control_arms_draft_with_one_free_drafter_at_full_depth(engine: Engine, name: str) -> None:
     found = speculation(engine, name)
     (drafter,) = found.drafters
     assert drafter.kind == name
@@ -144,7 +146,7 @@ def test_controls_draft_alone_by_cost(engine: Engine, name: str) -> None:
     assert begun(found).allow("model").depth == 0
 
 
-def test_the_lookup_arm_has_no_model(engine: Engine) -> None:
+def test_the_lookup_arm_has_no_drafting_model(engine: Engine) -> None:
     found = speculation(engine, "lookup")
     assert [drafter.kind for drafter in found.drafters] == ["lookup"]
     assert begun(found).allow("lookup").depth == CAP
@@ -163,7 +165,9 @@ def test_the_lookup_arm_has_no_model(engine: Engine) -> None:
         ("model-depth-99", ["model"], CAP),
     ],
 )
-def test_a_forced_depth_never_leaves_the_class(engine: Engine, name: str, kinds: list[str], depth: int) -> None:
+def test_a_forced_depth_is_limited_to_the_numeric_class(
+    engine: Engine, name: str, kinds: list[str], depth: int
+) -> None:
     found = speculation(engine, name)
     assert [drafter.kind for drafter in found.drafters] == kinds
     assert found.depth_cap == depth
@@ -171,7 +175,7 @@ def test_a_forced_depth_never_leaves_the_class(engine: Engine, name: str, kinds:
     assert (allowance.depth, allowance.gate) == (depth, None)
 
 
-def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
+def test_each_answer_of_a_pipelined_arm_has_its_own_budget(engine: Engine) -> None:
     found = speculation(engine, "pipelined-depth-2")
     assert [drafter.kind for drafter in found.drafters] == ["lookup", "model"]
     assert (found.depth_cap, begun(found).allow("model").depth) == (2, 3)
@@ -181,7 +185,7 @@ def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
     assert (one.window(9), one.draft_tokens(0)) == (2, 3)
     plain = speculation(engine, "pipelined-depth-0")
     assert (plain.depth_cap, begun(plain).allow("model").depth) == (0, 0)
-    assert speculation(engine, "model-depth-2").budget is None, "the others take turns"
+    assert speculation(engine, "model-depth-2").budget is None, "the other arms are serial"
 
 
 @pytest.mark.parametrize(
@@ -195,17 +199,17 @@ def test_a_pipelined_arm_has_a_budget_for_each_answer(engine: Engine) -> None:
         ("bandit", DepthControl),
     ],
 )
-def test_a_policy_drafts_with_everything_the_engine_has(engine: Engine, name: str, kind: type) -> None:
+def test_a_policy_arm_uses_all_drafters_of_the_engine(engine: Engine, name: str, kind: type) -> None:
     found = speculation(engine, name)
     assert type(found.policy) is kind
-    assert found.policy is not engine.policy, "an arm learns for itself"
+    assert found.policy is not engine.policy, "each arm learns separately"
     assert found.drafters == engine.drafters
     assert found.depth_cap == CAP
     assert found.siblings is (name != "chains")
 
 
-def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:
-    with tiny.load(native_sidecar=False) as fresh:  # with one the drafter may be loaded ahead
+def test_opening_the_loaded_arm_loads_the_drafter_other_arms_do_not(tiny: TinyModels) -> None:
+    with tiny.load(native_sidecar=False) as fresh:  # with a sidecar the drafter may be loaded early
         invent_measurements(fresh)
         for name in ("plain", "again", "planned", "depth-1"):
             open_arm(fresh, name, 1)
@@ -214,7 +218,7 @@ def test_only_the_loaded_arm_loads_the_drafter(tiny: TinyModels) -> None:
         assert fresh.pair.pool.names == ("drafter",)
 
 
-def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engine) -> None:
+def test_an_arm_keeps_its_name_and_its_drafters_script(engine: Engine) -> None:
     arm = open_arm(engine, "oracle", CAP)
     try:
         assert arm.name == "oracle"
@@ -226,10 +230,10 @@ def test_an_arm_remembers_its_name_and_the_script_its_drafter_reads(engine: Engi
         arm.session.close()
 
 
-# ------------------------------------------------------------------------------------------- models beside
+# ------------------------------------------------------------------------------------------- compared models
 
 
-def test_a_model_beside_decodes_plainly_after_all_the_others(engine: Engine) -> None:
+def test_compared_models_get_plain_arms_after_all_other_arms(engine: Engine) -> None:
     other = engine.in_setting(threads=2)
     opened = open_arms(engine, ("plain", "planned"), CAP, {"llama:other": other})
     try:
@@ -248,25 +252,25 @@ def test_a_model_beside_decodes_plainly_after_all_the_others(engine: Engine) -> 
 # --------------------------------------------------------------------------------------- what is missing
 
 
-def test_without_a_drafter_arms_that_need_one_say_so(tiny: TinyModels) -> None:
+def test_an_arm_that_needs_a_missing_drafter_is_an_error(tiny: TinyModels) -> None:
     with tiny.load(draft="none") as engine:
         with pytest.raises(InvalidRequestError, match="the arm model-depth-2 needs a drafter") as caught:
             speculation(engine, "model-depth-2")
         assert caught.value.hint is not None
         assert "--draft" in caught.value.hint
         assert [d.kind for d in speculation(engine, "depth-2").drafters] == ["lookup"]
-        assert speculation(engine, "loaded").depth_cap == 0, "there is nothing to load: plain"
+        assert speculation(engine, "loaded").depth_cap == 0, "without a drafter to load the arm is plain"
     with tiny.load(lookup=False, draft="none") as engine:
         for name in ("depth-2", "lookup-depth-1"):
             with pytest.raises(InvalidRequestError, match=f"the arm {name} needs a drafter"):
                 speculation(engine, name)
         with pytest.raises(InvalidRequestError, match="lookup = true"):
             speculation(engine, "lookup")
-        # The oracle needs no drafter but its own.
+        # The oracle needs only its own drafter.
         assert speculation(engine, "oracle-depth-2").depth_cap == 2
 
 
-def test_all_of_them_open_in_order(engine: Engine) -> None:
+def test_open_arms_opens_all_arms_in_order(engine: Engine) -> None:
     before = sessions_open(engine)
     opened = open_arms(engine, ("plain", "planned", "worst"), CAP)
     try:
@@ -281,7 +285,7 @@ def test_all_of_them_open_in_order(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "error", [MemoryLimitError("no room", needed_bytes=2, available_bytes=1), KeyboardInterrupt()]
 )
-def test_those_already_open_are_closed_when_one_fails(
+def test_open_arms_closes_opened_sessions_if_one_fails(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     opened: list[Session] = []
@@ -299,7 +303,7 @@ def test_those_already_open_are_closed_when_one_fails(
     assert [session.closed for session in opened] == [True, True]
 
 
-def test_a_missing_drafter_closes_them_too(tiny: TinyModels) -> None:
+def test_open_arms_closes_opened_sessions_if_the_drafter_is_missing(tiny: TinyModels) -> None:
     with tiny.load(draft="none") as engine:
         with pytest.raises(InvalidRequestError, match="needs a drafter"):
             open_arms(engine, ("plain", "again", "model-depth-1"), CAP)

@@ -1,4 +1,4 @@
-"""The drafters that know the answer: one says it, the other never does."""
+"""The drafters that know the answer: the oracle proposes it, the worst drafter never does."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def state(tokens: list[int], *, wrong: bool = False) -> ReplayState:
     script = Script()
     drafter = ReplayDrafter(script, wrong=wrong)
     started = drafter.start(DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=VOCABULARY, context_length=64))
-    script.tokens = tokens  # exchanged after the session began, as a benchmark does from prompt to prompt
+    script.tokens = tokens  # replaced after the session began, as a benchmark does for each prompt
     return started
 
 
-def test_a_script_knows_nothing_at_first() -> None:
+def test_a_new_script_has_no_tokens() -> None:
     assert tuple(Script().tokens) == ()
 
 
-def test_they_are_named_for_what_they_are() -> None:
-    assert ReplayDrafter(Script()).kind == "oracle", "right unless told otherwise"
+def test_the_replay_drafters_kind_is_oracle_or_worst() -> None:
+    assert ReplayDrafter(Script()).kind == "oracle", "right by default"
     assert ReplayDrafter(Script(), wrong=True).kind == "worst"
 
 
-def test_the_oracle_says_what_comes_next_and_no_more() -> None:
+def test_the_oracle_proposes_the_next_tokens_up_to_the_depth() -> None:
     oracle = state(KNOWN)
     proposal = oracle.propose(Context(KNOWN[:2]), 3)
     assert proposal.tokens == (7, 9, 11)
@@ -42,7 +42,7 @@ def test_the_oracle_says_what_comes_next_and_no_more() -> None:
         assert oracle.propose(Context([0] * length), 4) == NOTHING
 
 
-def test_a_depth_of_nothing_is_nothing() -> None:
+def test_a_replay_drafter_at_depth_zero_proposes_nothing() -> None:
     assert state(KNOWN).propose(Context(KNOWN[:2]), 0) == NOTHING
     assert state(KNOWN, wrong=True).propose(Context(KNOWN[:2]), 0) == NOTHING
 
@@ -50,21 +50,21 @@ def test_a_depth_of_nothing_is_nothing() -> None:
 @given(
     known=st.lists(st.integers(0, VOCABULARY - 1), max_size=12), length=st.integers(1, 14), depth=st.integers(1, 6)
 )
-def test_the_worst_is_wrong_everywhere_and_always_valid(known: list[int], length: int, depth: int) -> None:
+def test_the_worst_drafter_proposes_valid_but_wrong_tokens_only(known: list[int], length: int, depth: int) -> None:
     proposal = state(known, wrong=True).propose(Context([0] * length), depth)
-    assert len(proposal.tokens) == depth == len(proposal.sources), "as deep as asked, also past the end"
+    assert len(proposal.tokens) == depth == len(proposal.sources), "to the requested depth, also past the end"
     assert proposal.drafted_by == "worst"
     assert all(0 <= token < VOCABULARY for token in proposal.tokens)
     truth = known[length : length + depth]
     assert all(own != right for own, right in zip(proposal.tokens, truth, strict=False))
 
 
-def test_the_worst_of_the_last_id_wraps_around() -> None:
+def test_the_worst_drafters_token_after_the_last_id_wraps_to_zero() -> None:
     assert state(KNOWN, wrong=True).propose(Context(KNOWN[:5]), 1).tokens == (0,)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_it_is_free_and_learns_and_holds_nothing(wrong: bool) -> None:
+def test_a_replay_drafter_is_free_and_keeps_no_state(wrong: bool) -> None:
     replay = state(KNOWN, wrong=wrong)
     context = Context(KNOWN[:2])
     assert replay.free
@@ -81,7 +81,7 @@ def test_it_is_free_and_learns_and_holds_nothing(wrong: bool) -> None:
     drafter.close()
 
 
-def test_two_sessions_of_one_script_do_not_disturb_each_other() -> None:
+def test_two_sessions_of_one_script_are_independent() -> None:
     script = Script()
     drafter = ReplayDrafter(script)
     request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=VOCABULARY, context_length=64)

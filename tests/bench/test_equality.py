@@ -1,4 +1,4 @@
-"""The exactness check: it passes on a sound engine, and it notices when verification is broken."""
+"""The exactness check passes on a correct engine and detects broken verification."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def accept_everything(draft: Sequence[int], choose: Callable[[int], int], *, bon
     return Verdict(len(draft), choose(len(draft)), "bonus")
 
 
-def test_a_sound_engine_is_identical(engine: Engine) -> None:
+def test_speculation_on_a_correct_engine_equals_plain_decoding(engine: Engine) -> None:
     told = []
     report = check_equality(engine, PROMPTS, max_tokens=60, on_result=told.append)
     assert report.kept
@@ -59,7 +59,7 @@ def test_a_sound_engine_is_identical(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_verification_that_accepts_everything_is_found_out(
+def test_the_equality_check_detects_a_verification_that_accepts_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
     monkeypatch.setattr(rounds_module, "verify_matching", accept_everything)
@@ -71,14 +71,14 @@ def test_a_verification_that_accepts_everything_is_found_out(
         assert 0 < divergence.position < 120
         assert divergence.depth in report.depths
         assert divergence.sampled is not sampling.greedy
-        # The greedy gap is the one between the target's two best tokens at that place.
+        # The greedy gap is the distance of the target's two best tokens there.
         assert divergence.gap >= 0
     found = report.as_json()
     assert [each["id"] for each in found["divergences"]] == [each.prompt_id for each in report.divergences]
 
 
-def test_a_rejected_token_that_is_kept_is_found_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rejected draft token put in the place of its correction: one wrong token a round, the same counts."""
+def test_the_equality_check_detects_a_kept_rejected_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept draft token instead of its correction: one wrong token a round, the same counts."""
 
     def keep_the_rejected(draft: Sequence[int], choose: Callable[[int], int], *, bonus: bool) -> Verdict:
         verdict = real(draft, choose, bonus=bonus)
@@ -92,7 +92,7 @@ def test_a_rejected_token_that_is_kept_is_found_out(engine: Engine, monkeypatch:
     assert not report.kept
 
 
-def test_the_json_has_every_promised_key(engine: Engine) -> None:
+def test_the_verify_json_has_every_documented_key(engine: Engine) -> None:
     report = check_equality(engine, PROMPTS[:1], max_tokens=10)
     found = json.loads(json.dumps(report.as_json()))
     assert found["level"] == "W"
@@ -108,9 +108,9 @@ def test_the_json_has_every_promised_key(engine: Engine) -> None:
     assert widths["settings"]["kv_type"] == engine.plan.numeric_class.kv_type
 
 
-def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels, home: Home) -> None:
+def test_trees_are_compared_only_if_the_plan_may_use_them(tiny: TinyModels, home: Home) -> None:
     require_native()
-    native = {"runtime": "native", "draft_runtime": "native", "store_home": home}  # what is measured stays here
+    native = {"runtime": "native", "draft_runtime": "native", "store_home": home}  # measurements stay in this home
     with tiny.load_speculating(**native, lookup=False) as engine:
         assert checks_trees(engine, (5,))
         assert not checks_trees(engine, ())
@@ -120,19 +120,19 @@ def test_trees_are_compared_where_the_plan_may_have_some(tiny: TinyModels, home:
         assert report.as_json()["trees"] is True
         assert {result.comparisons for result in report.results} == {4}, "chains and trees, greedy and sampled"
         alone = check_equality(engine, PROMPTS[:1], max_tokens=20, depths=(1,))
-        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has nothing beside it"
+        assert (alone.trees, alone.results[0].comparisons) == (False, 2), "a single token has no siblings"
     with tiny.load_speculating(**native, depth=3) as engine:
-        assert not checks_trees(engine, (3,)), "a depth that was asked for is that of chains"
+        assert not checks_trees(engine, (3,)), "a requested depth means chains only"
         assert not check_equality(engine, PROMPTS[:1], max_tokens=10).trees
     with tiny.load(**{**native, "draft": "none"}, lookup=True) as engine:
-        assert not checks_trees(engine, (5,)), "copies have nothing beside them"
+        assert not checks_trees(engine, (5,)), "copies have no siblings"
     with tiny.load_speculating(**native, mode="pipelined") as engine:
         assert not checks_trees(engine, (5,))
     with tiny.load_speculating(runtime="llama", draft_runtime="llama", store_home=home) as engine:
         assert not checks_trees(engine, (5,))
 
 
-def test_a_walk_down_the_wrong_branch_is_found_out(
+def test_the_equality_check_detects_following_a_wrong_branch(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def to_the_first_child(tokens: object, parents: object, choose: Callable[[int], int]) -> TreeVerdict:
@@ -148,12 +148,12 @@ def test_a_walk_down_the_wrong_branch_is_found_out(
     assert all(divergence["tree"] for divergence in report.as_json()["divergences"])
 
 
-def test_an_engine_without_speculation_has_nothing_to_compare(tiny: TinyModels) -> None:
+def test_the_equality_check_without_speculation_compares_nothing(tiny: TinyModels) -> None:
     with tiny.load(depth=0) as engine:
         assert depths_to_check(engine) == ()
 
 
-def test_near_exactness_checks_the_one_depth_it_uses(tiny: TinyModels) -> None:
+def test_near_exactness_checks_only_the_requested_depth(tiny: TinyModels) -> None:
     with tiny.load(exactness="near", depth=3) as engine:
         if engine.plan.exactness == "N":
             assert depths_to_check(engine) == (3,)
@@ -162,7 +162,7 @@ def test_near_exactness_checks_the_one_depth_it_uses(tiny: TinyModels) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 39, 40, 100])
-def test_spread_takes_evenly(count: int) -> None:
+def test_spread_picks_evenly_spaced_prompts(count: int) -> None:
     prompts = [Prompt(id=str(number), category="c", prompt="p") for number in range(40)]
     chosen = spread(prompts, count)
     assert len(chosen) == min(count, 40)
@@ -172,7 +172,9 @@ def test_spread_takes_evenly(count: int) -> None:
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-def test_at_once_where_the_profile_wants_it(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_equality_check_runs_pipelined_if_the_profile_asks_for_it(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds: list[object] = []
     real = PipelinedLoop._round
 
@@ -192,7 +194,7 @@ def test_at_once_where_the_profile_wants_it(tiny: TinyModels, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("mode", ["serial", "pipelined"])
-def test_a_drafter_that_reads_longer_than_an_answer_takes_is_waited_for(
+def test_the_equality_check_waits_for_a_slow_drafter(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     def slowly(self: ModelDraftState, cache: object, lag: list[int], *others: object) -> object:
@@ -210,7 +212,7 @@ def test_a_drafter_that_reads_longer_than_an_answer_takes_is_waited_for(
 
 
 @pytest.mark.parametrize(("cap", "length"), [(1, 1), (2, 1), (5, 3), (8, 4)])
-def test_a_full_tree_is_half_a_chain(cap: int, length: int) -> None:
+def test_half_of_a_full_tree_is_a_chain(cap: int, length: int) -> None:
     assert FullTrees(cap, "model").allow("lookup").depth == 0
     allowance = FullTrees(cap, "model").allow("model")
     gate = allowance.gate

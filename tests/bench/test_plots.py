@@ -1,4 +1,4 @@
-"""Figures are real files that name what they show, leave out what was not measured and leave all else alone."""
+"""Figures are valid files that name what they show, omit unmeasured values and change nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def texts(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", HEADS)
-def test_each_figure_is_written_in_the_format_of_its_suffix(
+def test_plots_are_written_in_the_format_of_their_suffix(
     tmp_path: Path,
     report: dict[str, Any],
     calibration: dict[str, Any],
@@ -97,7 +97,7 @@ def test_each_figure_is_written_in_the_format_of_its_suffix(
 
 
 @pytest.mark.slow
-def test_the_whole_report_names_everything_it_shows(
+def test_a_plotted_report_names_everything_it_shows(
     tmp_path: Path, report: dict[str, Any], calibration: dict[str, Any]
 ) -> None:
     path = tmp_path / "plot.svg"
@@ -120,12 +120,12 @@ def test_the_whole_report_names_everything_it_shows(
         "of 20.0 measured",
     ):
         assert text in shown
-    assert "plain: 1.00×" not in shown  # the baseline is the line, not a dot
+    assert "plain: 1.00×" not in shown  # the baseline is a line, not a dot
     assert "not identical" not in shown
     assert RED.lower() not in path.read_text(encoding="utf-8").lower()
 
 
-def test_what_is_not_identical_is_red_and_said(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_arms_that_differ_from_plain_are_red_and_labelled(tmp_path: Path, report: dict[str, Any]) -> None:
     path = tmp_path / "plot.svg"
     report["arms"]["planned"]["identical_fraction"] = 0.5
     report["pairs"][1]["identical_to_plain"] = False
@@ -143,7 +143,7 @@ def test_what_is_not_identical_is_red_and_said(tmp_path: Path, report: dict[str,
 
 
 @pytest.mark.slow
-def test_names_of_any_length_letters_and_number_are_drawn_without_a_word(
+def test_plots_draw_long_and_unusual_names_without_warnings(
     tmp_path: Path, report: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(12):
@@ -174,7 +174,7 @@ def test_panels_without_data_are_left_out(
     assert "bandwidth" not in texts(path)
 
 
-def test_values_that_are_null_are_not_drawn(report: dict[str, Any], calibration: dict[str, Any]) -> None:
+def test_null_values_are_not_plotted(report: dict[str, Any], calibration: dict[str, Any]) -> None:
     report["arms"]["planned"]["speedup"]["by_category"] = {"chat": None, "code": {"geomean": None}, "qa": 1.25}
     report["arms"]["lookup $4$"]["bytes_per_token"] = None
     data = read_speedups(report)
@@ -194,7 +194,7 @@ def test_values_that_are_null_are_not_drawn(report: dict[str, Any], calibration:
     assert read_headline({}) == ""
 
 
-def test_the_bandwidth_is_the_calibrations_or_the_machines(
+def test_plotted_bandwidth_comes_from_the_calibration_or_the_machine(
     report: dict[str, Any], calibration: dict[str, Any]
 ) -> None:
     assert read_traffic(report, None) is None
@@ -215,7 +215,7 @@ def test_a_curve_measured_twice_is_drawn_twice(calibration: dict[str, Any]) -> N
 # ------------------------------------------------------------------------------------------------- errors
 
 
-def test_nothing_to_draw_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_report_with_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     for calibration in (None, {"curves": []}, {"read_bytes_per_s": 1.0}):
         with pytest.raises(InvalidRequestError, match="holds no measurements"):
@@ -235,14 +235,14 @@ def test_nothing_to_draw_is_an_error_that_says_so(tmp_path: Path) -> None:
         {"pairs": [{}], "arms": {}},
     ],
 )
-def test_what_is_no_report_is_a_sentence(tmp_path: Path, report: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+def test_plotting_a_malformed_report_gives_a_one_sentence_error(tmp_path: Path, report: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report(report, None, tmp_path / "plot.png")
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report({}, {"curves": [{"width": [1, 2], "forward_s": [1]}]}, tmp_path / "plot.png")
 
 
-def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_plotting_to_an_unwritable_path_gives_a_one_sentence_error(tmp_path: Path, report: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match=r"as plot\.jpeg") as caught:
         plot_report(report, None, tmp_path / "plot.jpeg")
     assert ".svg" in str(caught.value.hint)
@@ -250,7 +250,7 @@ def test_a_path_that_cannot_be_written_is_a_sentence(tmp_path: Path, report: dic
         plot_report(report, None, tmp_path / "nowhere" / "plot.png")
 
 
-def test_without_matplotlib_the_error_says_how_to_get_it(
+def test_plotting_without_matplotlib_tells_how_to_install_it(
     tmp_path: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -259,7 +259,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
     assert caught.value.hint == "pip install 'edgespec[plot]'"
 
 
-def test_matplotlib_is_loaded_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:
+def test_matplotlib_is_imported_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from edgespec.bench import plots; print('matplotlib' in sys.modules); "
         f"plots.plot_report({{}}, {{'curves': [{{'model': 'm', 'width': [1, 2], 'forward_s': [1, 1.5]}}]}}, "

@@ -1,4 +1,4 @@
-"""What is predicted for answers that never ran, and what it is held against."""
+"""Predictions for invented answers, and the times they are compared with."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
-# A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
+# A plain forward takes 10 ms, a further row 1 ms; at 200 tokens of context twice as long.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
 CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
 TOKEN_S = 0.002
 COSTS = Costs(curves=CURVES, drafts={"lookup": FREE, "model": DraftCost(token_s=TOKEN_S, lag_token_s=0.5)})
 
-# Before anything was learned both predictions are the calibrated curve's.
+# Before any answer both predictions use the calibrated curve.
 BOTH = pytest.mark.parametrize("predict", [current, calibrated])
 
 
 def timed(arm: str, rounds: Sequence[RoundRecord], *, turn: int = 0) -> Answer:
-    """An answer that took just what its rounds took."""
+    """An answer that took exactly the time of its rounds."""
     return answered(arm, turn=turn, decode_s=sum(record.round_s for record in rounds), rounds=rounds)
 
 
 @BOTH
-def test_the_curve_is_that_of_the_context(predict: Any) -> None:
+def test_predictions_use_the_cost_curve_of_the_rounds_context(predict: Any) -> None:
     answers = [answered(decode_s=0.045, rounds=[a_round(), a_round(context=150), a_round(context=200)])]
     assert predict(COSTS, answers) == {"plain": pytest.approx(1.0)}
 
 
 @BOTH
-def test_a_free_drafter_costs_only_the_width(predict: Any) -> None:
+def test_a_free_drafter_is_predicted_to_cost_only_the_width(predict: Any) -> None:
     rounds = [a_round(proposed=3, accepted=3, source="oracle"), a_round(proposed=1, accepted=1, source="oracle")]
     answers = [answered("oracle", decode_s=0.048, rounds=rounds)]  # 0.013 + 0.011
     assert predict(COSTS, answers) == {"oracle": pytest.approx(2.0)}
 
 
 @BOTH
-def test_a_drafting_model_costs_its_forwards(predict: Any) -> None:
+def test_a_drafting_models_forwards_are_part_of_the_prediction(predict: Any) -> None:
     rounds = [a_round(proposed=3, accepted=1, source="model", forwards=3), a_round(source="model", forwards=1)]
     predicted = 0.013 + 3 * TOKEN_S + 0.010 + TOKEN_S
     answers = [answered("planned", decode_s=3 * predicted, rounds=rounds)]
@@ -53,8 +53,8 @@ def test_a_drafting_model_costs_its_forwards(predict: Any) -> None:
 
 
 @BOTH
-def test_catching_up_counts_on_neither_side(predict: Any) -> None:
-    """It takes the round's first drafter forward with it."""
+def test_catching_up_is_excluded_from_predicted_and_measured_time(predict: Any) -> None:
+    """Catching up includes the round's first drafter forward."""
     lagging = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.504, sync_s=0.5)
     ordinary = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.006)
     predicted = 2 * 0.013 + (2 + 3) * TOKEN_S
@@ -65,7 +65,7 @@ def test_catching_up_counts_on_neither_side(predict: Any) -> None:
     assert predict(COSTS, only) == {"planned": pytest.approx(1.0)}
 
 
-def test_a_prediction_is_the_median_of_answers() -> None:
+def test_an_arms_prediction_is_the_median_over_its_answers() -> None:
     answers = [
         answered(turn=turn, decode_s=0.010 * ratio, rounds=[a_round()]) for turn, ratio in enumerate((1, 9, 2))
     ]
@@ -78,17 +78,19 @@ def test_a_prediction_is_the_median_of_answers() -> None:
     ("costs", "rounds"),
     [
         (Costs(), [a_round()]),  # no curve
-        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without a price
+        (Costs(curves=CURVES), [a_round(proposed=1, source="model", forwards=1)]),  # a drafter without measured cost
         (COSTS, []),  # one token: no round
-        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # clocks that disagree
+        (COSTS, [a_round(sync_s=9.0, source="model", forwards=1)]),  # inconsistent clocks
     ],
 )
-def test_what_was_not_measured_is_not_predicted(predict: Any, costs: Costs, rounds: list[RoundRecord]) -> None:
+def test_rounds_with_unmeasured_costs_have_no_prediction(
+    predict: Any, costs: Costs, rounds: list[RoundRecord]
+) -> None:
     assert predict(costs, [answered("planned", rounds=rounds)]) == {}
 
 
-def test_the_calibrated_prediction_takes_a_busier_machine_once() -> None:
-    """A machine three times as slow as when it was calibrated: that is seen at the plain arm only."""
+def test_calibrated_predictions_account_once_for_a_slower_machine() -> None:
+    """The machine is three times as slow as at calibration, which shows in the plain arm only."""
     answers = []
     for turn in range(3):
         answers.append(answered(turn=turn, decode_s=0.06, rounds=[a_round()] * 2))
@@ -96,21 +98,21 @@ def test_the_calibrated_prediction_takes_a_busier_machine_once() -> None:
     assert calibrated(COSTS, answers) == {"plain": pytest.approx(3.0), "planned": pytest.approx(1.0)}
 
 
-def test_an_answer_is_predicted_with_what_those_before_it_taught() -> None:
-    """The machine is three times as slow as when it was calibrated, and wide forwards twice that."""
+def test_current_predictions_learn_from_earlier_answers() -> None:
+    """The machine is three times as slow as at calibration, and wide forwards are twice as slow again."""
     plain, wide = a_round(verify_s=0.030), a_round(proposed=1, accepted=1, verify_s=0.066)
     answers = [answer for turn in range(40) for answer in (
         timed("plain", [plain] * 4, turn=turn), timed("oracle", [wide] * 4, turn=turn))]  # fmt: skip
     assert calibrated(COSTS, answers)["oracle"] == pytest.approx(2.0)
     assert current(COSTS, answers) == {"plain": pytest.approx(1.0, abs=0.05), "oracle": pytest.approx(1.0, abs=0.05)}
-    # Only the latest forwards count, and nothing of an answer enters its own prediction.
+    # Only the latest forwards count, and an answer's own forwards do not enter its prediction.
     faster = [timed("oracle", [a_round(proposed=1, accepted=1, verify_s=0.011)] * 32) for _ in range(100)]
     assert current(COSTS, [*answers, *faster])["oracle"] == pytest.approx(1.0)
     assert current(COSTS, answers[:1]) == {"plain": pytest.approx(3.0)}
     assert current(COSTS, answers[1::2][:1]) == {"oracle": pytest.approx(6.0)}
 
 
-def test_a_drafter_slower_than_calibrated_is_predicted_so_once_seen() -> None:
+def test_current_predictions_learn_a_slower_drafter() -> None:
     own = a_round(proposed=1, source="model", forwards=1, draft_s=5 * TOKEN_S, verify_s=0.011)
     first, second = timed("planned", [own] * 3), timed("planned", [own], turn=1)
     assert current(COSTS, [first]) == {"planned": pytest.approx((0.011 + 5 * TOKEN_S) / (0.011 + TOKEN_S))}
@@ -118,13 +120,13 @@ def test_a_drafter_slower_than_calibrated_is_predicted_so_once_seen() -> None:
     assert both == {"planned": pytest.approx(1.0)}
 
 
-def test_a_drafter_not_timed_yet_goes_with_the_pace_of_the_target() -> None:
+def test_an_untimed_drafter_is_predicted_at_the_targets_current_speed() -> None:
     plain = timed("plain", [a_round(verify_s=0.030)] * 3)
     own = a_round(proposed=1, source="model", forwards=1, draft_s=3 * TOKEN_S, verify_s=0.033)
     assert current(COSTS, [plain, timed("planned", [own])])["planned"] == pytest.approx(1.0)
 
 
-def test_the_report_tells_both_predictions() -> None:
+def test_the_report_contains_current_and_calibrated_predictions() -> None:
     engine: Any = SimpleNamespace(
         measurements=SimpleNamespace(
             costs=lambda: COSTS,

@@ -1,4 +1,4 @@
-"""Perplexity, divergence and agreement against values worked out by hand, and against plain loops."""
+"""Perplexity, divergence and agreement against hand-computed values and plain loops."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def random_rows() -> tuple[np.ndarray, np.ndarray]:
 # ------------------------------------------------------------------------------------------- log-softmax
 
 
-def test_log_probabilities_are_those_of_a_plain_loop(random_rows: tuple[np.ndarray, np.ndarray]) -> None:
+def test_log_softmax_equals_a_plain_loop(random_rows: tuple[np.ndarray, np.ndarray]) -> None:
     found = quality.log_softmax(random_rows[0])
     assert found.dtype == np.float64
     for row, own in zip(random_rows[0].tolist(), found, strict=True):
         np.testing.assert_allclose(np.exp(own), probabilities(row), rtol=1e-12)
 
 
-def test_large_scores_and_ruled_out_tokens() -> None:
+def test_log_softmax_handles_large_and_minus_infinity_scores() -> None:
     found = quality.log_softmax(logits([1e30, 1e30, -1e30], [2e4, -math.inf, 2e4]))
     np.testing.assert_allclose(found[:, [0, 2]], [[-math.log(2), -2e30], [-math.log(2)] * 2], rtol=1e-6)
     assert found[1, 1] == -math.inf
 
 
-def test_float64_keeps_what_float32_would_lose() -> None:
-    # 150 000 equal scores beside one: in float32 their sum is off in the sixth digit.
+def test_log_softmax_computes_in_float64() -> None:
+    # 150 000 equal scores and one larger: in float32 the sum is wrong in the sixth digit.
     row = np.zeros((1, 150_001), dtype=np.float32)
     row[0, 0] = 10.0
     expected = 10 - math.log(math.exp(10) + 150_000)
@@ -53,7 +53,7 @@ def test_float64_keeps_what_float32_would_lose() -> None:
 
 
 @pytest.mark.parametrize("broken", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]])
-def test_rows_that_are_no_distribution_are_refused(broken: list[float]) -> None:
+def test_log_softmax_refuses_rows_without_a_finite_maximum(broken: list[float]) -> None:
     with pytest.raises(ValueError, match="no finite largest score"):
         quality.log_softmax(logits([0.0, 0.0], broken))
 
@@ -61,36 +61,36 @@ def test_rows_that_are_no_distribution_are_refused(broken: list[float]) -> None:
 # ------------------------------------------------------------------------------------ losses and perplexity
 
 
-def test_losses_by_hand() -> None:
-    # exp: 1, 3 | 1, 1, so that the tokens have the probabilities 3/4 and 1/2.
+def test_token_losses_equal_hand_computed_values() -> None:
+    # exp: 1, 3 | 1, 1, so the tokens have the probabilities 3/4 and 1/2.
     rows = logits([0.0, math.log(3)], [5.0, 5.0])
     np.testing.assert_allclose(quality.token_losses(rows, [1, 0]), [math.log(4 / 3), math.log(2)], rtol=1e-7)
 
 
 @pytest.mark.parametrize("tokens", [[0], [0, 1, 0], [0, 2], [0, -1]])
-def test_tokens_that_do_not_belong_to_the_rows(tokens: list[int]) -> None:
+def test_token_losses_refuse_wrong_counts_and_ids(tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="token"):
         quality.token_losses(logits([0.0, 1.0], [0.0, 1.0]), tokens)
 
 
-def test_no_rows_have_no_losses() -> None:
+def test_token_losses_of_zero_rows_are_empty() -> None:
     assert quality.token_losses(np.empty((0, 4), dtype=np.float32), []).shape == (0,)
 
 
-def test_perplexity_by_hand() -> None:
+def test_perplexity_equals_hand_computed_values() -> None:
     # Probabilities 1/2 and 1/8: the geometric mean is 1/4.
     assert quality.perplexity([math.log(2), math.log(8)]) == pytest.approx(4.0)
     assert quality.perplexity([0.0]) == 1.0
     guess = quality.token_losses(np.zeros((3, 17), dtype=np.float32), [0, 5, 16])
     assert quality.perplexity(guess) == pytest.approx(17.0)
-    with pytest.raises(ValueError, match="no tokens"):
+    with pytest.raises(ValueError, match="zero tokens"):
         quality.perplexity([])
 
 
 # -------------------------------------------------------------------------------------------- the text
 
 
-def test_rows_come_in_order_and_are_kept() -> None:
+def test_teacher_forced_rows_come_in_order_and_can_be_kept() -> None:
     model = FakeModel(seed=4)
     tokens = [number % model.vocabulary_size for number in range(150)]
     with_default, one_by_one = model.open(150), model.open(150)
@@ -103,5 +103,5 @@ def test_rows_come_in_order_and_are_kept() -> None:
     assert [len(chunk) for chunk in quality.teacher_forced_rows(again, tokens[:5], rows_at_once=2)] == [2, 2, 1]
 
 
-def test_every_runtime_scores_that_many_rows_at_once() -> None:
+def test_the_number_of_rows_per_forward_equals_the_runtimes_limit() -> None:
     assert quality.ROWS_AT_ONCE == MAX_SCORED_ROWS

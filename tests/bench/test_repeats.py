@@ -1,4 +1,4 @@
-"""Which prompts are run again, how often, and what is kept."""
+"""Which prompts are repeated, how often, and which answers are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ids(fake: FakeRun) -> list[tuple[list[str], int]]:
 
 
 def again(*ratios: float, prompt: str = "p") -> list[Answer]:
-    """Plain decoding, and again at so many times its speed in each pass."""
+    """Answers of the plain arm and of the again arm, whose speed is ``ratios`` times plain's, pass by pass."""
     answers = []
     for number, ratio in enumerate(ratios):
         answers.append(answered(prompt=prompt, turn=2 * number))
@@ -47,42 +47,42 @@ def again(*ratios: float, prompt: str = "p") -> list[Answer]:
     return answers
 
 
-def test_a_quiet_run_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_disturbances_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, answers, told = ran(monkeypatch, lambda *_: {})
     assert ids(fake) == [(["a", "b", "c"], 0)]
     assert told == []
     assert len(answers) == 3 * 3
 
 
-def test_only_disturbed_prompts_are_run_again_and_everything_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One pass a run. b is disturbed in the first, and its median is until two quiet ones followed; c always is.
+def test_only_disturbed_prompts_are_repeated_and_all_answers_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One pass a run. b is disturbed in the first pass, and by its median until two quiet passes follow; c always is.
     def make(prompt: Prompt, arm: str, turn: int) -> dict[str, Any]:
         slow = arm == "again" and (prompt.id == "c" or (prompt.id == "b" and turn == 0))
         return {"decode_s": 0.11 if slow else 0.1}
 
     fake, answers, told = ran(monkeypatch, make)
     assert ids(fake) == [(["a", "b", "c"], 0), (["b", "c"], 6), (["b", "c"], 12), (["c"], 18)]
-    assert [repeat for _, repeat in told] == [1, 2, 3], "three times at most"
+    assert [repeat for _, repeat in told] == [1, 2, 3], "at most three repeats"
     assert [prompt.id for prompt in told[0][0]] == ["b", "c"]
     kept = {(a.prompt_id, a.turn) for a in answers if a.arm == "planned"}
     assert kept == {("a", 0), ("b", 0), ("b", 6), ("b", 12), ("c", 0), ("c", 6), ("c", 12), ("c", 18)}
     assert len({(a.arm, a.prompt_id, a.turn) for a in answers}) == len(answers)
-    assert disturbed(answers) == ["c"], "still, and said"
+    assert disturbed(answers) == ["c"], "still disturbed, and reported"
 
 
-def test_turns_go_on_where_the_passes_before_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_passes_continue_the_turn_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, _, _ = ran(monkeypatch, lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}, passes=5)
     assert [first_turn for _, first_turn in ids(fake)] == [10 * repeat for repeat in range(1 + REPEATS)]
 
 
-def test_without_an_arm_that_says_so_nothing_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_again_arm_no_prompt_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRun(lambda _, __, turn: {"decode_s": 0.1 + turn})
     monkeypatch.setattr(run_module, "run_passes", fake)
     run_until_quiet(ENGINE, [ARMS[0], ARMS[2]], PROMPTS, RunSettings())
     assert len(fake.calls) == 1
 
 
-def test_what_it_is_given_reaches_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_repeat_gets_the_callers_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
     def run_passes(*arguments: object, **more: object) -> list[Answer]:
@@ -93,7 +93,7 @@ def test_what_it_is_given_reaches_every_run(monkeypatch: pytest.MonkeyPatch) -> 
     stop, settings = threading.Event(), RunSettings(passes=1)
 
     def tell(_answer: Answer, _done: int, _total: int) -> None:
-        """Never called."""
+        """Not called."""
 
     run_until_quiet(ENGINE, ARMS, PROMPTS, settings, on_answer=tell, stop=stop)
     assert [arguments for arguments, _ in given] == [
@@ -102,7 +102,7 @@ def test_what_it_is_given_reaches_every_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(more["stop"] is stop and more["on_answer"] is tell for _, more in given)
 
 
-def test_a_prompt_is_judged_by_the_median_of_its_passes() -> None:
+def test_a_prompt_is_disturbed_by_the_median_of_its_passes() -> None:
     assert DISTURBED == 0.02
     assert disturbed(again(1.0, 1.0, 3.0)) == []
     assert disturbed(again(1.03, 1.0, 1.04)) == ["p"]
@@ -111,5 +111,5 @@ def test_a_prompt_is_judged_by_the_median_of_its_passes() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.9, 0.978, 0.99, 1.0, 1.015, 1.021, 1.3])
-def test_being_faster_is_as_suspicious_as_being_slower(ratio: float) -> None:
+def test_a_faster_second_plain_arm_also_counts_as_disturbed(ratio: float) -> None:
     assert disturbed(again(ratio)) == disturbed(again(1 / ratio))

@@ -1,4 +1,4 @@
-"""From answers made by hand to figures worked out by hand: no model, no clock."""
+"""Reports of invented answers against hand-computed figures: no model, no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from tests.support.bench_answers import a_round, answered
 
-# A plain forward takes 10 ms, a row more 1 ms; at 200 tokens of context twice that.
+# A plain forward takes 10 ms, a further row 1 ms; at 200 tokens of context twice as long.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
 CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
 TOKEN_S = 0.002
@@ -26,7 +26,7 @@ DRAFTER = SimpleNamespace(bytes_per_forward=250)
 
 
 def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
-    """What a report asks of an engine."""
+    """What a report reads of an engine."""
     return SimpleNamespace(
         measurements=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
         machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
@@ -44,7 +44,7 @@ def arm(answers: Sequence[Answer], name: str, *, read_bytes_per_s: float | None 
 # ------------------------------------------------------------------------------------------------- speed-ups
 
 
-def test_a_speedup_is_the_mean_over_prompts_of_their_median_passes() -> None:
+def test_an_arms_speedup_is_the_geometric_mean_of_prompt_medians() -> None:
     answers = []
     for prompt, category, ratios in (
         ("a", "chat", (2.0, 2.0, 9.0)),
@@ -67,23 +67,23 @@ def test_a_speedup_is_the_mean_over_prompts_of_their_median_passes() -> None:
     assert found["by_category"]["qa"]["geomean"] == pytest.approx(2**0.5)
     assert found["by_category"]["qa"]["prompts"] == 2
     assert compared_json(answers, "plain", "planned")["speedup"]["geomean"] == pytest.approx(4 ** (-1 / 3))
-    assert compared_json(answers, "plain", "nobody") == dict.fromkeys(COMPARED)
+    assert compared_json(answers, "plain", "absent") == dict.fromkeys(COMPARED)
 
 
-def test_the_speed_of_an_arm_is_a_geometric_mean_of_the_answers_that_have_one() -> None:
+def test_an_arms_speed_ignores_answers_without_a_speed() -> None:
     answers = [answered(decode_s=0.1), answered(turn=1, decode_s=0.025), answered(turn=2, tokens=1, decode_s=0.0)]
     found = arm(answers, "plain")
     assert found["decode_tokens_per_s_geomean"] == pytest.approx(200)
-    assert found["speedup"] is None, "plain is what the others are held against"
+    assert found["speedup"] is None, "plain is the baseline of the other arms"
     assert found["identical_fraction"] == 1.0
 
 
-def test_one_answer_that_differs_is_a_fraction() -> None:
+def test_one_of_four_differing_answers_gives_identical_fraction_0_75() -> None:
     answers = [answered("planned", turn=turn, identical=turn != 2) for turn in range(4)]
     assert arm(answers, "planned")["identical_fraction"] == 0.75
 
 
-def test_never_slower_is_held_against_the_fastest_plain_decoding() -> None:
+def test_never_slower_compares_with_the_fastest_plain_arm() -> None:
     answers = [
         answered(decode_s=0.1, ttft_s=0.1),
         answered("fastest", decode_s=0.08, ttft_s=0.05, identical=False),
@@ -95,7 +95,7 @@ def test_never_slower_is_held_against_the_fastest_plain_decoding() -> None:
     assert found["arms"]["fastest"]["speedup"] is None
     assert found["arms"]["plain"]["speedup"]["geomean"] == pytest.approx(0.8)
     assert found["arms"]["planned"]["ttft_ratio"]["geomean"] == pytest.approx(2.0)
-    assert found["identical_fraction"] == 1.0, "another setting's text was never promised"
+    assert found["identical_fraction"] == 1.0, "another setting does not promise the text"
     assert bench_report(engine(), {}, answers[::2], read_bytes_per_s=None)["baseline"] == "plain"
 
 
@@ -103,7 +103,7 @@ def test_never_slower_is_held_against_the_fastest_plain_decoding() -> None:
 
 
 def again(*speeds: float) -> list[Answer]:
-    """Plain decoding of several prompts, and again at so many times the speed."""
+    """Answers of the plain arm and of the again arm, at ``ratios`` times plain's speed."""
     answers = []
     for number, speed in enumerate(speeds):
         answers.append(answered(prompt=str(number)))
@@ -111,7 +111,7 @@ def again(*speeds: float) -> list[Answer]:
     return answers
 
 
-def test_without_that_arm_the_noise_is_not_known() -> None:
+def test_without_the_again_arm_noise_is_unknown() -> None:
     assert noise_json([answered()]) == {"aa_ci95": None, "noisy": None}
 
 
@@ -119,7 +119,7 @@ def test_without_that_arm_the_noise_is_not_known() -> None:
     ("speeds", "noisy"),
     [((1.0, 1.0, 1.0), False), ((1.02, 1.0, 1.0), False), ((1.2, 1.2, 1.2), True), ((0.98, 0.98, 1.0), True)],
 )
-def test_a_run_is_noisy_where_plain_decoding_is_not_itself_within_one_per_cent(
+def test_a_run_is_noisy_if_plain_differs_from_itself_by_over_one_per_cent(
     speeds: tuple[float, ...], noisy: bool
 ) -> None:
     answers = again(*speeds)
@@ -130,7 +130,7 @@ def test_a_run_is_noisy_where_plain_decoding_is_not_itself_within_one_per_cent(
     assert (found["aa_geomean"], found["aa_ci95"]) == (judged["geomean"], judged["ci95"])
 
 
-def test_every_prompt_s_own_noise_is_told() -> None:
+def test_the_report_has_the_noise_of_every_prompt() -> None:
     answers = again(1.0, 1.05)
     for turn in (2, 4):
         answers += [answered(prompt="1", turn=turn), answered("again", prompt="1", turn=turn, decode_s=0.1)]
@@ -143,7 +143,7 @@ def test_every_prompt_s_own_noise_is_told() -> None:
     assert noise_json(again(1.0, 1.05))["disturbed"] == ["1"]
 
 
-def test_the_noise_of_whole_requests_is_that_of_requests() -> None:
+def test_cold_runs_report_the_noise_of_requests() -> None:
     answers = [answered(decode_s=0.1, ttft_s=0.9), answered("again", decode_s=0.3, ttft_s=0.7)]
     assert noise_json(answers)["aa_geomean"] == pytest.approx(1.0)
 
@@ -151,7 +151,7 @@ def test_the_noise_of_whole_requests_is_that_of_requests() -> None:
 # ------------------------------------------------------------------------------- the memory-bound profile
 
 
-def test_what_an_arm_asked_of_memory() -> None:
+def test_an_arms_memory_traffic_and_busy_shares_are_reported() -> None:
     rounds = [
         a_round(proposed=3, accepted=3, context=100, forwards=3, draft_s=0.01, verify_s=0.02, source="model"),
         a_round(proposed=1, accepted=0, context=104, forwards=1, draft_s=0.01, verify_s=0.02, source="model"),
@@ -161,7 +161,7 @@ def test_what_an_arm_asked_of_memory() -> None:
     assert found["tokens_per_round"] == pytest.approx(2.0)
     assert found["accepted_per_proposed"] == pytest.approx(3 / 4)
     assert found["mean_depth"] == pytest.approx(4 / 3)
-    # 4 drafter forwards in 3 rounds, a quarter of the target's bytes each.
+    # 4 drafter forwards in 3 rounds, each with a quarter of the target's bytes.
     assert found["mbsu"] == pytest.approx(2.0 / (1 + 4 / 3 * 0.25))
     read = 3 * 1000 + 2 * (100 + 104 + 105) + 4 * 250
     assert found["bytes_per_token"] == pytest.approx(read / 6)
@@ -171,7 +171,7 @@ def test_what_an_arm_asked_of_memory() -> None:
     assert found["share_idle"] == pytest.approx(0.2)
 
 
-def test_depth_does_not_count_what_lies_beside() -> None:
+def test_the_reported_depth_excludes_siblings() -> None:
     rounds = [replace(a_round(proposed=5, accepted=1), sibling_count=3), a_round()]
     found = arm([answered("planned", tokens=4, rounds=rounds)], "planned")
     assert (found["mean_depth"], found["accepted_per_proposed"]) == (1.0, 0.2)
@@ -180,7 +180,7 @@ def test_depth_does_not_count_what_lies_beside() -> None:
     assert [pair["rounds_by_depth"] for pair in pairs] == [[], [1, 0, 1, 0, 1]]
 
 
-def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> None:
+def test_plain_decoding_has_mbsu_one_and_reads_the_weights_once_per_token() -> None:
     found = arm([answered(tokens=3, decode_s=0.02, rounds=[a_round(context=0)] * 2)], "plain")
     assert (found["mbsu"], found["tokens_per_round"], found["mean_depth"]) == (1.0, 1.0, 0.0)
     assert found["bytes_per_token"] == 1000
@@ -189,19 +189,19 @@ def test_plain_decoding_gains_nothing_and_reads_the_weights_once_a_token() -> No
     assert found["share_idle"] == pytest.approx(0.0)
 
 
-def test_a_drafter_without_a_model_reads_nothing() -> None:
+def test_a_drafter_without_a_model_reads_no_bytes() -> None:
     rounds = [a_round(proposed=1, accepted=1, source="lookup", context=0)]
     found = arm_report(engine(drafter=None), "lookup", [answered("lookup", tokens=3, rounds=rounds)], None)
     assert found["mbsu"] == 2.0
     assert found["bytes_per_token"] == 500
 
 
-def test_shares_never_fall_below_nothing() -> None:
+def test_the_idle_share_is_never_negative() -> None:
     found = arm([answered(tokens=2, decode_s=0.01, rounds=[a_round(verify_s=0.02)])], "plain")
     assert found["share_idle"] == 0.0
 
 
-def test_an_arm_with_another_model_is_judged_by_its_own_bytes_and_promises_nothing() -> None:
+def test_a_compared_models_arm_uses_its_own_bytes_and_promises_no_identity() -> None:
     other: Any = SimpleNamespace(bytes_per_forward=300, kv_bytes_per_token=8)
     rounds = [a_round(), a_round()]
     answers = [
@@ -218,7 +218,7 @@ def test_an_arm_with_another_model_is_judged_by_its_own_bytes_and_promises_nothi
     assert found["arms"]["plain"]["bytes_per_token"] == pytest.approx(1000 + 2 * 100)
     assert (own["predicted_vs_measured"], own["calibrated_vs_measured"]) == (None, None)
     assert found["arms"]["plain"]["predicted_vs_measured"] is not None
-    assert found["identical_fraction"] == 1.0, "another file's text was never promised"
+    assert found["identical_fraction"] == 1.0, "another file does not promise the text"
     without = bench_report(engine(), {}, answers, read_bytes_per_s=None)
     assert without["identical_fraction"] == 0.5
     assert without["arms"]["onnx:a"]["same_class"] is True
@@ -227,7 +227,7 @@ def test_an_arm_with_another_model_is_judged_by_its_own_bytes_and_promises_nothi
 
 
 @pytest.mark.parametrize("answer", [answered(tokens=1, decode_s=0.0), answered(tokens=0, decode_s=0.0)])
-def test_an_answer_of_one_token_says_nothing_about_decoding(answer: Answer) -> None:
+def test_an_answer_of_one_token_has_no_decoding_figures(answer: Answer) -> None:
     found = arm([answer], "plain", read_bytes_per_s=1.0)
     for key in ("decode_tokens_per_s_geomean", "speedup", "tokens_per_round", "mbsu",
                 "accepted_per_proposed", "mean_depth", "bytes_per_token", "bandwidth_used", "share_draft",
@@ -238,12 +238,12 @@ def test_an_answer_of_one_token_says_nothing_about_decoding(answer: Answer) -> N
 # ------------------------------------------------------------------------------------------ whole requests
 
 
-def test_requests_are_compared_pass_by_pass_and_by_category() -> None:
+def test_request_speedups_are_paired_by_pass_and_grouped_by_category() -> None:
     answers = []
     for prompt, category, plain, planned in (
-        ("a", "qa", (1.0, 1.0), (1.5, 0.5)),  # 1.5 times as long to the first token, as fast a request
-        ("b", "qa", (2.0, 2.0), (2.0, 0.0)),  # the same, twice as fast
-        ("c", "chat", (1.0, 7.0), (1.1, 0.9)),  # 1.1, four times as fast
+        ("a", "qa", (1.0, 1.0), (1.5, 0.5)),  # 1.5 times as long to the first token, the same request speed
+        ("b", "qa", (2.0, 2.0), (2.0, 0.0)),  # the same time to the first token, twice as fast
+        ("c", "chat", (1.0, 7.0), (1.1, 0.9)),  # 1.1 times, four times as fast
     ):
         for turn in range(6):
             for name, (ttft_s, decode_s) in (("plain", plain), ("planned", planned)):
@@ -259,12 +259,12 @@ def test_requests_are_compared_pass_by_pass_and_by_category() -> None:
     assert (found["ttft_ratio"]["passes"], found["ttft_ratio"]["prompts"]) == (3, 3)
 
 
-def test_warm_answers_have_no_times_of_requests() -> None:
+def test_warm_answers_have_no_request_times() -> None:
     found = arm([answered(), answered("planned")], "planned")
     assert (found["ttft_ratio"], found["request_speedup"]) == (None, None)
 
 
-def test_the_plan_is_held_against_every_other_model() -> None:
+def test_the_plan_is_compared_with_every_other_model() -> None:
     other: Any = SimpleNamespace(bytes_per_forward=300, kv_bytes_per_token=8)
     answers = [
         answered(ttft_s=1.0, decode_s=1.0),
@@ -289,7 +289,7 @@ def test_the_plan_is_held_against_every_other_model() -> None:
 
 
 def fixed(speeds: dict[str, dict[str, float]]) -> list[Answer]:
-    """One answer for each arm and category, at so many times plain's speed."""
+    """One answer for each arm and category, at the given multiples of plain's speed."""
     answers = []
     for name, categories in {"plain": dict.fromkeys(speeds["planned"], 1.0), **speeds}.items():
         for category, speed in categories.items():
@@ -297,7 +297,7 @@ def fixed(speeds: dict[str, dict[str, float]]) -> list[Answer]:
     return answers
 
 
-def test_regret_is_what_the_plan_gives_away_to_the_best_fixed_depth() -> None:
+def test_regret_compares_the_plan_with_the_best_fixed_depth() -> None:
     answers = fixed(
         {
             "planned": {"chat": 1.2, "qa": 0.9, "code": 2.0},
@@ -318,17 +318,17 @@ def test_regret_is_what_the_plan_gives_away_to_the_best_fixed_depth() -> None:
 
 
 @pytest.mark.parametrize("arms", [{"planned": {"qa": 1.0}}, {"planned": {"qa": 1.0}, "oracle-depth-2": {"qa": 1.0}}])
-def test_without_fixed_depths_there_is_no_regret(arms: dict[str, dict[str, float]]) -> None:
+def test_without_fixed_depth_arms_there_is_no_regret(arms: dict[str, dict[str, float]]) -> None:
     assert bench_report(engine(), {}, fixed(arms), read_bytes_per_s=None)["regret"] is None
 
 
-def test_without_the_plan_there_is_no_regret_and_no_headline() -> None:
+def test_without_the_planned_arm_there_is_no_regret_and_no_headline() -> None:
     answers = [a for a in fixed({"planned": {"qa": 1.0}, "depth-1": {"qa": 1.0}}) if a.arm != "planned"]
     found = bench_report(engine(), {}, answers, read_bytes_per_s=None)
     assert (found["regret"], found["speedup"], found["predicted_vs_measured"]) == (None, None, None)
 
 
-def test_the_whole_report() -> None:
+def test_a_whole_bench_report_has_the_expected_values() -> None:
     answers = [*again(1.0, 1.0), answered("planned", prompt="0", decode_s=0.05), answered("planned", prompt="1")]
     answers[1] = answered("again", prompt="0", identical=False)
     suite = {"name": "mine", "sha256": "0" * 64}
@@ -349,7 +349,7 @@ def test_the_whole_report() -> None:
     assert len(found["pairs"]) == len(answers)
 
 
-def test_a_run_of_plain_decoding_alone() -> None:
+def test_a_report_of_plain_decoding_alone_has_no_comparison() -> None:
     found = bench_report(engine(), {}, [answered()], read_bytes_per_s=None)
     assert found["identical_fraction"] is None
     assert found["noise"] == {"aa_ci95": None, "noisy": None}

@@ -1,4 +1,4 @@
-"""Running a suite on the tiny pair: every arm says what plain decoding says, in turns, and is counted as designed."""
+"""Running a suite on the tiny pair: every arm emits plain decoding's tokens, and the counts follow the design."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
 
 @pytest.fixture
 def opened(engine: Engine) -> Iterator[list[Arm]]:
-    """The arms most tests look at."""
+    """The arms of most tests."""
     arms = open_arms(engine, ("plain", "planned", "oracle"), CAP)
     yield arms
     for arm in arms:
@@ -93,12 +93,12 @@ def check_identical(answers: Sequence[Answer]) -> None:
     assert any(a.stats.proposed > 0 for a in found["worst"])
     for name in ("plain", "again", "loaded", "depth-0"):
         assert all(a.stats.proposed == 0 and len(a.rounds) == a.tokens - 1 for a in found[name]), name
-    forced = [a for a in answers if a.arm != "planned"]  # that one has the plan's own cap
+    forced = [a for a in answers if a.arm != "planned"]  # the planned arm has the plan's own cap
     assert max(r.width for a in forced for r in a.rounds) == CAP + 1
 
 
 @pytest.mark.slow
-def test_every_arm_says_what_plain_decoding_says(engine: Engine) -> None:
+def test_every_arm_emits_plain_decodings_tokens(engine: Engine) -> None:
     answers = run_arms(engine, EVERY_ARM, PROMPTS, settings(max_tokens=60))
     check_identical(answers)
     assert {answer.tokens for answer in answers} == {60}
@@ -110,7 +110,7 @@ def test_every_arm_says_what_plain_decoding_says(engine: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_answers_that_end_by_themselves(tiny: TinyModels) -> None:
+def test_answers_that_reach_the_end_token_are_identical(tiny: TinyModels) -> None:
     with tiny.load_speculating(tiny.ending) as engine:
         require_depth(engine, CAP)
         prompts = [prompt(str(number), text) for number, text in enumerate(("hello world", "water", "a b c", "the"))]
@@ -122,7 +122,7 @@ def test_answers_that_end_by_themselves(tiny: TinyModels) -> None:
             assert {a.tokens for a in answers if a.prompt_id == each.id} == {reference.stats.emitted_tokens}
 
 
-def test_answers_that_fill_the_context(tiny: TinyModels) -> None:
+def test_answers_that_fill_the_context_are_identical(tiny: TinyModels) -> None:
     with tiny.load_speculating(context=128) as engine:
         require_depth(engine, CAP)
         base = len(engine.pair.prompts.request_tokens("water"))
@@ -140,7 +140,7 @@ SAMPLINGS = (Sampling(temperature=0.7, top_p=0.95, seed=3), Sampling(temperature
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_sampled_answers_share_the_seed_and_so_their_text(engine: Engine, sampling: Sampling) -> None:
+def test_sampled_answers_share_the_seed_and_the_text(engine: Engine, sampling: Sampling) -> None:
     names = ("plain", "again", "planned", "oracle", "model-depth-2", "worst")
     answers = run_arms(engine, names, PROMPTS, settings(max_tokens=40, sampling=sampling))
     assert [(a.arm, a.prompt_id) for a in answers if not a.identical] == []
@@ -149,7 +149,7 @@ def test_sampled_answers_share_the_seed_and_so_their_text(engine: Engine, sampli
     assert any(a.stats.proposed > 0 for a in found["model-depth-2"])
 
 
-def test_answers_are_sampled_as_asked(engine: Engine, opened: list[Arm]) -> None:
+def test_answers_use_the_requested_sampling(engine: Engine, opened: list[Arm]) -> None:
     told = []
     for how in ({}, {"sampling": SAMPLINGS[0]}, {"sampling": Sampling(temperature=2.0, seed=9)}):
         done, _ = module._answer(opened[0], PROMPTS[0], settings(max_tokens=30, **how), raw=False, cold=False)
@@ -157,14 +157,16 @@ def test_answers_are_sampled_as_asked(engine: Engine, opened: list[Arm]) -> None
     assert len(set(told)) == 3
 
 
-def test_a_prompt_may_ask_for_a_shorter_answer(engine: Engine) -> None:
+def test_a_prompts_own_max_tokens_limits_its_answers(engine: Engine) -> None:
     prompts = [Prompt(id=str(most), category="qa", prompt="what is water", max_tokens=most) for most in (1, 5, 8, 99)]
     answers = run_arms(engine, ("plain", "planned"), prompts, settings(max_tokens=8, cold=True))
     assert {(a.prompt_id, a.tokens) for a in answers} == {("1", 1), ("5", 5), ("8", 8), ("99", 8)}
-    assert all(a.request_s is not None and a.request_s > 0 for a in answers), "of one token too"
+    assert all(a.request_s is not None and a.request_s > 0 for a in answers), "a limit of one token also holds"
 
 
-def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_differs_from_plain_is_marked(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = module._answer
 
     def altered(arm: Arm, *rest: object, **more: object) -> object:
@@ -182,11 +184,11 @@ def test_an_answer_that_differs_is_told(engine: Engine, opened: list[Arm], monke
 # -------------------------------------------------------------------------------------- turns and pairs
 
 
-def test_without_settings_there_are_three_warm_greedy_passes() -> None:
+def test_default_run_settings_are_three_warm_greedy_passes() -> None:
     assert RunSettings() == RunSettings(passes=3, max_tokens=96, cold=False, sampling=Sampling(), seed=0, rest_s=0.0)
 
 
-def test_a_rest_before_each_answer_that_counts(
+def test_the_rest_before_each_counted_answer_is_applied(
     engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -197,7 +199,7 @@ def test_a_rest_before_each_answer_that_counts(
     assert slept == [0.25] * 2 * len(opened)
 
 
-def test_the_arms_take_turns_there_and_back_on_each_prompt(engine: Engine, opened: list[Arm]) -> None:
+def test_arms_run_in_abba_order_on_each_prompt(engine: Engine, opened: list[Arm]) -> None:
     names = [arm.name for arm in opened]
     for seed in (0, 5):
         answers = run_passes(engine, opened, PROMPTS, settings(passes=2, seed=seed))
@@ -213,12 +215,12 @@ def test_the_arms_take_turns_there_and_back_on_each_prompt(engine: Engine, opene
         for place, turn in enumerate(turns):
             assert len({answer.prompt_id for answer in turn}) == 1
             own = [answer.arm for answer in turn]
-            assert own == own[::-1], "a drift in time costs every arm the same"
+            assert own == own[::-1], "a linear drift affects every arm equally"
             first_turn = 2 * (place // len(PROMPTS))
             assert [answer.turn for answer in turn] == [first_turn] * len(names) + [first_turn + 1] * len(names)
 
 
-def test_passes_take_the_prompts_in_different_orders(engine: Engine) -> None:
+def test_each_pass_shuffles_the_prompts_differently(engine: Engine) -> None:
     prompts = [prompt(str(number), f"hello {number}") for number in range(8)]
     answers = run_arms(engine, ("plain",), prompts, settings(passes=2, max_tokens=2))
     order = [answer.prompt_id for answer in answers][::2]
@@ -227,7 +229,7 @@ def test_passes_take_the_prompts_in_different_orders(engine: Engine) -> None:
     assert first != second
 
 
-def test_every_answer_has_exactly_one_partner_in_every_other_arm(engine: Engine, opened: list[Arm]) -> None:
+def test_each_answer_has_one_partner_in_every_other_arm(engine: Engine, opened: list[Arm]) -> None:
     answers = run_passes(engine, opened, PROMPTS, settings(passes=2))
     answers += run_passes(engine, opened, PROMPTS, settings(passes=1), first_turn=4)
     keys = [(answer.arm, answer.prompt_id, answer.turn) for answer in answers]
@@ -237,7 +239,7 @@ def test_every_answer_has_exactly_one_partner_in_every_other_arm(engine: Engine,
             assert [turn for own, name, turn in keys if (own, name) == (arm, each.id)] == list(range(6))
 
 
-def test_progress_is_told_after_each_answer(engine: Engine, opened: list[Arm]) -> None:
+def test_progress_is_reported_after_each_answer(engine: Engine, opened: list[Arm]) -> None:
     told: list[tuple[Answer, int, int]] = []
     answers = run_passes(engine, opened, PROMPTS[:2], settings(passes=2), on_answer=lambda *event: told.append(event))
     assert [answer for answer, _, _ in told] == answers
@@ -245,14 +247,14 @@ def test_progress_is_told_after_each_answer(engine: Engine, opened: list[Arm]) -
     assert {total for _, _, total in told} == {len(answers)} == {2 * 2 * 2 * 3}
 
 
-def test_no_prompts_are_no_answers(engine: Engine, opened: list[Arm]) -> None:
+def test_a_run_without_prompts_returns_no_answers(engine: Engine, opened: list[Arm]) -> None:
     assert run_passes(engine, opened, [], settings()) == []
 
 
 # --------------------------------------------------------------------------------------------- counting
 
 
-def test_an_answer_counts_as_the_design_says(engine: Engine, opened: list[Arm]) -> None:
+def test_an_answers_token_and_round_counts_agree_with_its_stats(engine: Engine, opened: list[Arm]) -> None:
     answers = run_passes(engine, opened, PROMPTS, settings(max_tokens=30))
     for answer in answers:
         original = next(each for each in PROMPTS if each.id == answer.prompt_id)
@@ -260,7 +262,9 @@ def test_an_answer_counts_as_the_design_says(engine: Engine, opened: list[Arm]) 
         assert answer.category == original.category
         assert answer.prompt_tokens == len(tokens)
         assert answer.tokens == answer.stats.emitted_tokens == 30
-        assert sum(record.emitted for record in answer.rounds) == answer.tokens - 1, "the prefill's is in no round"
+        assert sum(record.emitted for record in answer.rounds) == answer.tokens - 1, (
+            "the prefill's token belongs to no round"
+        )
         assert len(answer.rounds) == answer.stats.rounds
         assert answer.rounds[0].context_length == len(tokens) + 1
         assert answer.decode_s == answer.stats.decode_s
@@ -276,14 +280,14 @@ def made(**changes: object) -> Answer:
     return Answer(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_a_speed_needs_a_second_token_and_some_time() -> None:
+def test_a_decoding_speed_needs_two_tokens_and_some_time() -> None:
     assert made().tokens_per_s == 5.0
     assert made(tokens=1).tokens_per_s is None
     assert made(tokens=0).tokens_per_s is None
     assert made(decode_s=0.0).tokens_per_s is None
 
 
-def test_a_request_lasts_from_asking_to_the_last_token() -> None:
+def test_request_time_runs_from_the_request_to_the_last_token() -> None:
     assert made(ttft_s=0.5).request_s == 2.5
     assert made(ttft_s=0.0).request_s == 2.0
     assert made().request_s is None
@@ -295,7 +299,7 @@ def test_a_request_lasts_from_asking_to_the_last_token() -> None:
 def test_warm_prompts_are_cached_and_have_no_time_to_first_token(engine: Engine, opened: list[Arm]) -> None:
     for answer in run_passes(engine, opened, PROMPTS, settings()):
         assert (answer.ttft_s, answer.request_s) == (None, None)
-        if answer.turn == 1 or answer.arm == "plain":  # the reference read it for the plain arm
+        if answer.turn == 1 or answer.arm == "plain":  # the reference answer read the prompt for the plain arm
             assert answer.stats.cached_tokens == answer.prompt_tokens - 1
 
 
@@ -307,17 +311,17 @@ def test_cold_prompts_are_read_for_every_answer(engine: Engine) -> None:
         assert answer.ttft_s == answer.stats.ttft_s > 0
         assert answer.request_s == answer.ttft_s + answer.decode_s
         assert answer.identical
-        if answer.arm == "model-depth-2":  # its drafter has to catch up with all of the prompt
+        if answer.arm == "model-depth-2":  # its drafter has to read the whole prompt
             assert answer.rounds[0].sync_s > 0
 
 
-def test_a_warm_drafter_keeps_its_cache(engine: Engine) -> None:
+def test_a_warm_run_keeps_the_drafters_cache(engine: Engine) -> None:
     answers = run_arms(engine, ("plain", "model-depth-2"), PROMPTS[:1], settings())
     first, second = by_arm(answers)["model-depth-2"]
-    assert first.rounds[0].sync_s == second.rounds[0].sync_s == 0, "it had read the prompt before the turns"
+    assert first.rounds[0].sync_s == second.rounds[0].sync_s == 0, "its cache had the prompt before the timed answers"
 
 
-def test_a_cold_answer_closes_the_drafters_cache(engine: Engine) -> None:
+def test_a_cold_run_closes_the_drafters_cache(engine: Engine) -> None:
     arms = open_arms(engine, ("plain", "model-depth-2"), CAP)
     session = arms[1].session
     try:
@@ -337,7 +341,7 @@ def test_a_cold_answer_closes_the_drafters_cache(engine: Engine) -> None:
 # ---------------------------------------------------------------------------------------- being stopped
 
 
-def test_a_stop_ends_it_between_two_answers(engine: Engine, opened: list[Arm]) -> None:
+def test_a_stop_ends_the_run_between_two_answers(engine: Engine, opened: list[Arm]) -> None:
     stop = threading.Event()
     told: list[Answer] = []
 
@@ -349,11 +353,11 @@ def test_a_stop_ends_it_between_two_answers(engine: Engine, opened: list[Arm]) -
     with pytest.raises(CancelledError, match="interrupted"):
         run_passes(engine, opened, PROMPTS, settings(), on_answer=tell, stop=stop)
     assert len(told) == 4
-    # The sessions are as usable as before.
+    # The sessions are still usable.
     assert len(run_passes(engine, opened, PROMPTS[:1], settings(), stop=threading.Event())) == 6
 
 
-def test_a_stop_beforehand_measures_nothing(engine: Engine, opened: list[Arm]) -> None:
+def test_a_stop_before_the_run_measures_nothing(engine: Engine, opened: list[Arm]) -> None:
     stop = threading.Event()
     stop.set()
     told: list[object] = []
@@ -362,7 +366,7 @@ def test_a_stop_beforehand_measures_nothing(engine: Engine, opened: list[Arm]) -
     assert told == []
 
 
-def test_leaving_the_engine_closes_every_arm(tiny: TinyModels) -> None:
+def test_closing_the_engine_closes_every_arm(tiny: TinyModels) -> None:
     stop = threading.Event()
     stop.set()
     with tiny.load_speculating() as engine:
@@ -374,7 +378,7 @@ def test_leaving_the_engine_closes_every_arm(tiny: TinyModels) -> None:
         arms[0].session.generate("hello")
 
 
-def test_a_prompt_longer_than_the_context_is_told_before_anything_is_decoded(
+def test_a_prompt_longer_than_the_context_is_refused_before_decoding(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered: list[None] = []
@@ -390,7 +394,7 @@ def test_a_prompt_longer_than_the_context_is_told_before_anything_is_decoded(
 
 
 @pytest.mark.parametrize(("names", "loads"), [(("plain", "planned"), True), (("plain",), False)])
-def test_the_drafter_is_loaded_before_answers_are_timed(
+def test_a_warm_run_loads_the_drafter_before_timing(
     tiny: TinyModels, names: Sequence[str], loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny.load(native_sidecar=False) as engine:
@@ -404,12 +408,14 @@ def test_the_drafter_is_loaded_before_answers_are_timed(
         assert loaded_at == ([0] if loads else [])
 
 
-def test_a_cold_run_loads_as_users_do(engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "load_drafter", lambda _self: pytest.fail("nobody loads it for them"))
+def test_a_cold_run_does_not_preload_the_drafter(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "load_drafter", lambda _self: pytest.fail("a cold run must not load it"))
     run_passes(engine, opened, PROMPTS[:1], settings(cold=True))
 
 
-def test_a_drafter_that_does_not_load_leaves_plain_answers(
+def test_if_the_drafter_does_not_load_answers_are_plain(
     engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_self: Engine) -> None:

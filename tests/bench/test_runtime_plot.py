@@ -1,4 +1,4 @@
-"""The panel of several runtimes: what it names, and where it writes names that would touch."""
+"""The panel of several runtimes: its labels, and where overlapping labels are moved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def test_each_model_is_named_with_its_time_and_ratio(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_the_runtime_plot_labels_each_model_with_time_and_ratio(tmp_path: Path, report: dict[str, Any]) -> None:
     path = tmp_path / "plot.svg"
     plot_report(report, None, path)
     shown = texts(path)
@@ -48,12 +48,12 @@ def test_each_model_is_named_with_its_time_and_ratio(tmp_path: Path, report: dic
         "llama:small-head:  T(1) 30 ms (0.75×)",
     ):
         assert text in shown
-    # Beside its line as well.
+    # The name is also next to its line.
     assert shown.splitlines().count("onnx:export") == 1
     assert shown.splitlines().count("llama:small-head") == 1
 
 
-def test_they_take_the_place_of_the_calibrations_curves(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_runtime_curves_replace_the_calibrations_curves(tmp_path: Path, report: dict[str, Any]) -> None:
     curve = {"model": "whole", "runtime": "llama", "device": "cpu", "threads": 2, "context": 96}
     calibration = {"curves": [curve | {"width": WIDTH, "forward_s": [1, 1, 1, 2]}]}
     path = tmp_path / "plot.svg"
@@ -63,12 +63,14 @@ def test_they_take_the_place_of_the_calibrations_curves(tmp_path: Path, report: 
     del report["runtimes"][1:]
     plot_report(report, calibration, path)
     assert "in each runtime" not in texts(path)
-    assert "T(w) / T(1)" in texts(path), "one model alone is compared with nothing"
+    assert "T(w) / T(1)" in texts(path), "one model alone gives no comparison"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])
-def test_alone_and_drawn_again_it_is_the_same_file(tmp_path: Path, report: dict[str, Any], suffix: str) -> None:
+def test_plotting_the_same_runtimes_twice_gives_the_same_file(
+    tmp_path: Path, report: dict[str, Any], suffix: str
+) -> None:
     del report["arms"]
     path = tmp_path / f"plot{suffix}"
     plot_report(report, None, path)
@@ -77,15 +79,15 @@ def test_alone_and_drawn_again_it_is_the_same_file(tmp_path: Path, report: dict[
     assert path.read_bytes() == content
 
 
-def test_many_models_of_any_name_are_drawn(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_the_runtime_plot_draws_many_models_with_unusual_names(tmp_path: Path, report: dict[str, Any]) -> None:
     report["runtimes"] += [entry(f"onnx:$m$\n{number}", 0.03, device=f"d{number}") for number in range(20)]
     path = tmp_path / "plot.svg"
     plot_report(report, None, path)
     assert "onnx:$m$ 19:  T(1) 30 ms (0.75×)" in texts(path)
-    assert "2 threads, 96 tokens of context:" in texts(path), "what they share, and no more"
+    assert "2 threads, 96 tokens of context:" in texts(path), "only the settings that all lines share"
 
 
-def test_what_was_not_measured_is_left_out(report: dict[str, Any]) -> None:
+def test_unmeasured_runtimes_and_widths_are_left_out_of_the_plot(report: dict[str, Any]) -> None:
     report["runtimes"][1]["forward_s"] = [None] * 4
     report["runtimes"][2]["forward_s"][0] = None
     report["runtimes"][2]["t1_ratio"] = None
@@ -98,7 +100,7 @@ def test_what_was_not_measured_is_left_out(report: dict[str, Any]) -> None:
     assert read_runtimes({"runtimes": [entry("a:b", 1.0, forward_s=[None] * 4)] * 2}) is None
 
 
-def test_a_line_without_a_plain_forward_has_no_time_to_tell(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_a_runtime_line_without_width_one_shows_no_plain_time(tmp_path: Path, report: dict[str, Any]) -> None:
     report["runtimes"][2] |= {"forward_s": [None, 0.1, 0.1, 0.1], "t1_ratio": None}
     path = tmp_path / "plot.svg"
     plot_report(report, None, path)
@@ -106,13 +108,13 @@ def test_a_line_without_a_plain_forward_has_no_time_to_tell(tmp_path: Path, repo
     assert texts(path).splitlines().count("llama:small-head") == 2
 
 
-def test_what_is_no_report_is_a_sentence(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_plotting_malformed_runtimes_gives_a_one_sentence_error(tmp_path: Path, report: dict[str, Any]) -> None:
     report["runtimes"][1]["forward_s"] = [0.1]
-    with pytest.raises(InvalidRequestError, match="does not have the shape"):
+    with pytest.raises(InvalidRequestError, match="is not a report of edgespec"):
         plot_report(report, None, tmp_path / "plot.svg")
 
 
-def test_another_class_that_differs_is_no_warning(tmp_path: Path, report: dict[str, Any]) -> None:
+def test_a_different_answer_in_another_numeric_class_is_not_a_warning(tmp_path: Path, report: dict[str, Any]) -> None:
     report["arms"]["onnx:export"]["identical_fraction"] = 0.25
     report["pairs"] = [{"id": "a", "category": "chat", "arm": "onnx:export", "identical_to_plain": False}]
     data = read_speedups(report)
@@ -126,7 +128,7 @@ def test_another_class_that_differs_is_no_warning(tmp_path: Path, report: dict[s
     assert "not identical to plain" in texts(path)
 
 
-def test_names_that_would_touch_are_moved_apart_in_their_order() -> None:
+def test_overlapping_plot_labels_are_moved_apart_in_order() -> None:
     assert apart([]) == []
     assert apart([0.2, 0.8]) == [0.2, 0.8]
     close = apart([0.5, 0.49, 0.51])

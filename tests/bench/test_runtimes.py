@@ -1,4 +1,4 @@
-"""Models timed in turns, on fakes whose forwards take an invented time: what is fed, what counts, what is said."""
+"""Models timed alternately, on fakes with invented times: their input, the counted forwards, the report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def constant(seconds: float) -> Price:
 
 
 def measured(models: list[TimedModel], context_length: int = 2048) -> tuple[RuntimeTimes, ...]:
-    """Their times by one clock that all of them move."""
+    """The models' times on one clock that all of them advance."""
     named = [NamedModel(name=str(number), arm=None, model=model) for number, model in enumerate(models)]
 
     def clock() -> float:
@@ -58,18 +58,18 @@ def measured(models: list[TimedModel], context_length: int = 2048) -> tuple[Runt
 # ------------------------------------------------------------------------------------------------- names
 
 
-def test_a_name_is_runtime_and_model() -> None:
+def test_an_arm_name_is_runtime_colon_model() -> None:
     assert arm_names([("llama", "smol"), ("onnx", "smol")]) == ("llama:smol", "onnx:smol")
 
 
-def test_names_are_unique_printable_and_no_longer_than_a_table_takes() -> None:
+def test_arm_names_are_unique_printable_and_short() -> None:
     found = arm_names([*[("onnx", "a")] * 3, ("llama", "\x1b[31m\n"), *[("llama", "x" * 90)] * 2])
     long = f"llama:{'x' * 33}…"
     assert found == ("onnx:a", "onnx:a (2)", "onnx:a (3)", "llama:?[31m?", long, f"{long} (2)")
     assert len(found[4]) == 40
 
 
-def test_a_name_that_looks_like_a_second_one_stays_unique() -> None:
+def test_an_arm_name_that_looks_numbered_stays_unique() -> None:
     found = arm_names([("onnx", "a"), ("onnx", "a (2)"), ("onnx", "a")])
     assert len(set(found)) == 3
 
@@ -77,7 +77,7 @@ def test_a_name_that_looks_like_a_second_one_stays_unique() -> None:
 # ------------------------------------------------------------------------------------------------- times
 
 
-def test_each_model_has_its_own_curve_and_its_share_of_the_firsts_time() -> None:
+def test_each_model_has_its_curve_and_its_ratio_to_the_first() -> None:
     twice: Price = lambda width, length, count: 2 * by_width(width, length, count)  # noqa: E731
     first, second = measured([TimedModel(), TimedModel(twice)])
     assert first.widths == second.widths == WIDTHS
@@ -89,12 +89,12 @@ def test_each_model_has_its_own_curve_and_its_share_of_the_firsts_time() -> None
     assert second.t1_ratio_range == pytest.approx((2.0, 2.0))
 
 
-def test_all_are_fed_the_same_after_the_same_context_and_closed() -> None:
+def test_all_timed_models_read_the_same_tokens_and_are_closed() -> None:
     models = [TimedModel(), TimedModel(vocabulary_size=7)]
     measured(models)
     logs = [model.sequences[0].log for model in models]
     assert logs[0].fed == logs[1].fed
-    assert max(token for tokens in logs[0].fed for token in tokens) < 7, "tokens that both have"
+    assert max(token for tokens in logs[0].fed for token in tokens) < 7, "tokens of both vocabularies"
     turn = [*[1] * (WARMING_UP + PLAIN_PER_TURN), *OFTEN]
     wide = [*turn, *SELDOM]
     assert logs[0].widths == [START, *turn, *wide, *wide, *turn * (TURNS - 2)]
@@ -103,7 +103,7 @@ def test_all_are_fed_the_same_after_the_same_context_and_closed() -> None:
     assert [model.open_sequences for model in models] == [0, 0]
 
 
-def test_turns_are_in_an_order_that_is_reversed_each_time() -> None:
+def test_the_order_of_models_is_reversed_each_turn() -> None:
     order: list[str] = []
 
     def price(name: str) -> Price:
@@ -115,12 +115,12 @@ def test_turns_are_in_an_order_that_is_reversed_each_time() -> None:
         return own
 
     measured([TimedModel(price("a")), TimedModel(price("b"))])
-    # The one that ends a turn begins the next.
+    # The model that ends a turn begins the next.
     assert "".join(order) == "ab" + "ab" * ((TURNS - 1) // 2) + "a"
 
 
-def test_what_comes_first_in_a_turn_does_not_count() -> None:
-    """Another runtime's threads may still wait busily."""
+def test_the_first_forwards_of_a_turn_are_not_counted() -> None:
+    """Another runtime's threads may still be spinning."""
     others = {"a": 0, "b": 0}
 
     def price(name: str, other: str) -> Price:
@@ -134,7 +134,7 @@ def test_what_comes_first_in_a_turn_does_not_count() -> None:
     assert all(each.forward_s == pytest.approx([0.01] * len(WIDTHS)) for each in found)
 
 
-def test_the_first_turn_and_interruptions_do_not_count() -> None:
+def test_the_first_turn_and_interruptions_do_not_change_the_times() -> None:
     def price(_width: int, _length: int, count: int) -> float:
         return 5.0 if count <= 1 + WARMING_UP + PLAIN_PER_TURN + len(OFTEN) else 0.5 if count % 7 == 0 else 0.010
 
@@ -143,11 +143,11 @@ def test_the_first_turn_and_interruptions_do_not_count() -> None:
     assert found[1].t1_ratio == pytest.approx(2.0)
 
 
-def test_a_pace_that_changes_between_turns_cancels() -> None:
+def test_a_change_of_speed_between_turns_cancels_in_the_ratio() -> None:
     models: list[TimedModel] = []
 
     def slower(seconds: float) -> Price:
-        # A machine that grows slower with everything that it does.
+        # A machine that slows down with every forward.
         return lambda _width, _length, _count: seconds * (1 + sum(model.count for model in models) // 60)
 
     models += [TimedModel(slower(0.010)), TimedModel(slower(0.015))]
@@ -158,7 +158,7 @@ def test_a_pace_that_changes_between_turns_cancels() -> None:
     assert first.t1_ratio_range == (1.0, 1.0)
 
 
-def test_a_short_context_has_fewer_widths() -> None:
+def test_a_short_context_is_timed_at_fewer_widths() -> None:
     (found,) = measured([TimedModel()], context_length=112)
     assert found.context == START
     assert found.widths == tuple(width for width in WIDTHS if width <= 16)
@@ -166,21 +166,21 @@ def test_a_short_context_has_fewer_widths() -> None:
     assert (tiny.context, tiny.widths) == (0, (1, 2, 3, 4, 5, 6))
 
 
-def test_a_model_that_cannot_take_tokens_back_is_refused() -> None:
+def test_timing_a_model_that_cannot_take_tokens_back_is_refused() -> None:
     model = TimedModel(faults=Faults(refuse_rewind_at=1))
     with pytest.raises(InvalidRequestError, match="0 cannot take tokens back"):
         measured([model])
     assert model.sequences == []
 
 
-def test_an_error_closes_what_was_opened() -> None:
+def test_an_error_while_timing_closes_the_sequences() -> None:
     models = [TimedModel(), TimedModel(faults=Faults(raise_at=5))]
     with pytest.raises(ForwardError):
         measured(models)
     assert [model.open_sequences for model in models] == [0, 0]
 
 
-def test_giving_up_closes_them_too() -> None:
+def test_abandoning_the_timing_closes_the_sequences() -> None:
     model = TimedModel()
     steps = measure_runtimes([NamedModel(name="a", arm=None, model=model)], 2048, rest=lambda _: None)
     next(steps)
@@ -188,7 +188,7 @@ def test_giving_up_closes_them_too() -> None:
     assert model.open_sequences == 0
 
 
-def test_the_machine_rests_before_each_turn() -> None:
+def test_the_process_pauses_before_each_models_turn() -> None:
     models = [TimedModel(), TimedModel()]
     rested: list[tuple[float, int]] = []
 
@@ -201,11 +201,11 @@ def test_the_machine_rests_before_each_turn() -> None:
         pass
     assert [seconds for seconds, _ in rested] == [REST_S] * 2 * (TURNS + 1)
     counts = [count for _, count in rested]
-    assert counts[0] == 2, "after both have read the context"
+    assert counts[0] == 2, "after both models read the context"
     assert len(set(counts)) == len(counts)
 
 
-def test_clock_and_rest_are_the_machines_unless_told_otherwise() -> None:
+def test_timing_uses_the_real_clock_and_sleep_by_default() -> None:
     assert inspect.signature(measure_runtimes).parameters["rest"].default is time.sleep
     steps = measure_runtimes([NamedModel(name="a", arm="b", model=TimedModel())], 2048)
     while True:
@@ -240,7 +240,7 @@ PAIR = (
 )
 
 
-def test_the_json_has_the_promised_keys() -> None:
+def test_the_runtimes_json_has_the_documented_keys() -> None:
     first, second = runtimes_json(PAIR)
     assert first == {
         "name": "llama:big", "arm": "plain", "model": "big", "runtime": "llama", "device": "cpu", "threads": 1,
@@ -251,15 +251,15 @@ def test_the_json_has_the_promised_keys() -> None:
     assert runtimes_json(()) == []
 
 
-def test_people_are_told_times_and_bytes() -> None:
+def test_the_printed_runtimes_show_times_and_bytes() -> None:
     assert runtime_lines(()) == ()
     assert runtime_lines(runtimes_json(PAIR)) == (
-        "a forward of one token after 96, in turns",
+        "a forward of one token after 96, measured alternately",
         "  llama:big      T(1)   40.00 ms, 400 MB read",
         "  onnx:big-onnx  T(1)   30.00 ms, 300 MB read; 0.75x (0.68-0.83) of llama:big's time, 0.75x of its bytes",
     )
 
 
-def test_bytes_that_are_not_known_are_no_share() -> None:
+def test_unknown_bytes_have_no_ratio_in_the_printed_runtimes() -> None:
     unknown = (times("llama:big", 0.040, 1.0, bytes_per_forward=0), PAIR[1])
     assert runtime_lines(runtimes_json(unknown))[2].endswith("of llama:big's time")

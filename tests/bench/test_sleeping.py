@@ -1,4 +1,4 @@
-"""The drafter that takes its time: right as often as told, late by its own clock, and easily stopped."""
+"""The sleeping drafter: its accuracy is as set, its delays follow its clock, and it can be cancelled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def drafter(token_s: float = 0.0, **settings: object) -> SleepingDrafter:
 
 
 class Stop:
-    """A gate that lets ``count`` tokens be drafted."""
+    """A gate that admits ``count`` tokens."""
 
     needs_entropy = False
 
@@ -43,14 +43,14 @@ class Stop:
         return self.left > 0
 
 
-def test_it_is_always_right_unless_told() -> None:
+def test_the_sleeping_drafter_is_right_by_default() -> None:
     proposal = started(drafter()).propose(Context(TEXT[:3]), 5)
     assert proposal.tokens == tuple(TEXT[3:8])
     assert (proposal.drafted_by, proposal.sources, proposal.forwards) == ("sleeping", ("sleeping",) * 5, 5)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
-def test_it_is_right_as_often_as_told_and_the_same_at_every_asking(acceptance: float) -> None:
+def test_the_sleeping_drafters_accuracy_is_as_set_and_repeatable(acceptance: float) -> None:
     own = drafter(acceptance=acceptance, seed=4)
     state = started(own)
     said = state.propose(Context(TEXT[:1]), len(TEXT)).tokens
@@ -64,9 +64,9 @@ def test_it_is_right_as_often_as_told_and_the_same_at_every_asking(acceptance: f
     assert drafter(acceptance=0.5).is_right(3) == drafter(acceptance=0.5, seed=0).is_right(3)
 
 
-def test_it_waits_for_deadlines_of_its_clock_and_not_for_each_token_anew() -> None:
+def test_the_sleeping_drafter_waits_until_deadlines_not_per_token() -> None:
     jumps = itertools.count()
-    # A clock that is always far beyond the next deadline: nothing is waited for.
+    # A clock that is always far beyond the next deadline: the drafter never waits.
     late = started(drafter(token_s=30.0, clock=lambda: 1000.0 * next(jumps)))
     assert late.propose(Context(TEXT[:3]), 4).tokens == tuple(TEXT[3:7])
     waits: list[float] = []
@@ -83,7 +83,7 @@ def test_it_waits_for_deadlines_of_its_clock_and_not_for_each_token_anew() -> No
     assert waits == [0.5, 1.0, 1.5]
 
 
-def test_it_ends_where_the_gate_or_the_text_does() -> None:
+def test_the_sleeping_drafter_stops_at_the_gate_or_the_end_of_text() -> None:
     state = started(drafter())
     assert state.propose(Context(TEXT[:3]), 9, Stop(2)).tokens == tuple(TEXT[3:5])
     assert state.propose(Context(TEXT[:398]), 9).tokens == tuple(TEXT[398:])
@@ -91,7 +91,7 @@ def test_it_ends_where_the_gate_or_the_text_does() -> None:
     assert state.propose(Context(TEXT[:3]), 0) == NOTHING
 
 
-def test_cancelling_wakes_it() -> None:
+def test_cancelling_wakes_the_sleeping_drafter() -> None:
     state = started(drafter(token_s=60.0))
     threading.Timer(0.05, state.cancel).start()
     with pytest.raises(CancelledError):

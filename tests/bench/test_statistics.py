@@ -1,4 +1,4 @@
-"""Paired statistics against brute force, known answers and what must not change them."""
+"""Paired statistics against brute force and known answers, and their invariances."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ measured = st.dictionaries(
 def lognormal(
     prompts: int, *, mean: float, spread: float, seed: int, passes: int = 3, noise: float = 0.05
 ) -> dict[str, list[float]]:
-    """Prompts that differ by ``spread``, each measured a few times with ``noise``."""
+    """Prompts that differ by ``spread``, each measured several times with ``noise``."""
     generator = np.random.default_rng(seed)
     truths = generator.normal(mean, spread, size=prompts)
     logs = truths[:, None] + generator.normal(0, noise, size=(prompts, passes))
@@ -55,38 +55,38 @@ def made(
 # --------------------------------------------------------------------------------------------- the order of runs
 
 
-def test_two_arms_go_there_and_back_and_the_next_prompt_begins_with_the_other() -> None:
+def test_abba_order_reverses_and_rotates_the_first_arm() -> None:
     assert abba(["a", "b"], 1, 0) == ["a", "b", "b", "a"]
     assert abba(["a", "b"], 1, 1) == ["b", "a", "a", "b"]
     assert abba(["a", "b"], 2, 0) == ["a", "b", "b", "a"] * 2
 
 
 @given(count=st.integers(1, 6), passes=st.integers(1, 4), seed=st.integers(0, 100))
-def test_every_arm_has_the_same_mean_position_and_number_of_runs(count: int, passes: int, seed: int) -> None:
+def test_abba_gives_every_arm_the_same_mean_position_and_count(count: int, passes: int, seed: int) -> None:
     arms = [f"arm{number}" for number in range(count)]
     order = abba(arms, passes, seed)
     positions = {arm: [place for place, name in enumerate(order) if name == arm] for arm in arms}
     assert {len(places) for places in positions.values()} == {2 * passes}
     assert {sum(places) for places in positions.values()} == {passes * (len(order) - 1)}
-    # The n-th run of one arm and the n-th of another belong to the same there or back.
+    # The n-th runs of two arms belong to the same half of a pass.
     for nth in range(2 * passes):
         assert {places[nth] // count for places in positions.values()} == {nth}
 
 
 @given(count=st.integers(1, 6), rounds=st.integers(1, 3))
-def test_no_arm_is_the_first_more_often_than_another(count: int, rounds: int) -> None:
+def test_abba_puts_each_arm_first_equally_often(count: int, rounds: int) -> None:
     arms = [f"arm{number}" for number in range(count)]
     firsts = Counter(abba(arms, 1, prompt)[0] for prompt in range(count * rounds))
     assert firsts == dict.fromkeys(arms, rounds)
 
 
 @pytest.mark.parametrize(("arms", "passes"), [([], 1), (["a", "a"], 1), (["a"], 0)])
-def test_an_order_that_makes_no_sense_is_refused(arms: Sequence[str], passes: int) -> None:
-    with pytest.raises(ValueError, match=r"arms|pass"):
+def test_abba_refuses_no_arms_duplicates_and_zero_passes(arms: Sequence[str], passes: int) -> None:
+    with pytest.raises(ValueError, match=r"arm|pass"):
         abba(arms, passes, 0)
 
 
-def test_prompts_are_shuffled_by_the_seed_alone() -> None:
+def test_the_prompt_order_depends_only_on_the_seed() -> None:
     items = list(range(40))
     assert shuffled(items, 1) == shuffled(items, 1)
     assert sorted(shuffled(items, 1)) == items
@@ -96,14 +96,14 @@ def test_prompts_are_shuffled_by_the_seed_alone() -> None:
 # ---------------------------------------------------------------------------------------------------- speed-ups
 
 
-def test_a_speedup_with_a_known_answer() -> None:
+def test_speedup_equals_a_hand_computed_value() -> None:
     # Medians: of 2, 9, 2 -> 2; of 1/2 -> 1/2; of 2 and 8 -> 4 (in logarithms).
     result = speedup({"a": [2.0, 9.0, 2.0], "b": [0.5], "c": [2.0, 8.0]})
     assert result.geomean == pytest.approx(4 ** (1 / 3))
     assert (result.prompts, result.passes) == (3, 1)
 
 
-def test_the_interval_is_that_of_all_resamples_of_the_passes() -> None:
+def test_the_interval_equals_that_of_all_pass_resamples() -> None:
     ratios = {"a": [0.9, 1.1, 1.5], "b": [2.0, 1.0, 1.6]}
     medians = [
         [statistics.median(sample) for sample in itertools.product(map(math.log, own), repeat=3)]
@@ -114,8 +114,8 @@ def test_the_interval_is_that_of_all_resamples_of_the_passes() -> None:
     assert result.ci95 == pytest.approx(tuple(np.percentile(every, [2.5, 97.5])), rel=0.01)
 
 
-def test_prompts_that_differ_widen_no_interval_and_passes_that_differ_do() -> None:
-    """The prompts are those that are named; what else could have been asked is no part of the figure."""
+def test_the_interval_widens_with_passes_that_differ_not_with_prompts() -> None:
+    """The prompts are fixed: the choice of other prompts is not part of the uncertainty."""
     apart = speedup({"a": [0.5] * 3, "b": [8.0] * 3})
     assert apart.geomean == pytest.approx(2)
     assert apart.ci95 == pytest.approx((2, 2))
@@ -123,8 +123,8 @@ def test_prompts_that_differ_widen_no_interval_and_passes_that_differ_do() -> No
     assert low < 1.95 < 2.05 < high
 
 
-def test_the_interval_covers_another_run_about_as_often_as_it_says() -> None:
-    # 12 prompts of 9 passes each. The truth is what these prompts come to without noise.
+def test_the_95_per_cent_interval_covers_a_repeated_run_about_as_often() -> None:
+    # 12 prompts of 9 passes each. The truth is these prompts' value without noise.
     covered = []
     for seed in range(200):
         generator = np.random.default_rng(seed)
@@ -139,7 +139,7 @@ def test_the_interval_covers_another_run_about_as_often_as_it_says() -> None:
 @pytest.mark.slow
 @given(ratios=measured)
 @settings(max_examples=50)
-def test_swapping_arm_and_baseline_inverts_everything(ratios: dict[str, list[float]]) -> None:
+def test_swapping_arm_and_baseline_inverts_speedup_and_interval(ratios: dict[str, list[float]]) -> None:
     swapped = {prompt: [1 / ratio for ratio in own] for prompt, own in ratios.items()}
     one, other = speedup(ratios, resamples=200), speedup(swapped, resamples=200)
     assert one.geomean * other.geomean == pytest.approx(1)
@@ -148,7 +148,7 @@ def test_swapping_arm_and_baseline_inverts_everything(ratios: dict[str, list[flo
 
 @given(ratios=measured)
 @settings(max_examples=50)
-def test_the_order_of_prompts_does_not_matter_and_the_estimate_is_in_its_interval(
+def test_speedup_ignores_prompt_order_and_lies_in_its_interval(
     ratios: dict[str, list[float]],
 ) -> None:
     result = speedup(ratios, resamples=100)
@@ -156,19 +156,19 @@ def test_the_order_of_prompts_does_not_matter_and_the_estimate_is_in_its_interva
     assert result.ci95[0] <= result.geomean <= result.ci95[1]
 
 
-def test_of_single_passes_the_interval_is_a_point() -> None:
+def test_with_one_pass_per_prompt_the_interval_is_a_point() -> None:
     result = speedup({"a": [1.5], "b": [0.7], "c": [1.1]})
     assert result.ci95 == (result.geomean, result.geomean)
 
 
-def test_a_pass_that_was_slow_for_every_prompt_widens_the_interval_and_does_not_move_it_away() -> None:
+def test_a_pass_slow_for_every_prompt_widens_the_interval_to_the_estimate() -> None:
     result = speedup({str(number): [1.2, 1.2, 1.1] for number in range(36)})
     assert result.geomean == pytest.approx(1.2)
     assert result.ci95[1] == result.geomean
     assert result.ci95[0] < 1.19
 
 
-def test_the_defaults_are_2000_resamples_and_seed_0_and_the_seed_matters() -> None:
+def test_speedup_defaults_to_2000_resamples_and_seed_0() -> None:
     ratios = lognormal(12, mean=0.3, spread=0.5, seed=1)
     assert speedup(ratios) == speedup(ratios, resamples=2000, seed=0)
     assert speedup(ratios).ci95 != speedup(ratios, resamples=1999).ci95
@@ -176,7 +176,7 @@ def test_the_defaults_are_2000_resamples_and_seed_0_and_the_seed_matters() -> No
     assert speedup(ratios).geomean == speedup(ratios, seed=1).geomean
 
 
-def test_one_disturbed_pass_of_three_moves_nothing() -> None:
+def test_one_disturbed_pass_of_three_does_not_change_the_speedup() -> None:
     assert speedup({"a": [1.5, 1.5, 40.0]}).geomean == pytest.approx(1.5)
 
 
@@ -191,24 +191,26 @@ def test_one_disturbed_pass_of_three_moves_nothing() -> None:
         (1.2, 1.2, 2, False, False),
     ],
 )
-def test_what_an_interval_tells(low: float, high: float, passes: int, told_apart: bool, narrow: bool) -> None:
+def test_an_interval_tells_whether_arms_differ_and_whether_it_is_narrow(
+    low: float, high: float, passes: int, told_apart: bool, narrow: bool
+) -> None:
     found = made(1.2, low, high, passes=passes)
     assert (found.told_apart, found.narrow) == (told_apart, narrow)
 
 
-def test_what_a_run_has_to_reach() -> None:
+def test_the_limits_of_a_valid_run_are_one_and_two_per_cent_and_three_passes() -> None:
     assert (SAME_WITHIN, NARROW_WITHIN, LEAST_PASSES) == (0.01, 0.02, 3)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_speed_that_is_none_is_refused_with_its_prompt(value: float) -> None:
+def test_a_ratio_that_is_not_finite_and_positive_is_refused_with_its_prompt(value: float) -> None:
     with pytest.raises(ValueError, match='prompt "a"'):
         speedup({"a": [1.0, value]})
     with pytest.raises(ValueError, match="above 0"):
         geomean([1.0, value])
 
 
-def test_nothing_measured_is_refused() -> None:
+def test_statistics_without_measurements_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one prompt"):
         speedup({})
     with pytest.raises(ValueError, match='"a" has no passes'):
@@ -219,7 +221,7 @@ def test_nothing_measured_is_refused() -> None:
         geomean([])
 
 
-def test_categories_are_speedups_of_their_own_prompts() -> None:
+def test_category_speedups_use_only_the_categorys_prompts() -> None:
     ratios = lognormal(9, mean=0.2, spread=0.3, seed=2)
     categories = {prompt: ("code", "chat", "qa")[number % 3] for number, prompt in enumerate(ratios)}
     result = by_category(ratios, categories)
@@ -231,7 +233,7 @@ def test_categories_are_speedups_of_their_own_prompts() -> None:
         by_category(ratios, {})
 
 
-def test_a_speedup_as_json_has_the_names_of_the_report() -> None:
+def test_a_speedups_json_has_the_reports_keys() -> None:
     assert made(1.5, 1.2, 1.8).as_json() == {
         "geomean": 1.5,
         "ci95": [1.2, 1.8],
@@ -243,14 +245,14 @@ def test_a_speedup_as_json_has_the_names_of_the_report() -> None:
 
 
 @given(values=st.lists(speeds, min_size=1, max_size=20))
-def test_the_geometric_mean_is_the_one_of_the_standard_library(values: list[float]) -> None:
+def test_geomean_equals_the_standard_librarys(values: list[float]) -> None:
     assert geomean(values) == pytest.approx(statistics.geometric_mean(values))
 
 
 # ------------------------------------------------------------------------------------------- derived figures
 
 
-def test_mbsu_with_known_answers() -> None:
+def test_mbsu_equals_hand_computed_values() -> None:
     # Three tokens a round, four drafter forwards of an eighth of the target: 3 / 1.5.
     assert mbsu(3, 4, 125, 1000) == pytest.approx(2)
     assert mbsu(2.5, 6, 0, 1000) == mbsu(2.5, 0, 500, 1000) == 2.5
@@ -267,7 +269,7 @@ def test_mbsu_is_the_ratio_of_bytes_read_for_the_same_tokens(
 @pytest.mark.parametrize(
     "arguments", [(0, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, 0), (math.nan, 1, 1, 1), (1, math.inf, 1, 1)]
 )
-def test_mbsu_of_nonsense_is_refused(arguments: tuple[float, float, float, float]) -> None:
+def test_mbsu_refuses_negative_and_non_finite_values(arguments: tuple[float, float, float, float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         mbsu(*arguments)
 
@@ -285,7 +287,7 @@ def test_regret_is_measured_against_the_best_depth_of_each_category() -> None:
     assert (result["code"].best_speedup, result["code"].planned_speedup) == (2.0, 2.1)
 
 
-def test_regret_compares_only_what_was_measured_on_the_same_prompts() -> None:
+def test_regret_refuses_arms_measured_on_other_prompts() -> None:
     with pytest.raises(ValueError, match="at least one fixed arm"):
         regret({}, {"chat": made(1.0)})
     for speeds_of_arm in ({}, {"chat": made(1.0, prompts=2)}):

@@ -1,4 +1,4 @@
-"""The benchmark of unequal cores on a tiny model: its pool still fits the product's, and all arms agree."""
+"""The benchmark of unequal cores on a tiny model: its pool matches the product's, and all arms agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 
 @pytest.mark.slow
-def test_every_arm_runs_and_computes_the_same_bits(tmp_path: Path) -> None:
+def test_every_arm_of_the_unequal_cores_benchmark_computes_the_same_bits(tmp_path: Path) -> None:
     require_native()
     model = write_tiny_gguf(tmp_path / "tiny.gguf", width=128, quant="Q4_0")
     library = unequal_cores.build(tmp_path, ["-O0"])
@@ -26,9 +26,9 @@ def test_every_arm_runs_and_computes_the_same_bits(tmp_path: Path) -> None:
         assert set(report) >= {"ms", "shared over equal", "shared, one held, over ideal"}, width
 
 
-def test_the_ideal_divides_the_work_by_speed() -> None:
+def test_the_ideal_time_on_unequal_cores_divides_work_by_speed() -> None:
     seconds = {name: [1.0, 1.0] for name in unequal_cores.ARMS}
-    seconds["shared, one held"] = [1.5, 1.5]  # of two threads, one at a third: 2 / (1 + 1/3)
+    seconds["shared, one held"] = [1.5, 1.5]  # two threads, one at a third of the speed: 2 / (1 + 1/3)
     seconds["equal, one held"] = [3.0, 3.0]
     report = unequal_cores.report(seconds, 2)
     assert report["shared, one held, over ideal"] == {"median": 1.0, "from": 1.0, "to": 1.0}

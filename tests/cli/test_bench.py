@@ -356,8 +356,8 @@ SUITES = {
     "a list": ("[1]\n", "must be a JSON object"),
     "no prompt": ('{"id": "a", "category": "c"}\n', '"prompt" is missing'),
     "an empty prompt": ('{"id": "a", "category": "c", "prompt": " "}\n', "not empty"),
-    "half a pair": ('{"id": "a", "category": "c", "prompt": "\\ud800"}\n', "half of a character pair"),
-    "no turns": ('{"question_id": 1, "category": "c", "turns": []}\n', "at least one text"),
+    "half a pair": ('{"id": "a", "category": "c", "prompt": "\\ud800"}\n', "half of a surrogate pair"),
+    "no turns": ('{"question_id": 1, "category": "c", "turns": []}\n', "whose first item is a text"),
     "twice": ('{"id": "a", "category": "c", "prompt": "x"}\n' * 2, "occurs twice"),
     "nesting": ("[" * 100_000 + "\n", "line 1"),
 }

@@ -147,7 +147,7 @@ def test_people_are_told_what_a_token_takes(
 ) -> None:
     result = here("bench", *target, *SMALL, "--compare", tiny.drafter)
     assert result.code == 0, result.err
-    assert "a forward of one token after 96, in turns" in result.out
+    assert "a forward of one token after 96, measured alternately" in result.out
     assert f"{OWN}:target   T(1)   40.00 ms" in result.out
     assert f"{OWN}:drafter  T(1)   50.00 ms" in result.out
     assert f"1.25x (1.25-1.25) of {OWN}:target's time" in result.out

@@ -1,4 +1,4 @@
-"""The pages under docs/: what they show exists, what they measure names its machine, and none is too long."""
+"""The pages under docs/: what they show exists, measurements name their machine, and no page is too long."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ RUN = [
     for number, text in enumerate(fenced(page, "python"), start=1)
 ]
 
-# A figure that somebody measured; and what has to stand on its page.
+# A measured figure, and what its page must contain.
 MEASURED = re.compile(r"\d+\.\d+x\b|\d tok(ens)?/s|\d ms\b|\d times as (fast|long)")
 MACHINE = re.compile(r"AMD EPYC|Intel Xeon|x86-64 server|simulated clock")
 HOW = re.compile(
     r"[Tt]o reproduce|`python (-m )?benchmarks|`scripts/\S+` does the comparison again"
     r"|\]\((\.\./)?results/|\(\.\./start\.md"
 )
-# Pages whose figures are not measurements, and why.
+# Pages whose figures are not measurements, with the reason.
 NOT_MEASURED = {
     "docs/json.md": "it explains keys",
     "docs/reason-codes.md": "it explains codes",
@@ -59,27 +59,27 @@ NOT_MEASURED = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_short_and_begins_with_its_title(page: str) -> None:
+def test_a_docs_page_is_short_and_begins_with_its_title(page: str) -> None:
     lines = read_page(page).splitlines()
     assert len(lines) <= MOST_LINES
     assert lines[0].startswith("# ")
 
 
-def test_the_kernels_results_are_one_page() -> None:
+def test_the_kernels_results_fit_one_short_page() -> None:
     assert len(read_page("docs/results/native.md").splitlines()) <= MOST_LINES_OF_THE_KERNELS_RESULTS
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_measured_figures_name_their_machine_and_how_to_measure_them_again(page: str) -> None:
+def test_pages_with_measured_figures_name_machine_and_command(page: str) -> None:
     text = read_page(page)
     if not MEASURED.search(text) or page in NOT_MEASURED:
         return
-    assert MACHINE.search(text), f"{page} has {MEASURED.search(text)} and names no machine"
-    assert HOW.search(text), f"{page} has {MEASURED.search(text)} and does not say how to measure it again"
+    assert MACHINE.search(text), f"{page} has {MEASURED.search(text)} but no machine"
+    assert HOW.search(text), f"{page} has {MEASURED.search(text)} but not how to measure it again"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/results/")])
-def test_results_name_machine_reproduction_and_limits(page: str) -> None:
+def test_results_pages_have_machine_reproduction_and_limits(page: str) -> None:
     assert MACHINE.search(read_page(page))
     if page != "docs/results/index.md":
         assert re.search(r"[Tt]o\s+reproduce", read_page(page))
@@ -87,14 +87,14 @@ def test_results_name_machine_reproduction_and_limits(page: str) -> None:
     assert re.search(r"make (acceptance|test-\w+)|python (-m benchmarks|scripts/|benchmarks/)", read_page(page))
 
 
-def test_notes_carry_a_date() -> None:
+def test_every_note_has_a_date() -> None:
     for page in PAGES:
         if page.startswith("docs/notes/") and page != "docs/notes/index.md":
             assert re.search(r"2026-\d\d-\d\d", "\n".join(read_page(page).splitlines()[:6])), page
             assert page.removeprefix("docs/notes/") in read_page("docs/notes/index.md"), page
 
 
-def test_there_is_no_page_of_what_does_not_exist() -> None:
+def test_docs_have_no_page_about_a_missing_command() -> None:
     commands = (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")
     if not re.search(r"^  serve ", commands, re.MULTILINE):
         assert not [page for page in PAGES if "serv" in page]
@@ -103,7 +103,7 @@ def test_there_is_no_page_of_what_does_not_exist() -> None:
 # --------------------------------------------------------------------------------------------------- glossary
 
 
-def test_terms_have_a_name_in_the_literature_and_a_source() -> None:
+def test_glossary_terms_have_a_literature_name_and_a_source() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in read_page("docs/glossary.md").splitlines()
@@ -121,7 +121,7 @@ def test_terms_have_a_name_in_the_literature_and_a_source() -> None:
 # --------------------------------------------------------------------------------------------------- commands
 
 
-def test_the_pages_show_commands() -> None:
+def test_the_docs_contain_commands() -> None:
     assert len(COMMANDS) >= 40
     shown = {name for _, command in COMMANDS for name in re.findall(r"(?:^|[ |])edgespec ([a-z]+)", command)}
     assert {"chat", "generate", "pull", "models", "calibrate", "plan", "bench", "export", "verify"} <= shown
@@ -129,13 +129,15 @@ def test_the_pages_show_commands() -> None:
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_a_command_exists_and_its_options_too(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_documented_command_and_its_options_exist(
+    page: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in _programs(command):
         _check_program(words, page, capsys)
 
 
 def _programs(command: str) -> Iterator[list[str]]:
-    """The programs of a pipe, each with its arguments, without what is put into their environment."""
+    """The programs of a pipe, each with its arguments, without environment assignments."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars="|")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -151,7 +153,7 @@ def _programs(command: str) -> Iterator[list[str]]:
 def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[str]) -> None:
     match words:
         case ["edgespec", *arguments]:
-            # The parser reads every option before --help ends it.
+            # The parser reads every option before --help exits.
             assert run([*arguments, "--help"]) == 0, capsys.readouterr().err
             assert "Usage: edgespec" in capsys.readouterr().out
         case ["make", target, *_]:
@@ -173,16 +175,16 @@ def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_shell_can_read_what_is_shown(page: str) -> None:
+def test_every_documented_command_is_valid_shell(page: str) -> None:
     for block in [*fenced(page, "sh"), *console_commands(page)]:
         done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/notes/")])
-def test_options_in_the_text_exist(page: str) -> None:
+def test_every_option_mentioned_in_the_docs_exists(page: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
-    known |= {"--exclude-module", "--install"}  # PyInstaller's, and xcode-select's
+    known |= {"--exclude-module", "--install"}  # options of PyInstaller and xcode-select
     for script in [*(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         known |= set(re.findall(r"--[a-z][a-z-]+", script.read_text(encoding="utf-8")))
     mentioned = {option for code in re.findall(r"`([^`\n]+)`", prose(page)) for option in _options(code)}
@@ -197,14 +199,14 @@ def _options(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_a_snippet_is_python(snippet: str) -> None:
+def test_every_python_snippet_in_the_docs_compiles(snippet: str) -> None:
     compile(snippet, "snippet", "exec")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("snippet", RUN)
-def test_a_snippet_that_embeds_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
-    """On a tiny model, under the name of the default one."""
+def test_every_embedding_snippet_in_the_docs_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
+    """On a tiny model under the default model's name."""
     on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(tiny.target)))
     done = subprocess.run(
         [sys.executable, "-c", on_tiny],
@@ -222,7 +224,7 @@ def test_a_snippet_that_embeds_runs(snippet: str, tiny: TinyModels, tmp_path: Pa
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_profile_in_a_page_is_one(page: str) -> None:
+def test_every_profile_in_the_docs_is_valid(page: str) -> None:
     for block in fenced(page, "toml"):
         assert from_table(tomllib.loads(block), page, folder=None).values
 
@@ -230,7 +232,7 @@ def test_a_profile_in_a_page_is_one(page: str) -> None:
 # ---------------------------------------------------------------------------------------- complete references
 
 
-def test_every_profile_key_is_explained() -> None:
+def test_every_profile_key_is_documented() -> None:
     page = read_page("docs/guide/profiles.md")
     common, _, advanced = page.partition("## Advanced keys")
     first = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]*) \|", common, re.MULTILINE))))
@@ -239,7 +241,7 @@ def test_every_profile_key_is_explained() -> None:
     assert set(KEYS) - set(ADVANCED_KEYS) <= first
 
 
-def test_every_command_has_a_row() -> None:
+def test_every_command_is_in_the_command_table() -> None:
     overview = (SNAPSHOTS / "help.txt").read_text(encoding="utf-8").split("=== ")[1]
     commands = re.findall(r"^  (\w+)  ", overview.partition("Commands:")[2], re.MULTILINE)
     assert len(commands) >= 11
@@ -247,7 +249,7 @@ def test_every_command_has_a_row() -> None:
     assert [name for name in commands if f"| `edgespec {name}` |" not in page] == []
 
 
-def test_the_keys_of_a_benchmark_exist() -> None:
+def test_every_documented_bench_json_key_exists() -> None:
     paths = (SNAPSHOTS / "json" / "bench.txt").read_text(encoding="utf-8").replace("[]", "")
     known = {part for path in paths.splitlines() for part in path.split(".")} | {"NAME"}
     table = read_page("docs/guide/benchmarks.md").partition("## The JSON")[2]
@@ -256,7 +258,7 @@ def test_the_keys_of_a_benchmark_exist() -> None:
     assert [name for name in names if not set(name.split(".")) <= known | {"null", "again", "plain", "plot"}] == []
 
 
-def test_errors_that_are_named_exist() -> None:
+def test_every_error_class_named_in_the_docs_exists() -> None:
     named = set(re.findall(r"`(\w+Error)`", read_page("docs/embedding/errors.md")))
     assert len(named) >= 15
     assert named <= set(edgespec.__all__)

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: without a warning, without a dead link, and complete without the network."""
+"""The site that `make docs` builds has no warning, no dead link, and needs no network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.pages import PAGES, ROOT
 
 pytestmark = pytest.mark.slow
 
-# Tags that make a browser fetch something by itself, and where they name it.
+# Tags that make a browser fetch a file, and the attribute with its address.
 FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src"}
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page links to, what it fetches, and the places in it that links may name."""
+    """The links of a page, the files it fetches, and its anchors."""
 
     links: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Page(HTMLParser):
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site as `make docs` does, somewhere else."""
+    """Build the site as `make docs` does, in another folder."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", source / "mkdocs.yml", "--site-dir", site]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=source, env=quiet, check=False)
@@ -70,12 +70,12 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def dead_links(pages: dict[Path, Page], site: Path) -> list[str]:
-    """Links to a file of the site that is not there, or to a place that the file does not have."""
+    """Links to a missing file of the site, or to a missing anchor of a file."""
     dead = []
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
-            # The page of missing pages does not know where it is shown, and links from the site's root.
+            # The 404 page may be shown at any address and links from the site's root.
             if parts.scheme or path.name == "404.html":
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
@@ -87,8 +87,8 @@ def dead_links(pages: dict[Path, Page], site: Path) -> list[str]:
     return dead
 
 
-def test_make_docs_builds_strictly_where_it_says() -> None:
-    # Without the flags of a `make` that runs the tests, which would name the folders it enters.
+def test_make_docs_builds_strictly_into_the_stated_folder() -> None:
+    # Without the flags of a `make` that runs the tests: with them `make` prints the folders it enters.
     alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     recipe = subprocess.run(
         ["make", "-n", "docs"], capture_output=True, text=True, cwd=ROOT, env=alone, check=True
@@ -97,24 +97,24 @@ def test_make_docs_builds_strictly_where_it_says() -> None:
     assert re.search(r"^site_dir: build/docs$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_every_page_is_in_the_site(site: Path) -> None:
+def test_every_docs_page_is_in_the_site(site: Path) -> None:
     missing = [page for page in PAGES if not (site / page.removeprefix("docs/").replace(".md", ".html")).is_file()]
     assert missing == []
 
 
-def test_no_link_is_dead(pages: dict[Path, Page], site: Path) -> None:
+def test_the_site_has_no_dead_links(pages: dict[Path, Page], site: Path) -> None:
     assert sum(len(page.links) for page in pages.values()) > 1000
     assert dead_links(pages, site) == []
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
+def test_the_link_checker_detects_a_dead_link(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<a href="b.html#here">x</a><a href="c.html">y</a><a href="#there">z</a>')
     (tmp_path / "b.html").write_text('<h1 id="elsewhere">B</h1>')
     pages = {path: read(path) for path in (tmp_path / "a.html", tmp_path / "b.html")}
     assert dead_links(pages, tmp_path) == ["a.html: b.html#here", "a.html: c.html", "a.html: #there"]
 
 
-def test_the_build_fails_on_a_dead_link(tmp_path: Path) -> None:
+def test_the_docs_build_fails_on_a_dead_link(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A page\n\n[gone](gone.md) and [nowhere](#nowhere)\n")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_the_build_fails_on_a_dead_link(tmp_path: Path) -> None:
     assert "#nowhere" in done.stderr
 
 
-def test_reading_the_site_fetches_nothing_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
+def test_the_docs_site_loads_nothing_from_other_hosts(pages: dict[Path, Page], site: Path) -> None:
     fetched = {name for page in pages.values() for name in page.fetched}
     assert fetched
     assert [name for name in fetched if urlsplit(name).netloc] == []
@@ -136,6 +136,6 @@ def test_reading_the_site_fetches_nothing_from_elsewhere(pages: dict[Path, Page]
 
 def test_every_public_name_is_in_the_api_reference(pages: dict[Path, Page], site: Path) -> None:
     anchors = set().union(*(page.anchors for path, page in pages.items() if path.parent == site / "api"))
-    public = set(edgespec.__all__) - {"__version__", "Event"}  # a version, and a union of what is there
+    public = set(edgespec.__all__) - {"__version__", "Event"}  # a version, and a union of public names
     named = {name for name in public if {f"edgespec.{name}", f"edgespec.errors.{name}"} & anchors}
     assert public - named == set()

@@ -1,4 +1,4 @@
-"""Real models, from the store that everything else on this machine uses, so that they are fetched once."""
+"""Real models from the machine's shared store, so that they are downloaded once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgespec import Engine
 
 @pytest.fixture(scope="session")
 def pair() -> Iterator[Engine]:
-    """The default target and its drafter, calibrated: what ``edgespec chat --profile laptop`` has after a while.
+    """The default target and its calibrated drafter, as in `edgespec chat --profile laptop` after a while.
 
-    In the setting whose widths are bit-equal, whatever an earlier calibration found that to cost.
+    In the setting whose widths are bit-equal, whatever its measured cost.
     """
     with Engine.load(profile="laptop", download=True, calibrate=True) as engine:
         yield engine

@@ -1,4 +1,4 @@
-"""The commands of the guide, run as they stand on the default pair; those that cannot are named with the reason."""
+"""The commands of the guide, run as shown on the default pair; exceptions are listed with the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.pages import PAGES, ROOT, console_commands, read_page, run_co
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-# Those of the other pages are run by test_pages.py and test_npu_page.py.
+# test_pages.py and test_npu_page.py run the other pages.
 GUIDE = [page for page in PAGES if page.startswith(("docs/guide/", "docs/results/")) or page == "docs/start.md"]
-# Beginnings of commands that tests/docs/test_docs.py only parses, and why.
+# Beginnings of commands that tests/docs/test_docs.py only parses, with the reason.
 NOT_RUN = {
     "make ": "tests/models/test_readme.py runs what `make chat` ends in; the others are this test run, or take hours",
     "pip ": "it installs",
@@ -37,18 +37,18 @@ COMMANDS = [
     for command in dict.fromkeys(console_commands(page))
     if not command.startswith(tuple(NOT_RUN))
 ]
-# Chats read this where the page shows no pipe.
+# The input of chats if the page shows no pipe.
 PROMPT = "Name a prime number.\n"
 
 
-def test_most_commands_run() -> None:
+def test_all_exceptions_from_running_docs_commands_match_a_command() -> None:
     assert len(COMMANDS) >= 20
     for beginning in NOT_RUN:
         assert any(command.startswith(beginning) for page in GUIDE for command in console_commands(page)), beginning
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guide_runs(command: str, tmp_path: Path) -> None:
+def test_every_command_in_the_guide_runs(command: str, tmp_path: Path) -> None:
     given = ""
     if " | " in command:
         source, command = command.split(" | ")
@@ -59,7 +59,7 @@ def test_a_command_of_the_guide_runs(command: str, tmp_path: Path) -> None:
     run_command(command, tmp_path, given=given)
 
 
-def test_the_chat_page_lists_the_commands_of_the_chat() -> None:
+def test_the_chat_page_lists_all_chat_commands() -> None:
     words = [sys.executable, "-m", "edgespec", "chat", "smollm2-135m"]
     done = subprocess.run(words, input="/help\n", capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

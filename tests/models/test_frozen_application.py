@@ -1,4 +1,4 @@
-"""An application made with PyInstaller carries edgespec: the hook that the package brings finds all it needs."""
+"""An application made with PyInstaller contains edgespec: the package's hook includes everything needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec import Engine
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-# What is installed for developing and no application needs.
+# Development packages that an application does not need.
 LEFT_OUT = ("gguf", "llama_cpp", "matplotlib", "onnx", "onnxruntime", "pytest")
 
 
@@ -24,7 +24,7 @@ def test_the_embedding_example_runs_as_a_frozen_application(tmp_path: Path) -> N
     (directory,) = hooks.load()()
     assert (Path(directory) / "hook-edgespec.py").is_file()
     with Engine.load("smollm2-135m", draft="none", download=True):
-        pass  # the application finds it in the store
+        pass  # the application finds the model in the store
     without = [part for name in LEFT_OUT for part in ("--exclude-module", name)]
     folders = ["--distpath", tmp_path / "dist", "--workpath", tmp_path / "work", "--specpath", tmp_path]
     built = subprocess.run(
@@ -34,7 +34,7 @@ def test_the_embedding_example_runs_as_a_frozen_application(tmp_path: Path) -> N
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    # Nothing of this environment: the application stands on its own.
+    # Without this environment: the application must not depend on it.
     alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
         [tmp_path / "dist" / "embed" / "embed"], capture_output=True, text=True, cwd=tmp_path, env=alone, check=False

@@ -1,6 +1,6 @@
-"""Nobody waits to leave an answer of the default pair: while its drafter loads, its prompt is read, or in a round.
+"""An answer of the default pair can be left quickly: while its drafter loads or its prompt is read, or in a round.
 
-Alone on two cores none takes 150 ms; the bounds leave room for neighbours.
+Each takes under 150 ms alone on two cores; the bounds allow for other load.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 AT_ONCE_S = 1.0
 TOKENS = 400
 CODE = "Write a function that sorts a list by merging, with its tests."
-LONG = "def next_number(number: int) -> int:\n    return number + 1\n\n\n" * 120  # 2000 tokens and more
+LONG = "def next_number(number: int) -> int:\n    return number + 1\n\n\n" * 120  # at least 2000 tokens
 
 
 @pytest.fixture(scope="module")
 def laying_out() -> Iterator[Engine]:
-    """Every load of its drafter lays the weights out anew, which takes seconds."""
+    """A pair whose drafter is laid out again at every load, which takes seconds."""
     with Engine.load(
         "qwen2.5-coder-1.5b",
         draft="qwen2.5-coder-0.5b",
@@ -41,7 +41,7 @@ def laying_out() -> Iterator[Engine]:
 def left_after(
     engine: Engine, prompt: str, due: Callable[[Counter[type]], bool], *, close: bool
 ) -> tuple[float, Done]:
-    """Seconds from leaving to the end of the answer. ``due`` gets the number of events seen so far, by their type."""
+    """Seconds from leaving an answer to its end. ``due`` decides when to leave, from the number of events by type."""
     seen: Counter[type] = Counter()
     left: list[float] = []
     session = engine.session()
@@ -69,17 +69,17 @@ def left_after(
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
     pool = laying_out.pair.pool
-    pool.use_threads(laying_out.target_model.settings.threads)  # it is to be loaded again
+    pool.use_threads(laying_out.target_model.settings.threads)  # so that the drafter is loaded again
     took_s, done = left_after(laying_out, CODE, lambda _: pool.names != (), close=close)
-    assert pool.drafter_model().waits_because is not None, "it is still at it"
+    assert pool.drafter_model().waits_because is not None, "the load must still be running"
     assert (done.finish_reason, done.stats.proposed) == ("cancelled", 0)
     assert took_s < AT_ONCE_S
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_while_a_prompt_is_read(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_while_the_prompt_is_read(laying_out: Engine, close: bool) -> None:
     assert len(laying_out.pair.prompts.request_tokens(LONG)) > 2000
     due = time.monotonic() + 0.7
     took_s, done = left_after(laying_out, LONG, lambda _: time.monotonic() > due, close=close)
@@ -88,16 +88,16 @@ def test_while_a_prompt_is_read(laying_out: Engine, close: bool) -> None:
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_in_a_round(laying_out: Engine, close: bool) -> None:
+def test_an_answer_can_be_left_quickly_during_a_round(laying_out: Engine, close: bool) -> None:
     assert laying_out.pair.pool.drafter_model().wait()
-    # In rounds, not in seconds: a fast machine writes the whole answer in 3 s.
+    # Counted in events, not in seconds: a fast machine writes the whole answer in 3 s.
     took_s, done = left_after(laying_out, CODE, lambda seen: seen[Text] > 20, close=close)
     assert done.finish_reason == "cancelled"
     assert done.stats.proposed > 0
     assert took_s < AT_ONCE_S
 
 
-def test_closing_the_engine_while_the_drafter_loads() -> None:
+def test_the_engine_closes_quickly_while_the_drafter_loads() -> None:
     engine = Engine.load("qwen2.5-coder-1.5b", runtime="native", draft_runtime="native", native_sidecar=False)
     model = engine.pair.pool.drafter_model()
     model.load()
@@ -106,4 +106,4 @@ def test_closing_the_engine_while_the_drafter_loads() -> None:
     engine.close()
     assert time.perf_counter() - started < AT_ONCE_S
     model.wait_until_ended()
-    assert time.perf_counter() - started < AT_ONCE_S, "our own loads end within the piece they are at"
+    assert time.perf_counter() - started < AT_ONCE_S, "a load ends after its current piece"

@@ -1,4 +1,4 @@
-"""Q4_K_M files of real models on the native runtime: llama.cpp's answers, and the same bits at every width."""
+"""Q4_K_M files of real models on the native runtime: scores close to llama.cpp's, bit-equal at every width."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 TOKENS = 96
 
-# Q4_K and Q6_K; and Q5_0, Q8_0, Q6_K and Q4_K, since its rows of 896 are no super-blocks.
+# Q4_K and Q6_K; and Q5_0, Q8_0, Q6_K and Q4_K, since rows of 896 do not divide into super-blocks.
 MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
 
 
@@ -41,19 +41,18 @@ def native(text: Text) -> Iterator[NativeModel]:
         yield model
 
 
-def test_it_agrees_with_llama_cpp(text: Text, native: NativeModel) -> None:
+def test_native_k_quant_scores_agree_with_llama_cpp(text: Text, native: NativeModel) -> None:
     own = run(native, text.tokens, 8)
     settings = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
     with load_model(text.path, settings) as model:
         narrow = run(model, text.tokens, 1)
-    # Not the first row: the 1.5B's activations there are so uneven that llama.cpp's scales, one for each 256, lose
-    # them. Held against the same weights in halves its answer is 6.1 nats away, ours 0.2.
-    # Measured over the others: 0.0028 and 0.0017.
+    # Without the first row: there llama.cpp's activation scales (one per 256) lose the 1.5B's very uneven
+    # activations: it is 6.1 nats from 16-bit weights, ours 0.2. Measured on the other rows: 0.0028 and 0.0017.
     assert divergence(narrow[1:], own[1:]) < 0.006
     assert (narrow.argmax(-1) == own.argmax(-1)).mean() > 0.9  # measured: 0.96 and 0.96
 
 
-def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:
+def test_native_k_quant_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> None:
     context = TOKENS - 32
     with native.open(TOKENS) as sequence:
         sequence.forward(text.tokens[:context], 0)
@@ -63,10 +62,10 @@ def test_rows_are_bit_equal_at_every_width(text: Text, native: NativeModel) -> N
             assert np.array_equal(scores(sequence, text.tokens[context:], width), plain), width
 
 
-def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: NativeModel) -> None:
+def test_four_bit_requantisation_reads_fewer_bytes_and_stays_close(text: Text, native: NativeModel) -> None:
     exact = run(native, text.tokens, 8)
     with load_native(text.path, NativeSettings(threads=2), requantized=True) as model:
-        # Of the 1.5B most is in four bits in the file, too.
+        # Most of the 1.5B's file is in four bits already.
         assert model.facts.bytes_per_forward < 0.9 * native.facts.bytes_per_forward
         found = run(model, text.tokens, 8)
         assert np.array_equal(run(model, text.tokens, 1), found)
@@ -74,7 +73,7 @@ def test_in_four_bits_it_is_smaller_and_nearly_the_same(text: Text, native: Nati
     assert (exact.argmax(-1) == found.argmax(-1)).mean() > 0.7  # measured: 0.86 and 0.78
 
 
-def test_a_short_head_scores_what_the_whole_one_does(text: Text, native: NativeModel) -> None:
+def test_a_short_head_gives_the_whole_heads_scores(text: Text, native: NativeModel) -> None:
     header = read_header(text.path)
     short = frequent_head_ids(header)
     assert len(short) == frequent_head_rows(header) == FREQUENT_HEAD_ROWS

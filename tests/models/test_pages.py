@@ -1,4 +1,4 @@
-"""Every command of the pages under docs/ that needs no other device than the processor, run as it stands."""
+"""Every command under docs/ that needs only the processor, run as shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.pages import console_commands, run_command
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
-# my-machine.toml is whatever the reader calls his own description.
+# my-machine.toml stands for the reader's own machine file.
 COMMANDS = [
     command
     for page in ("docs/two-devices.md", "docs/simulation.md")
@@ -19,10 +19,10 @@ COMMANDS = [
 ]
 
 
-def test_the_pages_show_what_they_tell_of() -> None:
+def test_the_device_pages_show_plan_verify_and_bench_commands() -> None:
     assert [command.split("edgespec ")[1].split()[0] for command in COMMANDS] == ["plan", "verify", "bench", "plan"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_a_page_runs(command: str, tmp_path: Path) -> None:
+def test_every_command_of_the_device_pages_runs(command: str, tmp_path: Path) -> None:
     run_command(command, tmp_path)

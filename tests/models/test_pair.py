@@ -1,4 +1,4 @@
-"""The short pass over the default pair: what a new user does first, and the promise that it rests on."""
+"""A short test of the default pair: a new user's first steps, and the exactness behind them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edgespec.bench.suite import builtin_suite
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 
-def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
+def test_the_plan_of_the_default_pair_uses_measured_costs(pair: Engine) -> None:
     plan = pair.plan
     assert plan.exactness == "W"
-    # Measured on x86 with this class of build: at least widths 1 to 3.
+    # Measured on x86 with this kind of build: at least widths 1 to 3.
     assert plan.numeric_class.widths[:2] == (1, 2)
     assert pair.pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
     assert plan.predicted_tokens_per_s is not None
-    # Whether a drafter can pay is up to the machine; each is kept or dropped for a reason with a number in it.
+    # The machine decides whether a drafter is faster; each has a reason with a number.
     ranking = pair.ranking()
     assert ranking is not None
     judged = [*ranking.candidates, *ranking.rejected]
@@ -37,7 +37,7 @@ def test_the_plan_is_made_from_what_was_measured(pair: Engine) -> None:
         assert plan.depth_cap == pair.pair.depth_cap_allowed
 
 
-def test_what_was_measured_is_there_at_the_next_load(pair: Engine) -> None:
+def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
     assert not pair.unmeasured
     with Engine.load("qwen2.5-coder-1.5b") as again:
         assert not again.unmeasured
@@ -54,7 +54,7 @@ def test_speculation_emits_plain_decodings_tokens(pair: Engine) -> None:
     assert any(result.prompt_tokens > 700 for result in report.results)
 
 
-def test_two_turns_reuse_the_cache_and_answer_sensibly(pair: Engine) -> None:
+def test_two_chat_turns_reuse_the_cache_and_answer_sensibly(pair: Engine) -> None:
     with pair.session() as session:
         first = _answer(session.generate("What is the capital of France? One word.", max_tokens=8))
         assert "Paris" in first.text
@@ -63,7 +63,7 @@ def test_two_turns_reuse_the_cache_and_answer_sensibly(pair: Engine) -> None:
         assert second.stats.cached_tokens >= first.stats.prompt_tokens
 
 
-def test_a_seed_fixes_the_sampled_text_whatever_the_depth(pair: Engine) -> None:
+def test_a_seed_fixes_the_sampled_text_at_every_depth(pair: Engine) -> None:
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
     with pair.session() as session:
         texts = set()

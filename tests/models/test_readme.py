@@ -1,4 +1,4 @@
-"""Every command and every example that the README shows, run as it stands."""
+"""Every command and every example of the README, run as shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-# Without the transcript, which has code of the model in it; tests/cli/test_status.py holds its lines.
+# Without the transcript, which contains code from the model; tests/cli/test_status.py checks its lines.
 README = re.sub(r"````.*?````", "", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 COMMANDS = [
     line.removeprefix("$ ")
@@ -24,13 +24,13 @@ COMMANDS = [
 ]
 
 
-def test_the_readme_names_its_two_commands_and_more() -> None:
+def test_the_readme_shows_its_two_main_commands_and_more() -> None:
     assert COMMANDS[:2] == ["make chat", "make test"]
     assert len(COMMANDS) >= 8
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("edgespec ")])
-def test_command_runs(command: str) -> None:
+def test_every_readme_command_runs(command: str) -> None:
     words = [sys.executable, "-m", *shlex.split(command)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,9 +38,8 @@ def test_command_runs(command: str) -> None:
 
 
 def test_make_chat_answers_prompts_from_a_pipe() -> None:
-    # The command that `make chat` ends in; setup itself is exercised by running these tests through `make test`.
-    # --no-print-directory: under `make test` this is a sub-make, which would announce the folder it leaves last.
-    # ARGS: those of `make test` are not meant for it.
+    # The last command of `make chat`; `make test` itself exercises the setup. --no-print-directory: a sub-make would
+    # print the folder it leaves. ARGS: overrides the arguments of `make test`.
     make = ["make", "--no-print-directory", "-n", "chat", "ARGS="]
     recipe = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     command = recipe.splitlines()[-1].strip()
@@ -60,7 +59,7 @@ def test_make_chat_answers_prompts_from_a_pipe() -> None:
     assert len(done.stdout.strip().splitlines()) >= 2
 
 
-def test_the_embedding_snippet_runs() -> None:
+def test_the_readmes_embedding_snippet_runs() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""An answer is written by few files, so that a reader of these has read all of its path."""
+"""An answer runs through few files, so a reader can follow it completely."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 MOST_FILES = {("lookup",): 30, ("model",): 35, ("lookup", "model"): 38}
 
 
-def test_an_answer_enters_few_files_up_to_its_first_accepted_token(pair: Engine) -> None:
+def test_an_answer_up_to_its_first_accepted_token_enters_few_files(pair: Engine) -> None:
     pair.pair.pool.drafter_model().wait()
     trace = Trace()
-    threading.setprofile(trace)  # of the session's threads
+    threading.setprofile(trace)  # the session's threads
     try:
         with pair.session() as session:
             sys.setprofile(trace)

@@ -211,7 +211,7 @@ def test_machines_and_texts_are_as_wide_as_the_issue_asks() -> None:
     loads = [scenario.world.load_s for scenario in scenarios]
     assert min(loads) == 0.0
     assert 3.0 < max(loads) <= 5.0
-    assert {scenario.lengths for scenario in scenarios} == {"short", "long", "mixed", "bimodal", "alike", "cut"}
+    assert {scenario.lengths for scenario in scenarios} == {"short", "long", "mixed", "bimodal", "similar", "cut"}
     assert any(request.neighbour is not None for request in requests)
     assert any(request.cut for request in requests)
     factors = [scenario.costs.drafts["model"].token_s / scenario.world.draft_token_s for scenario in scenarios]

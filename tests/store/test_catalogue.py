@@ -17,7 +17,7 @@ def mirrors() -> str:
     return resources.files("edgespec.store.mirrors").joinpath("catalogue.toml").read_text(encoding="utf-8")
 
 
-def test_the_catalogue_knows_the_four_models_and_the_prompts() -> None:
+def test_the_catalogue_lists_four_models_and_the_prompt_set() -> None:
     known = catalogue()
     assert list(known) == ["qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m", "gemma3-270m", "humaneval"]
     assert known["qwen2.5-coder-1.5b"].drafter == "qwen2.5-coder-0.5b"
@@ -28,7 +28,7 @@ def test_the_catalogue_knows_the_four_models_and_the_prompts() -> None:
         assert spec.bytes is not None
 
 
-def test_every_package_part_can_be_verified_and_the_hub_comes_first() -> None:
+def test_catalogue_parts_have_hash_and_size_and_the_hub_is_tried_first() -> None:
     for spec in catalogue().values():
         kinds = [type(source) for source in spec.sources]
         assert kinds in ([HubFile, PackageParts], [PackageParts])
@@ -39,7 +39,7 @@ def test_every_package_part_can_be_verified_and_the_hub_comes_first() -> None:
         assert len({part.package for part in packages.parts}) == len(packages.parts)
 
 
-def test_a_near_name_is_suggested() -> None:
+def test_a_misspelt_name_gets_a_suggestion() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("qwen2.5-code-1.5")
     assert "qwen2.5-coder-1.5b" in (caught.value.hint or "")
@@ -48,21 +48,21 @@ def test_a_near_name_is_suggested() -> None:
     assert "smollm2-135m" in (caught.value.hint or "")
 
 
-def test_the_beginning_of_names_is_enough() -> None:
+def test_the_beginning_of_a_name_gets_suggestions() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("Qwen")
     assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or qwen2.5-coder-0.5b?")
 
 
 @pytest.mark.parametrize("name", ["zzz", "humaneva"])
-def test_prompt_sets_are_named_only_where_one_can_be_meant(name: str) -> None:
+def test_hints_list_prompt_sets_only_for_a_download(name: str) -> None:
     for to_fetch in (False, True):
         with pytest.raises(ModelNotFoundError) as caught:
             lookup(name, to_fetch=to_fetch)
         assert ("humaneval" in (caught.value.hint or "")) is to_fetch
 
 
-def test_the_catalogue_cannot_be_changed_by_a_caller() -> None:
+def test_callers_cannot_change_the_catalogue() -> None:
     with pytest.raises(TypeError):
         catalogue()["x"] = lookup("smollm2-135m")  # type: ignore[index]
 
@@ -89,22 +89,22 @@ def test_the_catalogue_cannot_be_changed_by_a_caller() -> None:
         ("[models.", "[models", "TOML"),
     ],
 )
-def test_every_mistake_is_named(old: str, new: str, message: str) -> None:
+def test_an_invalid_catalogue_entry_raises_an_error_that_names_it(old: str, new: str, message: str) -> None:
     assert old in text() + mirrors()
     with pytest.raises(ProfileError, match=message):
         parse_catalogue(text().replace(old, new), mirrors().replace(old, new))
 
 
-def test_a_mirror_of_nothing_is_named() -> None:
+def test_a_mirror_of_an_unknown_model_is_an_error() -> None:
     with pytest.raises(ProfileError, match="mirrors: 'humaneval' is not a known model"):
         parse_catalogue(text().partition("[models.humaneval]")[0].partition('[models."humaneval"]')[0], mirrors())
 
 
-def test_a_model_without_a_source_is_named() -> None:
+def test_a_catalogue_model_without_a_source_is_an_error() -> None:
     with pytest.raises(ProfileError, match=r"'smollm2-135m': .* a source or a mirror"):
         parse_catalogue(text(), "schema_version = 1\n[models]\n")
 
 
-def test_the_mirrors_have_a_version_of_their_own() -> None:
+def test_the_mirror_catalogue_checks_its_schema_version() -> None:
     with pytest.raises(ProfileError, match="mirrors has schema_version 9"):
         parse_catalogue(text(), mirrors().replace("schema_version = 1", "schema_version = 9"))

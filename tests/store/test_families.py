@@ -1,4 +1,4 @@
-"""The table of families: it is sound, and files are recognised by what their headers say."""
+"""The table of families: its entries are valid, and files are recognised from their headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_models import TinyModels
 
 
 def header(architecture: str, pre: str | None, tokens: int, **general: str) -> GgufHeader:
-    """A header of which nothing but the family can be told."""
+    """A header with only the fields that identify a family."""
     path = Path("x.gguf")
     metadata: dict[str, object] = {f"general.{key}": value for key, value in general.items()}
     metadata["tokenizer.ggml.tokens"] = GgufArray(path, "string", tokens, 0, 8 * tokens)
@@ -47,7 +47,7 @@ def recognised(file_name: str, *header_of: object, **general: str) -> str | None
 # ------------------------------------------------------------------------------------------------ the table
 
 
-def test_every_drafter_can_be_fetched_and_is_described() -> None:
+def test_every_family_drafter_has_a_hub_reference_and_sizes() -> None:
     assert {family.name for family in families()} >= {
         "Qwen2.5-Coder",
         "Qwen2.5",
@@ -63,17 +63,17 @@ def test_every_drafter_can_be_fetched_and_is_described() -> None:
             assert isinstance(reference, CatalogueName | HubReference)
             assert drafter.licence
             assert drafter.bytes is not None
-            # A short head leaves out most of an embedding; nothing reads more than all of a file in more bits.
+            # A short head skips most of an embedding, and no drafter reads more than its file.
             assert 0.4 * drafter.bytes < drafter.draft_bytes <= drafter.bytes
         assert bool(family.drafters) != (family.why_no_drafter is not None)
 
 
-def test_the_makers_settings_are_settings() -> None:
+def test_published_sampling_settings_of_families_are_valid() -> None:
     for family in families():
         assert Sampling(**family.sampling).greedy == (not family.sampling)  # type: ignore[arg-type]
 
 
-def test_a_drafter_of_the_catalogue_has_its_name_there() -> None:
+def test_a_family_drafter_in_the_catalogue_is_referred_to_by_its_catalogue_name() -> None:
     (coder,) = (family for family in families() if family.name == "Qwen2.5-Coder")
     assert [drafter.model for drafter in coder.drafters] == ["qwen2.5-coder-0.5b"]
     assert catalogue()["qwen2.5-coder-0.5b"].bytes == coder.drafters[0].bytes
@@ -107,10 +107,10 @@ cache_bytes = 1
         (("[[families]]", "[[families"), "not valid TOML"),
         (('name = "X"', 'name = "X"\ncolour = "red"'), "family 'X': unknown key 'colour'"),
         (("vocabulary = [100, 200]", ""), "family 'X': missing key 'vocabulary'"),
-        (("[100, 200]", "[200, 100]"), "the least and the most tokens"),
-        (("[100, 200]", "[100]"), "the least and the most tokens"),
-        (('["default"]', "[1]"), "pre lists texts"),
-        (("'x'", "'('"), "is no regular expression"),
+        (("[100, 200]", "[200, 100]"), "the smallest and the largest number of tokens"),
+        (("[100, 200]", "[100]"), "the smallest and the largest number of tokens"),
+        (('["default"]', "[1]"), "pre must be a list of strings"),
+        (("'x'", "'('"), "is not a regular expression"),
         (("temperature = 0.5", "heat = 0.5"), "sampling: unknown key 'heat'"),
         (("temperature = 0.5", "temperature = 1"), "temperature must be of type float"),
         (("draft_bytes = 10", "draft_bytes = 0"), "sizes must be positive"),
@@ -118,7 +118,7 @@ cache_bytes = 1
         (('licence = "MIT"', ""), "drafter: missing key 'licence'"),
     ],
 )
-def test_a_wrong_table_names_the_family_and_the_key(change: tuple[str, str], words: str) -> None:
+def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tuple[str, str], words: str) -> None:
     assert parse_families(GOOD)[0].drafters[0].bytes is None
     with pytest.raises(ProfileError, match=words.replace("[", r"\[")):
         parse_families(GOOD.replace(*change, 1))
@@ -162,13 +162,13 @@ def test_a_wrong_table_names_the_family_and_the_key(change: tuple[str, str], wor
         (None, "Qwen3", ("mamba", "qwen2", 151936), {}),
     ],
 )
-def test_a_family_is_known_by_its_header(
+def test_a_family_is_recognised_from_the_gguf_header(
     family: str | None, file_name: str, of: tuple[str, str | None, int], general: dict[str, str]
 ) -> None:
     assert recognised(file_name, *of, **general) == family
 
 
-def test_names_that_are_no_texts_or_endless_are_read_as_far_as_they_go() -> None:
+def test_family_matching_tolerates_non_string_and_very_long_names() -> None:
     odd = header("qwen3", "qwen2", 151936)
     with_number = {**odd.metadata, "general.name": 3, "general.basename": "x" * 10**6 + "qwen3"}
     strange = GgufHeader(
@@ -184,7 +184,7 @@ def test_names_that_are_no_texts_or_endless_are_read_as_far_as_they_go() -> None
     assert family_of(without, "qwen3") is None
 
 
-def test_families_may_be_given(tiny: TinyModels) -> None:
+def test_family_of_accepts_a_custom_list_of_families(tiny: TinyModels) -> None:
     known = parse_families(GOOD.replace("[100, 200]", "[1, 100000]").replace("'x'", "'target'"))
     found = family_of(read_header(tiny.target), "target", known)
     assert found is not None
@@ -195,7 +195,7 @@ def test_families_may_be_given(tiny: TinyModels) -> None:
 # ------------------------------------------------------------------------------------------------ hints
 
 
-def test_an_unknown_name_of_a_family_leads_to_the_hub(home: Home) -> None:
+def test_an_unknown_model_name_of_a_known_family_suggests_its_hub_repository(home: Home) -> None:
     assert models_by_name()["qwen3-4b"] == "hf:Qwen/Qwen3-4B-GGUF"
     assert models_by_name()["llama-3.1-8b"] == "hf:bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"
     for name in models_by_name().values():
@@ -205,13 +205,13 @@ def test_an_unknown_name_of_a_family_leads_to_the_hub(home: Home) -> None:
     assert (caught.value.hint or "").startswith("did you mean hf:Qwen/Qwen3-4B-GGUF or ")
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("gemma-3", others=models_by_name())
-    assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and how to write any
+    assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and the hint's general form
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("qwen2.5-coder", others=models_by_name())
-    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or"), "our own names come first"
+    assert (caught.value.hint or "").startswith("did you mean qwen2.5-coder-1.5b or"), "catalogue names come first"
 
 
-def test_a_malformed_name_is_still_a_usage_error(home: Home) -> None:
+def test_an_empty_model_argument_is_an_invalid_request(home: Home) -> None:
     with pytest.raises(InvalidRequestError):
         Locator(store=Store(home)).locate("")
 
@@ -229,7 +229,7 @@ def test_a_malformed_name_is_still_a_usage_error(home: Home) -> None:
         ("gemma3-270m", "Gemma 3"),
     ],
 )
-def test_real_models_are_recognised(model: str, family: str) -> None:
+def test_headers_of_real_models_are_assigned_to_their_family(model: str, family: str) -> None:
     from edgespec.files.home import home as users_home
 
     located = Locator(store=Store(users_home()), download=True).locate(model)

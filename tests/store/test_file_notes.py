@@ -1,4 +1,4 @@
-"""The files of models on this machine, and what is noted about them."""
+"""The model files on this machine and the notes about them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def user(tmp_path: Path) -> User:
     return User(tmp_path / "user")
 
 
-def test_files_of_all_programs_the_smallest_first_and_each_once(user: User, home: Home, tiny: TinyModels) -> None:
+def test_files_on_disk_lists_each_file_once_and_the_smallest_first(user: User, home: Home, tiny: TinyModels) -> None:
     small = tiny.target.read_bytes()
     put_into_store(home, "own", small + b"22")
     user.to_ollama(f"{LIBRARY}/smol/1b", small + b"1")
     studio = user.to_lm_studio("x/x.gguf", small)
-    # The hub's cache holds the file of a model of the store: it goes under our own name.
+    # The hub's cache also holds a file of the store's model: edgespec's own name is listed.
     pointer = user.to_hub("org/repo", "y.gguf", small + b"333")
     folder = put_into_store(home, "hf:org/repo/y.gguf".replace(":", "-").replace("/", "-"), small).parent
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -46,7 +46,7 @@ def test_files_of_all_programs_the_smallest_first_and_each_once(user: User, home
     assert MOST_FILES > 100
 
 
-def test_what_is_gone_or_goes_round_is_left_out(
+def test_files_on_disk_skips_missing_files_and_link_cycles(
     user: User, home: Home, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put_into_store(home, "own", tiny.target.read_bytes())
@@ -70,7 +70,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_notes_hold_while_the_file_stays(home: Home, model: Path) -> None:
+def test_a_file_note_is_valid_until_the_file_changes(home: Home, model: Path) -> None:
     notes = FileNotes(home)
     note = notes.of(file_of(model))
     assert note == FileNote()
@@ -89,7 +89,7 @@ def test_notes_hold_while_the_file_stays(home: Home, model: Path) -> None:
     assert FileNotes(home).drafters() == {}
 
 
-def test_notes_are_written_only_where_they_changed_and_dropped_with_their_files(home: Home, model: Path) -> None:
+def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(home: Home, model: Path) -> None:
     other = model.with_name("other.gguf")
     other.write_bytes(b"GGUF!")
     both = [file_of(model), file_of(other)]
@@ -102,13 +102,13 @@ def test_notes_are_written_only_where_they_changed_and_dropped_with_their_files(
     again.of(both[0])
     again.save(both)
     assert home.file_notes.stat().st_mtime_ns == written
-    assert FileNotes(home).of(both[1]).refused == "no", "nobody asked about it this time, and it is there"
+    assert FileNotes(home).of(both[1]).refused == "no", "unused in this run but kept, since the file exists"
     again.save(both[:1])
     assert FileNotes(home).of(both[1]) == FileNote()
     assert FileNotes(home).of(both[0]).refused == "no"
 
 
-def test_no_note_grows_for_ever(home: Home, model: Path) -> None:
+def test_a_file_note_keeps_only_the_last_16_vocabularies(home: Home, model: Path) -> None:
     notes = FileNotes(home)
     for number in range(100):
         notes.of(file_of(model)).vocabularies[f"target {number}"] = None
@@ -127,7 +127,7 @@ def test_no_note_grows_for_ever(home: Home, model: Path) -> None:
         " " * (9 << 20),
     ],
 )
-def test_a_file_that_cannot_be_used_is_begun_afresh(home: Home, model: Path, text: str) -> None:
+def test_an_unreadable_notes_file_is_replaced(home: Home, model: Path, text: str) -> None:
     home.create(home.root)
     home.file_notes.write_text(text)
     notes = FileNotes(home)
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_used_is_begun_afresh(home: Home, model: Path, tex
     assert FileNotes(home).of(file_of(model)).refused == "no"
 
 
-def test_entries_of_the_wrong_type_are_left_out(home: Home, model: Path) -> None:
+def test_file_note_entries_of_the_wrong_type_are_left_out(home: Home, model: Path) -> None:
     file = file_of(model)
     odd = {
         "seen": [file.bytes, file.mtime_ns],
@@ -153,7 +153,7 @@ def test_entries_of_the_wrong_type_are_left_out(home: Home, model: Path) -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere")
-def test_a_home_that_cannot_be_written_keeps_nothing(home: Home, model: Path) -> None:
+def test_file_notes_in_a_read_only_home_are_not_saved(home: Home, model: Path) -> None:
     home.create(home.root).chmod(0o500)
     notes = FileNotes(home)
     notes.of(file_of(model)).refused = "no"
@@ -161,7 +161,7 @@ def test_a_home_that_cannot_be_written_keeps_nothing(home: Home, model: Path) ->
     assert not home.file_notes.exists()
 
 
-def test_a_home_that_is_a_file_keeps_nothing(tmp_path: Path, model: Path) -> None:
+def test_file_notes_are_not_saved_if_the_home_is_a_file(tmp_path: Path, model: Path) -> None:
     (tmp_path / "home").write_text("")
     notes = FileNotes(Home(tmp_path / "home"))
     notes.of(file_of(model)).refused = "no"

@@ -1,4 +1,4 @@
-"""Models of other programs: found, listed with what runs them, run where they lie, and left as they are."""
+"""Models of other programs: found, listed with their runtime, run in place, and left unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def weights(tiny: TinyModels) -> bytes:
     return tiny.target.read_bytes()
 
 
-def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
+def test_models_of_every_supported_program_are_found(user: User, weights: bytes) -> None:
     ollama = user.to_ollama(f"{LIBRARY}/smol/135m", weights)
     studio = user.to_lm_studio("repo/smol.gguf", weights + b"1")
     hub = user.to_hub("org/repo-GGUF", "smol-q4.gguf", weights + b"22")
@@ -49,12 +49,12 @@ def test_each_program_is_looked_into(user: User, weights: bytes) -> None:
     assert found.ignored == {}
 
 
-def test_names_of_ollama(user: User, weights: bytes) -> None:
-    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/somebody/own/v1"):
+def test_ollama_models_are_named_by_host_owner_and_tag(user: User, weights: bytes) -> None:
+    for name in (f"{LIBRARY}/smol/latest", "hf.co/org/repo/q4", "registry.ollama.ai/someone/own/v1"):
         user.to_ollama(name, weights + name.encode())
     assert sorted(user.names()) == [
         "ollama:hf.co/org/repo:q4",
-        "ollama:registry.ollama.ai/somebody/own:v1",
+        "ollama:registry.ollama.ai/someone/own:v1",
         "ollama:smol:latest",
     ]
     assert find_ollama(user.places, "smol") == find_ollama(user.places, "smol:latest")
@@ -63,15 +63,15 @@ def test_names_of_ollama(user: User, weights: bytes) -> None:
     assert "ollama:smol:latest" in (caught.value.hint or "")
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    places = Places.of({}, tmp_path / "nobody")
+def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
+    places = Places.of({}, tmp_path / "absent")
     assert find_models(Places(places.hub_cache, places.ollama[:1], places.lm_studio)).models == ()
     with pytest.raises(ModelNotFoundError) as caught:
         find_ollama(Places(places.hub_cache, places.ollama[:1], ()), "smol")
     assert caught.value.hint == "no model of Ollama was found on this machine"
 
 
-def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
+def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:
     told = {"OLLAMA_MODELS": "/models", "HF_HUB_CACHE": "/cache/hub", "HF_HOME": "/hf"}
     assert (Places.of(told, tmp_path).ollama, Places.of(told, tmp_path).hub_cache) == (
         (Path("/models"),),
@@ -91,14 +91,16 @@ def test_where_the_programs_are_told_to_look(tmp_path: Path) -> None:
         ('{"layers": 3}', "it lists no layers"),
         (
             '{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../etc/passwd"}]}',
-            "the digest of its model is none",
+            "its model has no valid digest",
         ),
         (" " * (2**20 + 1), "it is too large"),
         ("[" * 200_000, "recursion"),
         ("\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "Expecting value"),
     ],
 )
-def test_a_damaged_manifest_is_a_sentence(user: User, weights: bytes, text: str, reason: str) -> None:
+def test_a_damaged_ollama_manifest_is_ignored_with_a_reason(
+    user: User, weights: bytes, text: str, reason: str
+) -> None:
     user.to_ollama(f"{LIBRARY}/good/1b", weights)
     bad = user.manifest(f"{LIBRARY}/bad/1b", text)
     found = find_models(user.places)
@@ -106,7 +108,7 @@ def test_a_damaged_manifest_is_a_sentence(user: User, weights: bytes, text: str,
     assert reason in found.ignored[bad]
 
 
-def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
+def test_incomplete_models_and_non_gguf_files_are_not_listed(user: User, weights: bytes) -> None:
     user.to_ollama(f"{LIBRARY}/gone/1b", weights).unlink()
     user.to_ollama(f"{LIBRARY}/adapter/1b", b"GGUF", layer="application/vnd.ollama.image.adapter")
     page = user.to_lm_studio("repo/page.gguf", b"<!doctype html>")
@@ -118,14 +120,14 @@ def test_what_is_half_there_is_left_out(user: User, weights: bytes) -> None:
     (user.root / ".lmstudio" / "models" / "again").symlink_to(user.root / ".lmstudio")
     found = find_models(user.places)
     assert [model.path for model in found.models] == [whole]
-    assert found.ignored[page] == "it is no GGUF file"
+    assert found.ignored[page] == "it is not a GGUF file"
     assert found.ignored[first] == "part 3 of 3 of this model is missing"
     assert found.ignored[second] == "part 1 of 2 of this model is missing"
     assert len(found.ignored) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -> None:
+def test_named_pipes_and_deep_folders_do_not_block_the_search(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     os.mkfifo(path.with_name("pipe.gguf"))
     user.manifest(f"{LIBRARY}/smol/x", "{}").unlink()
@@ -136,7 +138,7 @@ def test_named_pipes_and_deep_folders_hang_nothing(user: User, weights: bytes) -
     assert user.names() == [str(path)]
 
 
-def test_folders_without_end_are_looked_at_for_a_while(
+def test_the_search_stops_after_a_maximum_number_of_entries(
     user: User, weights: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
@@ -145,19 +147,19 @@ def test_folders_without_end_are_looked_at_for_a_while(
     assert user.names() == [str(path)]
     monkeypatch.setattr(found, "_MOST_ENTRIES", 10)
     (reason,) = find_models(user.places).ignored.values()
-    assert reason == "it holds more than 10 entries, and the rest was not looked at"
+    assert reason == "it holds more than 10 entries; the rest was not examined"
 
 
-def test_a_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
+def test_a_file_name_with_control_characters_is_ignored(user: User, weights: bytes, tmp_path: Path) -> None:
     odd = user.to_lm_studio("repo/\x1b]0;title\x07\n.gguf", weights)
-    assert find_models(user.places).ignored == {odd: "its name holds control characters"}
+    assert find_models(user.places).ignored == {odd: "its name contains control characters"}
     shown = succeeded(run_cli("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
-    assert "its name holds control characters" in shown.err
+    assert "its name contains control characters" in shown.err
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")
-def test_a_folder_that_may_not_be_read_is_a_sentence(user: User, weights: bytes) -> None:
+def test_an_unreadable_folder_is_ignored_with_a_reason(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     path.parent.chmod(0)
     try:
@@ -166,7 +168,7 @@ def test_a_folder_that_may_not_be_read_is_a_sentence(user: User, weights: bytes)
         path.parent.chmod(0o755)
 
 
-def test_a_file_that_two_programs_share_is_listed_once(user: User, weights: bytes) -> None:
+def test_a_file_shared_by_two_programs_is_listed_once(user: User, weights: bytes) -> None:
     path = user.to_lm_studio("repo/x.gguf", weights)
     (path.parent / "y.gguf").symlink_to(path)
     assert user.names() == [str(path)]
@@ -180,7 +182,7 @@ def environment(user: User) -> dict[str, str]:
     return user.environment
 
 
-def test_models_lists_them_and_generate_runs_them(
+def test_models_lists_other_programs_files_and_generate_runs_them(
     user: User, environment: dict[str, str], weights: bytes, tmp_path: Path
 ) -> None:
     user.to_ollama(f"{LIBRARY}/smol/135m", weights)
@@ -206,14 +208,14 @@ def test_models_lists_them_and_generate_runs_them(
             run_cli("generate", "hi", "--target", "ollama:smol:135m", *options, home=home, env=environment)
         )
         assert found.json["plan"]["target"]["model"] == "smol:135m"
-    assert list((home / "prepared").glob("*/native.tiles")), "kept in our own home"
-    assert user.everything() == before, "nothing of others was written to"
+    assert list((home / "prepared").glob("*/native.tiles")), "kept in edgespec's home"
+    assert user.everything() == before, "other programs' folders are unchanged"
     wrong = run_cli("generate", "hi", "--target", "ollama:absent", home=home, env=environment)
     assert wrong.code == 1
     assert "Ollama has no model 'absent:latest'" in wrong.err
 
 
-def test_split_models_are_listed_once_and_run_from_any_part(
+def test_a_split_model_is_listed_once_and_runs_from_any_part(
     user: User, environment: dict[str, str], tiny: TinyModels, tmp_path: Path
 ) -> None:
     parts = split_gguf(tiny.target, tmp_path / "set", tensors=9, name="tiny")
@@ -239,15 +241,15 @@ def test_split_models_are_listed_once_and_run_from_any_part(
             found = succeeded(run_cli("generate", "hi", "--target", name, *options, home=home, env=environment))
             assert found.json["plan"]["target"]["runtime"] == runtime
             texts.add((runtime, found.json["text"]))
-    assert len(texts) == 2, "each runtime writes of the parts what it writes of the whole"
-    assert user.everything() == before, "nothing of others was written to"
+    assert len(texts) == 2, "each runtime gives the parts the same text as the whole file"
+    assert user.everything() == before, "other programs' folders are unchanged"
     studio[1].unlink()
     gone = run_cli("generate", "hi", "--target", str(studio[0]), home=home, env=environment)
     assert gone.code == 1
     assert f"{studio[1]}: part 2 of 3 of this model is missing" in gone.err
 
 
-def test_a_model_with_a_vision_part_runs_as_text_and_says_so(
+def test_a_model_with_a_vision_part_runs_as_text_only_with_a_notice(
     user: User, environment: dict[str, str], tmp_path: Path
 ) -> None:
     plain = write_tiny_gguf(tmp_path / "plain.gguf", architecture="gemma3", quant="Q8_0", seed=3)

@@ -48,7 +48,9 @@ def partials(folder: Path) -> list[Path]:
     return list(folder.rglob("*.incomplete"))
 
 
-def test_a_file_arrives_verified_in_the_hubs_own_cache(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_a_downloaded_file_is_verified_and_stored_in_the_hub_cache(
+    fetch: Fetch, hub: HubServer, tmp_path: Path
+) -> None:
     events: list[ProgressEvent] = []
     fetched = fetch(progress=events.append)
     assert fetched.path.read_bytes() == DATA
@@ -56,35 +58,37 @@ def test_a_file_arrives_verified_in_the_hubs_own_cache(fetch: Fetch, hub: HubSer
     assert (fetched.commit, fetched.bytes) == (COMMIT, len(DATA))
     assert partials(tmp_path) == []
     assert events[-1].done_bytes == events[-1].total_bytes == len(DATA)
-    # The hub's own library finds it without a network.
+    # huggingface_hub finds the file without a network.
     from huggingface_hub import hf_hub_download
 
     path = hf_hub_download("org/repo", "model-q4_k_m.gguf", cache_dir=tmp_path, local_files_only=True)
     assert Path(path) == fetched.path
-    # And the next fetch moves no bytes.
+    # The next fetch transfers nothing.
     assert fetch().path == fetched.path
     assert len(hub.bodies()) == 1
 
 
-def test_what_the_hubs_library_cached_is_used_but_verified(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_a_file_cached_by_huggingface_hub_is_used_after_verification(
+    fetch: Fetch, hub: HubServer, tmp_path: Path
+) -> None:
     blob = tmp_path / "models--org--repo" / "blobs" / hub.etag("model-q4_k_m.gguf")
     blob.parent.mkdir(parents=True)
     blob.write_bytes(DATA)
     assert fetch().path.read_bytes() == DATA
     assert hub.bodies() == []
-    blob.write_bytes(DATA[:-1] + b"!")  # a damaged cache is repaired, not believed
+    blob.write_bytes(DATA[:-1] + b"!")  # a damaged cached file is replaced
     assert fetch().path.read_bytes() == DATA
     assert len(hub.bodies()) == 1
 
 
-def test_small_files_are_verified_by_gits_hash(fetch: Fetch, hub: HubServer) -> None:
+def test_small_hub_files_are_verified_by_their_git_hash(fetch: Fetch, hub: HubServer) -> None:
     assert fetch(HubFile("org/repo", "README.md")).path.read_bytes() == b"read me"
     hub.etag_override, hub.requests = "0" * 40, []
     with pytest.raises(HashMismatchError):
         fetch(HubFile("org/repo", "README.md"))
 
 
-def test_the_token_stays_with_the_hub(fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_not_sent_to_the_cdn(fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     fetch()
     sent = {request.path.split("/")[1]: request.authorization for request in hub.requests}
@@ -94,17 +98,17 @@ def test_the_token_stays_with_the_hub(fetch: Fetch, hub: HubServer, monkeypatch:
 @pytest.mark.parametrize(
     ("status", "headers", "sentence"),
     [
-        (401, {}, "wants a valid token"),
+        (401, {}, "requires a valid token"),
         (401, {"X-Error-Code": "RepoNotFound"}, "no repository org/repo, or it is private"),
         (403, {}, "forbids access"),
-        (403, {"X-Error-Code": "GatedRepo"}, "terms must be accepted"),
+        (403, {"X-Error-Code": "GatedRepo"}, "accept its terms first"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "no revision 'main'"),
         (404, {"X-Error-Code": "EntryNotFound"}, "no file 'model-q4_k_m.gguf'"),
         (404, {}, "no repository"),
         (418, {}, "refused the request"),
     ],
 )
-def test_a_refusal_has_its_own_sentence_and_is_not_retried(
+def test_each_http_refusal_has_its_own_message_and_is_not_retried(
     fetch: Fetch, hub: HubServer, status: int, headers: dict[str, str], sentence: str
 ) -> None:
     hub.refuse_always = (status, headers)
@@ -121,19 +125,21 @@ def test_a_refusal_has_its_own_sentence_and_is_not_retried(
         (HubFile("org/repo", "x.gguf"), "no file 'x.gguf'"),
     ],
 )
-def test_what_does_not_exist_is_named(fetch: Fetch, wanted: HubFile, sentence: str) -> None:
+def test_a_missing_repository_revision_or_file_is_named(fetch: Fetch, wanted: HubFile, sentence: str) -> None:
     with pytest.raises(DownloadError, match=sentence):
         fetch(wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_overload_is_retried_and_then_succeeds(fetch: Fetch, hub: HubServer, status: int) -> None:
+def test_a_request_to_an_overloaded_hub_is_retried_until_it_succeeds(
+    fetch: Fetch, hub: HubServer, status: int
+) -> None:
     hub.refuse_next = [(status, {})]
     assert fetch().bytes == len(DATA)
 
 
-def test_overload_that_lasts_ends_within_seconds(
+def test_retries_to_an_overloaded_hub_end_within_seconds(
     fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "RETRY_BUDGET_S", 1.0)
@@ -150,7 +156,7 @@ def test_overload_that_lasts_ends_within_seconds(
 
 
 @pytest.mark.slow
-def test_a_cut_connection_is_resumed_by_range(fetch: Fetch, hub: HubServer) -> None:
+def test_a_broken_download_resumes_with_a_range_request(fetch: Fetch, hub: HubServer) -> None:
     hub.cut_after = [200_000, 100_000]
     assert fetch().path.read_bytes() == DATA
     ranges = [request.range for request in hub.bodies()]
@@ -160,7 +166,9 @@ def test_a_cut_connection_is_resumed_by_range(fetch: Fetch, hub: HubServer) -> N
 
 
 @pytest.mark.slow
-def test_breaks_without_progress_end_and_keep_what_came(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_repeated_breaks_without_progress_fail_and_keep_the_partial_file(
+    fetch: Fetch, hub: HubServer, tmp_path: Path
+) -> None:
     hub.cut_after = [300_000, 0, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match=r"broke off|too early"):
         fetch()
@@ -170,12 +178,12 @@ def test_breaks_without_progress_end_and_keep_what_came(fetch: Fetch, hub: HubSe
     assert hub.bodies()[0].range is not None
 
 
-def test_a_server_without_ranges_starts_over(fetch: Fetch, hub: HubServer) -> None:
+def test_a_download_starts_over_if_the_server_ignores_ranges(fetch: Fetch, hub: HubServer) -> None:
     hub.cut_after, hub.ignore_ranges = [200_000], True
     assert fetch().path.read_bytes() == DATA
 
 
-def test_wrong_bytes_are_refused_and_nothing_is_kept(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_a_download_with_a_wrong_hash_is_refused_and_deleted(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     hub.corrupt_next = 5
     with pytest.raises(HashMismatchError, match="another hash"):
         fetch()
@@ -184,7 +192,7 @@ def test_wrong_bytes_are_refused_and_nothing_is_kept(fetch: Fetch, hub: HubServe
 
 
 @pytest.mark.parametrize("size", [1000, 600_000, 700_000])
-def test_a_spoilt_partial_is_dropped_and_fetched_anew(
+def test_a_damaged_partial_file_is_dropped_and_downloaded_again(
     fetch: Fetch, hub: HubServer, tmp_path: Path, size: int
 ) -> None:
     partial = tmp_path / "models--org--repo" / "blobs" / f"{hub.etag('model-q4_k_m.gguf')}.edgespec.incomplete"
@@ -193,14 +201,14 @@ def test_a_spoilt_partial_is_dropped_and_fetched_anew(
     assert fetch().path.read_bytes() == DATA
 
 
-def test_a_hostile_etag_is_refused(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_an_etag_that_is_not_a_safe_file_name_is_refused(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     hub.etag_override = "../../outside"
     with pytest.raises(DownloadError, match="unusable etag"):
         fetch()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_offline_uses_the_cache_and_asks_nobody(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_offline_uses_the_hub_cache_without_any_request(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="not in the hub's cache, and offline"):
         fetch(offline=True)
     fetched = fetch()
@@ -213,7 +221,7 @@ def test_offline_uses_the_cache_and_asks_nobody(fetch: Fetch, hub: HubServer, tm
         fetch(offline=True)
 
 
-def test_an_unreachable_hub_leaves_the_cache(fetch: Fetch, tmp_path: Path) -> None:
+def test_a_cached_file_is_used_if_the_hub_is_unreachable(fetch: Fetch, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -223,7 +231,7 @@ def test_an_unreachable_hub_leaves_the_cache(fetch: Fetch, tmp_path: Path) -> No
         assert fetch_hub_file(WANTED, endpoint=nowhere, cache=tmp_path) == fetched
 
 
-def test_an_unknown_name_and_a_silent_server_are_told_apart(
+def test_an_unknown_host_and_a_silent_server_have_different_messages(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unknown(*_: object, **__: object) -> None:
@@ -241,7 +249,7 @@ def test_an_unknown_name_and_a_silent_server_are_told_apart(
         fetch()
 
 
-def test_every_transport_failure_has_a_sentence() -> None:
+def test_every_transport_failure_has_a_message() -> None:
     import ssl
 
     ConnectTimeout = type("ConnectTimeout", (Exception,), {})  # noqa: N806 - named as the client library does
@@ -256,7 +264,7 @@ def test_every_transport_failure_has_a_sentence() -> None:
         assert sentence in web.transport_failure(error, "hub").message
 
 
-def test_too_little_space_is_said_before_any_byte(
+def test_too_little_disk_space_is_reported_before_the_download(
     fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
@@ -266,7 +274,9 @@ def test_too_little_space_is_said_before_any_byte(
     assert hub.bodies() == []
 
 
-def test_cancelling_is_prompt_and_keeps_what_came(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
+def test_cancelling_a_download_is_quick_and_keeps_the_partial_file(
+    fetch: Fetch, hub: HubServer, tmp_path: Path
+) -> None:
     hub.chunk_delay_s = 0.1
     asked: list[float] = []
 
@@ -294,7 +304,7 @@ fetch_hub_file(HubFile("org/repo", "model-q4_k_m.gguf"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_child_resumes_and_the_environment_is_honoured(
+def test_a_killed_download_resumes_and_hub_environment_variables_apply(
     hub: HubServer, fetch: Fetch, tmp_path: Path, how: signal.Signals
 ) -> None:
     hub.chunk_delay_s = 0.05
@@ -317,12 +327,12 @@ def test_a_killed_child_resumes_and_the_environment_is_honoured(
 
 
 @pytest.mark.slow
-def test_nothing_is_printed_even_when_it_goes_wrong(hub: HubServer, tmp_path: Path) -> None:
+def test_failed_downloads_print_nothing(hub: HubServer, tmp_path: Path) -> None:
     hub.cut_after, hub.refuse_next = [100_000], [(500, {"X-HF-Warning": "topic; a warning for you"})]
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_CACHE": str(tmp_path),
-        "HF_HUB_ENABLE_HF_TRANSFER": "1",  # deprecated: the library warns about it when it is imported
+        "HF_HUB_ENABLE_HF_TRANSFER": "1",  # deprecated: huggingface_hub warns about it at import
     }
     done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == (b"", b"")

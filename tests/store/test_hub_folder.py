@@ -1,4 +1,4 @@
-"""Folders of a hub repository, from a real server on loopback."""
+"""Model folders of a hub repository, fetched from a real server on loopback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fetched(hub: HubServer, cache: Path, **more: Any) -> Path:
     return fetch_hub_folder(listed(hub, cache, **more), endpoint=hub.endpoint, cache=cache, **more)
 
 
-def test_only_what_a_conversion_reads_is_fetched(hub: HubServer, tmp_path: Path) -> None:
+def test_only_files_that_a_conversion_reads_are_downloaded(hub: HubServer, tmp_path: Path) -> None:
     folder = listed(hub, tmp_path)
     assert folder == HubFolder(repo="org/repo", commit=COMMIT, filenames=tuple({**WANTED, **OTHERS}))
     assert folder.is_model_folder
@@ -48,7 +48,7 @@ def test_only_what_a_conversion_reads_is_fetched(hub: HubServer, tmp_path: Path)
     assert len(hub.bodies()) == len(WANTED)
 
 
-def test_what_is_in_the_cache_needs_no_hub(hub: HubServer, tmp_path: Path) -> None:
+def test_a_cached_model_folder_needs_no_hub(hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="offline"):
         listed(hub, tmp_path, offline=True)
     place = fetched(hub, tmp_path)
@@ -59,7 +59,7 @@ def test_what_is_in_the_cache_needs_no_hub(hub: HubServer, tmp_path: Path) -> No
     assert len(hub.requests) == asked
 
 
-def test_a_hub_that_cannot_be_reached_is_like_being_offline(hub: HubServer, tmp_path: Path) -> None:
+def test_an_unreachable_hub_lists_the_cached_model_folder(hub: HubServer, tmp_path: Path) -> None:
     unreachable = "http://127.0.0.1:9"
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1"):
         list_hub_folder(REFERENCE, endpoint=unreachable, cache=tmp_path)
@@ -79,24 +79,26 @@ def test_a_hub_that_cannot_be_reached_is_like_being_offline(hub: HubServer, tmp_
     ],
     ids=["a GGUF", "only pickles", "no config"],
 )
-def test_repositories_of_another_kind(hub: HubServer, tmp_path: Path, names: dict[str, bytes]) -> None:
+def test_a_repository_without_plain_safetensors_is_not_a_model_folder(
+    hub: HubServer, tmp_path: Path, names: dict[str, bytes]
+) -> None:
     hub.files = names
     assert not listed(hub, tmp_path).is_model_folder
 
 
-def test_a_repository_with_nothing_to_convert(hub: HubServer, tmp_path: Path) -> None:
+def test_fetching_a_repository_without_a_convertible_model_is_an_error(hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="no model"):
         fetch_hub_folder(HubFolder(repo="org/repo", commit=COMMIT, filenames=("README.md",)), cache=tmp_path)
 
 
-def test_a_server_that_is_no_hub(hub: HubServer, tmp_path: Path) -> None:
+def test_listing_a_folder_on_a_server_that_is_not_a_hub_is_an_error(hub: HubServer, tmp_path: Path) -> None:
     hub.revisions = {"main": "../../secret"}
     with pytest.raises(DownloadError, match="like a model hub"):
         listed(hub, tmp_path)
 
 
 @pytest.mark.slow
-def test_it_tells_and_can_be_cancelled(hub: HubServer, tmp_path: Path) -> None:
+def test_listing_a_hub_folder_reports_progress_and_can_be_cancelled(hub: HubServer, tmp_path: Path) -> None:
     events: list[ProgressEvent] = []
     listed(hub, tmp_path, progress=events.append)
     assert events[0].stage == "asking the hub"

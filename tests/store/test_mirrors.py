@@ -36,7 +36,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(monkeypatch: pytest.MonkeyPatch) -> list[WheelDownload]:
-    """The downloads that are begun from now on."""
+    """Records the downloads started from now on."""
     asked: list[WheelDownload] = []
     begin = WheelDownload.__init__
 
@@ -56,7 +56,7 @@ def requirements(downloads: list[WheelDownload]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Path, tmp_path: Path) -> None:
+def test_mirror_parts_are_joined_in_order_and_temporary_files_removed(index: Path, tmp_path: Path) -> None:
     source = build_parts(index, PIECES)
     events: list[ProgressEvent] = []
     destination, work = tmp_path / "out" / "tiny.gguf", tmp_path / "work"
@@ -70,14 +70,14 @@ def test_parts_are_joined_in_order_and_nothing_else_is_left(index: Path, tmp_pat
     assert events[-1].stage == "joining parts"
 
 
-def test_one_part_without_recorded_hashes_works_too(index: Path, tmp_path: Path) -> None:
+def test_a_single_part_without_recorded_hashes_is_accepted(index: Path, tmp_path: Path) -> None:
     source = build_parts(index, PIECES[:1], hashed=False)
     fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work")
     assert (tmp_path / "tiny.gguf").read_bytes() == PIECES[0]
 
 
 @pytest.mark.slow
-def test_a_missing_package_is_named_and_the_other_parts_wait(
+def test_a_missing_mirror_package_is_named_and_finished_parts_are_kept(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = build_parts(index, PIECES)
@@ -96,7 +96,7 @@ def test_a_missing_package_is_named_and_the_other_parts_wait(
 
 
 @pytest.mark.slow
-def test_a_kept_part_is_believed_only_if_it_still_hashes(
+def test_a_kept_part_is_used_only_if_its_hash_still_matches(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = build_parts(index, PIECES)
@@ -113,7 +113,7 @@ def test_a_kept_part_is_believed_only_if_it_still_hashes(
     assert (tmp_path / "tiny.gguf").read_bytes() == WHOLE
 
 
-def test_a_part_with_another_hash_is_refused(index: Path, tmp_path: Path) -> None:
+def test_a_mirror_part_with_a_wrong_hash_is_refused(index: Path, tmp_path: Path) -> None:
     source = build_parts(index, PIECES)
     build_wheel(index, "edgespec-test-part2", "1.0", [(source.parts[1].member, PIECES[1][:-1] + b"!")])
     with pytest.raises(HashMismatchError, match="edgespec-test-part2"):
@@ -123,7 +123,7 @@ def test_a_part_with_another_hash_is_refused(index: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_whole_with_another_hash_is_refused_and_forgotten(index: Path, tmp_path: Path) -> None:
+def test_joined_parts_with_a_wrong_hash_are_refused_and_dropped(index: Path, tmp_path: Path) -> None:
     source = replace(build_parts(index, PIECES), sha256="0" * 64)
     (tmp_path / "tiny.gguf").write_bytes(b"old")
     with pytest.raises(HashMismatchError, match="joined parts"):
@@ -132,7 +132,7 @@ def test_a_whole_with_another_hash_is_refused_and_forgotten(index: Path, tmp_pat
     assert list((tmp_path / "work").glob("*.json")) == []
 
 
-def test_offline_joins_what_is_here_and_asks_for_nothing(
+def test_offline_joins_downloaded_parts_without_any_request(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = build_parts(index, PIECES)
@@ -142,7 +142,7 @@ def test_offline_joins_what_is_here_and_asks_for_nothing(
     assert asked == []
 
 
-def test_too_little_space_is_said_before_anything_is_asked_for(
+def test_a_mirror_fetch_checks_disk_space_before_any_request(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = build_parts(index, PIECES)
@@ -154,7 +154,7 @@ def test_too_little_space_is_said_before_anything_is_asked_for(
     assert asked == []
 
 
-def test_cancelling_ends_downloads_and_keeps_finished_parts(
+def test_cancelling_a_mirror_fetch_keeps_finished_parts(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = build_parts(index, PIECES)
@@ -178,7 +178,9 @@ fetch_package_parts(source, Path(sys.argv[2]), Path(sys.argv[3]))
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_resumes_and_never_shows_half_a_file(index: Path, tmp_path: Path) -> None:
+def test_a_mirror_fetch_killed_at_any_moment_resumes_without_a_partial_final_file(
+    index: Path, tmp_path: Path
+) -> None:
     source = build_parts(index, PIECES)
     destination, work = tmp_path / "tiny.gguf", tmp_path / "work"
     command = [sys.executable, "-c", CHILD, repr(source), str(destination), str(work)]
@@ -192,7 +194,7 @@ def test_killed_at_any_moment_it_resumes_and_never_shows_half_a_file(index: Path
         if destination.exists():
             break
     assert destination.read_bytes() == WHOLE
-    fetch_package_parts(source, destination, work)  # cleans up whatever the dead left behind
+    fetch_package_parts(source, destination, work)  # removes everything that the killed processes left
     assert destination.read_bytes() == WHOLE
     assert not work.exists()
 
@@ -210,7 +212,7 @@ def copied(wheel: Path, part: PackagePart) -> bytes:
     "name",
     ["../p/part.bin", "/p/part.bin", "P/part.bin", "p/part.bin/", "p\\part.bin", "./p/part.bin", "p//part.bin"],
 )
-def test_only_the_exact_member_counts_and_nothing_is_unpacked(tmp_path: Path, name: str) -> None:
+def test_only_the_exactly_named_wheel_member_is_read(tmp_path: Path, name: str) -> None:
     wheel = build_wheel(tmp_path, "p", "1.0", [(name, b"evil"), ("../../escaped", b"evil")])
     with pytest.raises(ModelFileError, match="0 files named"):
         copied(wheel, part_of("p", b"good"))
@@ -218,14 +220,14 @@ def test_only_the_exact_member_counts_and_nothing_is_unpacked(tmp_path: Path, na
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_member_twice_is_refused(tmp_path: Path) -> None:
+def test_a_wheel_with_a_duplicate_member_is_refused(tmp_path: Path) -> None:
     part = part_of("p", b"good")
     wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, b"good"), (part.member, b"evil")])
     with pytest.raises(ModelFileError, match="2 files named"):
         copied(wheel, part)
 
 
-def test_bombs_and_wrong_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_bombs_and_wrong_member_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = part_of("p", b"good")
     wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, b"\0" * 5_000_000)])
     with pytest.raises(ModelFileError, match="expected 4"):
@@ -234,12 +236,12 @@ def test_bombs_and_wrong_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.M
         copied(wheel, part_of("p", b"", hashed=False))
 
 
-def test_a_member_longer_than_it_declares_is_refused(tmp_path: Path) -> None:
+def test_a_member_longer_than_its_declared_size_is_refused(tmp_path: Path) -> None:
     data = random.Random(5).randbytes(4000)
     part = replace(part_of("p", data), sha256=None, bytes=100)
     wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, data)])
     raw = bytearray(wheel.read_bytes())
-    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # both places that hold the size
+    for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):  # both headers state the size
         at = raw.index(signature)
         raw[at + offset : at + offset + 4] = (100).to_bytes(4, "little")
     wheel.write_bytes(raw)
@@ -247,7 +249,7 @@ def test_a_member_longer_than_it_declares_is_refused(tmp_path: Path) -> None:
         copied(wheel, part)
 
 
-def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_damaged_wheel_raises_an_edgespec_error(tmp_path: Path) -> None:
     data = random.Random(6).randbytes(4000)
     part = part_of("p", data)
     wheel = build_wheel(tmp_path, "p", "1.0", [(part.member, data)])
@@ -258,7 +260,7 @@ def test_damage_is_an_error_of_ours(tmp_path: Path) -> None:
             copied(wheel, part)
 
 
-def test_odd_compression_is_refused(tmp_path: Path) -> None:
+def test_unusual_wheel_compression_is_refused(tmp_path: Path) -> None:
     part = part_of("p", b"good")
     wheel = tmp_path / "p-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_LZMA) as archive:

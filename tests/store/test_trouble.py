@@ -1,4 +1,4 @@
-"""The first download under trouble: proxies, certificates, sign-in pages, lost networks, full and read-only disks."""
+"""The first download with problems: proxies, certificates, sign-in pages, lost networks, full and read-only disks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 
 @pytest.fixture(autouse=True)
 def _own_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No proxies and certificates but those of the test; the client reads them when it is made."""
+    """Only the test's proxies and certificates; the client reads them at construction."""
     from huggingface_hub.utils import close_session
 
     for name in (*PROXIES, *CERTIFICATES):
@@ -62,7 +62,7 @@ def partial(folder: Path) -> Path:
 
 
 def failure(fetch: Callable[[], object]) -> tuple[str, str]:
-    """The sentence and the hint."""
+    """The error's message and hint."""
     with pytest.raises((DownloadError, DiskSpaceError)) as caught:
         fetch()
     return caught.value.message, caught.value.hint or ""
@@ -71,15 +71,15 @@ def failure(fetch: Callable[[], object]) -> tuple[str, str]:
 # ----------------------------------------------------------------------------------------------------- proxies
 
 
-def test_a_proxy_is_used(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_go_through_the_configured_proxy(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_proxy(Proxy()) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy.address}")
         assert fetch().path.read_bytes() == DATA
-        assert len(proxy.asked) == 3  # the description, where the bytes are, the bytes
+        assert len(proxy.asked) == 3  # the description, the redirect to the bytes, the bytes
         assert proxy.authorizations == {"Basic bWU6c2VjcmV0"}
 
 
-def test_no_proxy_is_used_where_none_is_to_be(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_exempts_a_host(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_proxy(Proxy()) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
@@ -87,15 +87,15 @@ def test_no_proxy_is_used_where_none_is_to_be(fetch: Fetch, monkeypatch: pytest.
         assert proxy.asked == []
 
 
-def test_a_proxy_that_wants_a_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_requires_a_password_is_reported(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_proxy(Proxy(refuse=407)) as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
         message, hint = failure(fetch)
-    assert message == "the proxy wants a user name and a password (HTTP 407)"
+    assert message == "the proxy requires a user name and a password (HTTP 407)"
     assert "HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT" in hint
 
 
-def test_a_proxy_that_is_absent_is_named_without_its_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_proxy_is_named_without_its_password(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -105,7 +105,7 @@ def test_a_proxy_that_is_absent_is_named_without_its_password(fetch: Fetch, monk
     assert "HTTPS_PROXY" in hint
 
 
-def test_a_proxy_whose_name_is_unknown(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_with_an_unknown_host_name_is_reported(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -130,35 +130,35 @@ def fetch_secure(secure: HubServer, tmp_path: Path) -> Fetch:
     return lambda: fetch_hub_file(WANTED, endpoint=secure.endpoint, cache=tmp_path / "cache")
 
 
-def test_a_certificate_that_nobody_here_trusts(fetch_secure: Fetch, secure: HubServer) -> None:
+def test_an_untrusted_certificate_is_reported(fetch_secure: Fetch, secure: HubServer) -> None:
     message, hint = failure(fetch_secure)
     assert message == f"the certificate of 127.0.0.1:{secure.port} cannot be verified"
     assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in hint
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
-def test_a_companys_certificate_is_trusted_where_a_variable_names_it(
+def test_a_company_certificate_is_trusted_if_a_variable_names_it(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, str(write_certificate(tmp_path)))
     assert fetch_secure().path.read_bytes() == DATA
 
 
-def test_the_certificate_goes_through_a_proxy_too(
+def test_a_company_certificate_also_works_through_a_proxy(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(write_certificate(tmp_path)))
     with running_proxy(Proxy()) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
         assert fetch_secure().path.read_bytes() == DATA
-        assert {host.partition(":")[0] for host in proxy.asked} == {"127.0.0.1", "localhost"}  # tunnels to both
+        assert {host.partition(":")[0] for host in proxy.asked} == {"127.0.0.1", "localhost"}  # tunnels to both hosts
     with running_proxy(Proxy(refuse=403)) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
         (tmp_path / "cache").rename(tmp_path / "gone")
         assert failure(fetch_secure)[0].startswith(f"the proxy {proxy.address} refuses 127.0.0.1:")
 
 
-def test_the_clients_own_variables_come_first(tmp_path: Path) -> None:
+def test_the_http_clients_own_certificate_variables_take_precedence(tmp_path: Path) -> None:
     good = write_certificate(tmp_path)
     named = {"SSL_CERT_FILE": str(good), "REQUESTS_CA_BUNDLE": str(good)}
     assert web.certificates(named) is None
@@ -171,7 +171,7 @@ def test_the_clients_own_variables_come_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", CERTIFICATES)
-def test_certificates_that_cannot_be_read_are_one_sentence(
+def test_unreadable_certificates_give_a_one_sentence_error(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, str(tmp_path / "absent.pem"))
@@ -180,13 +180,15 @@ def test_certificates_that_cannot_be_read_are_one_sentence(
     assert hint == f"correct or unset {variable}"
 
 
-def test_certificates_that_are_none(fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_file_without_certificates_is_an_error(
+    fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "odd.pem").write_text("no certificate")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "odd.pem"))
     assert failure(fetch_secure)[0] == f"{tmp_path / 'odd.pem'} holds no certificates in PEM form"
 
 
-def test_what_is_here_needs_no_certificate(
+def test_a_cached_file_is_used_although_the_hubs_certificate_is_not_trusted(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -197,10 +199,10 @@ def test_what_is_here_needs_no_certificate(
 
 # ----------------------------------------------------------------------------------------------- sign-in pages
 
-PAGE = "a web page came instead of the answer of 127.0.0.1:"
+PAGE = "a web page arrived instead of the answer of 127.0.0.1:"
 
 
-def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_path: Path) -> None:
+def test_a_sign_in_page_instead_of_the_hub_is_reported(hub: HubServer, fetch: Fetch, tmp_path: Path) -> None:
     hub.page = "all"
     message, hint = failure(fetch)
     assert message == f"{PAGE}{hub.port}"
@@ -209,7 +211,7 @@ def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_pat
     assert message == f"{PAGE}{hub.port}"
     hub.page, hub.refuse_always = None, (511, {})
     message, hint = failure(fetch)
-    assert message == f"this network wants a sign-in before 127.0.0.1:{hub.port} (HTTP 511)"
+    assert message == f"this network requires a sign-in before 127.0.0.1:{hub.port} (HTTP 511)"
     assert "open a browser" in hint
     hub.refuse_always, hub.redirect_to = None, "http://sign-in.invalid/"
     message, hint = failure(fetch)
@@ -218,7 +220,7 @@ def test_a_sign_in_page_instead_of_the_hub(hub: HubServer, fetch: Fetch, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_sign_in_page_in_the_middle_costs_nothing_that_has_arrived(
+def test_a_sign_in_page_during_a_download_keeps_the_partial_file(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
@@ -236,7 +238,7 @@ def test_a_sign_in_page_in_the_middle_costs_nothing_that_has_arrived(
 
 
 @pytest.mark.slow
-def test_a_network_lost_in_the_middle_says_what_is_kept(
+def test_a_network_lost_during_a_download_reports_the_bytes_kept(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
@@ -251,7 +253,7 @@ def test_a_network_lost_in_the_middle_says_what_is_kept(
 # ------------------------------------------------------------------------------------------------------- disks
 
 
-def test_a_disk_that_fills_up_in_the_middle_keeps_what_has_arrived(
+def test_a_disk_that_fills_up_during_a_download_keeps_the_partial_file(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Path.open
@@ -295,7 +297,7 @@ def test_a_disk_that_fills_up_in_the_middle_keeps_what_has_arrived(
     assert hub.bodies()[0].range == f"bytes={arrived}-"
 
 
-def test_a_disk_without_room_is_told_with_both_sizes(
+def test_too_little_disk_space_is_reported_with_needed_and_free_bytes(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1_000_000)
@@ -305,7 +307,7 @@ def test_a_disk_without_room_is_told_with_both_sizes(
     assert hub.bodies() == []
 
 
-def test_a_cache_that_is_a_file_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
+def test_a_hub_cache_that_is_a_file_gives_a_one_sentence_error(hub: HubServer, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     message, hint = failure(lambda: fetch_hub_file(WANTED, endpoint=hub.endpoint, cache=tmp_path / "cache"))
     assert message == f"the hub's cache {tmp_path / 'cache' / 'models--org--repo'} cannot be written to"
@@ -313,7 +315,7 @@ def test_a_cache_that_is_a_file_is_one_sentence(hub: HubServer, tmp_path: Path) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="an error of the file system is made by its number here")
-def test_a_cache_that_turns_out_read_only_is_one_sentence(
+def test_a_read_only_hub_cache_gives_a_one_sentence_error(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Path.open
@@ -330,12 +332,14 @@ def test_a_cache_that_turns_out_read_only_is_one_sentence(
     assert "HF_HOME" in hint
 
 
-def test_the_store_hands_the_sentences_on(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_errors_contain_the_download_message_and_hint(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(Home(tmp_path / "home"), hub_endpoint=hub.endpoint, hub_cache=tmp_path / "cache")
     spec = spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))
     hub.page = "all"
     message, hint = failure(lambda: store.fetch(spec))
-    assert message.startswith("hf:org/repo/model.gguf could not be fetched (hub org/repo/model.gguf: a web page came")
+    assert message.startswith("hf:org/repo/model.gguf could not be fetched (hub org/repo/model.gguf: a web page")
     assert "open a browser" in hint
     hub.page = None
     monkeypatch.setattr(disk, "free_bytes", lambda _path: 1_000_000)

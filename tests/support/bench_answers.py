@@ -1,4 +1,4 @@
-"""Answers of a benchmark that never ran, and what one that runs needs of this machine."""
+"""Invented answers of a benchmark, and what a real run needs of this machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.engine.engine import Engine
 from edgespec.interfaces.policy import RoundRecord
 
-# From a prompt, an arm and a turn to what is special about that answer.
+# From a prompt, an arm and a turn to the fields of that answer that differ from ``made``.
 Make = Callable[[Prompt, str, int], dict[str, Any]]
 
 
 class FakeRun:
-    """Stands for ``run_passes``: remembers what it was asked, and answers as ``make`` says."""
+    """Stands in for ``run_passes``: records its calls and answers as ``make`` says."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -99,6 +99,6 @@ def answered(
 
 
 def require_depth(engine: Engine, depth: int) -> None:
-    """Skip where llama.cpp's kernels keep too few widths bit-equal, whatever the plan makes of them."""
+    """Skip if llama.cpp's kernels keep too few widths bit-equal for ``depth``, whatever the plan."""
     if engine.pair.depth_cap_allowed < depth:
         pytest.skip(f"needs drafts of {depth} tokens; on this machine only {engine.pair.depth_cap_allowed} are exact")

@@ -15,7 +15,7 @@ def pe(machine: int) -> bytes:
 
 
 def mach_o(machine: int, least: tuple[int, int], *, old: bool = False) -> bytes:
-    """With a command before the one that tells the least version; before macOS 10.14 that was another one."""
+    """Preceded by one other command; before macOS 10.14 the minimum version had another command."""
     version = least[0] << 16 | least[1] << 8
     other = struct.pack("<III", 0x0D, 16, 0) + bytes(4)
     told = struct.pack("<IIII", 0x24, 16, version, 0) if old else struct.pack("<IIIIII", 0x32, 24, 1, version, 0, 0)

@@ -1,4 +1,4 @@
-"""The budget of a pipelined round whose answer never changes."""
+"""A budget of a pipelined round with constant answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edgespec.interfaces.policy import RoundRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedBudget:
-    """Always the same: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not.
+    """Always the same budget: verify up to ``most`` tokens, draft up to ``ahead``, wait ``patience`` s, reuse or not.
 
-    ``overlaps_prefill``: the drafter reads the prompt while the target does. ``branching`` corrections are gone
-    on from in a round at most.
+    ``overlaps_prefill``: the drafter reads the prompt while the target does. ``branching``: the most corrections from
+    which a round continues drafting.
     """
 
     most: int
@@ -38,7 +38,7 @@ class FixedBudget:
         return self.branching
 
     def learn(self, what: str, well: bool) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def record(self, record: RoundRecord) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""

@@ -1,4 +1,4 @@
-"""Calibrating tiny models in tests: quickly, and told apart from answering."""
+"""Calibrating tiny models in tests: quickly, and separately from answering."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KINDS = ("acceptance", "contention", "plain", "times", "widths")
 
 
 def shorten_contention(patch: pytest.MonkeyPatch) -> None:
-    """Run both sides at once for a moment instead of a second: no test looks at the numbers."""
+    """Run drafter and target in parallel for a moment instead of a second: no test looks at the numbers."""
     patch.setattr(learning_module, "measure_contention", functools.partial(measure_contention, seconds=0.02))
 
 
 def fix_plain_ratio(patch: pytest.MonkeyPatch, ratio: float) -> None:
-    """Let plain decoding take so many times as long in every other setting of the target."""
+    """Make plain decoding take ``ratio`` times as long in every other setting of the target."""
 
     def measure(*_models: object) -> Generator[float, None, float]:
         yield 1.0
@@ -35,16 +35,16 @@ def fix_plain_ratio(patch: pytest.MonkeyPatch, ratio: float) -> None:
 
 
 def stored(home: Home) -> dict[str, int]:
-    """How many files of each kind of measurement there are."""
+    """The number of stored files for each kind of measurement."""
     names = [path.name.partition("-")[0] for path in home.measurements.glob("*.json")]
     return {kind: names.count(kind) for kind in KINDS if kind in names}
 
 
 def measured(home: Home) -> dict[str, int]:
-    """``stored`` of the engine's own two models, in the settings they run in.
+    """``stored`` for the engine's two models in the settings they run in.
 
-    Whether acceptance is measured depends on whether drafting could pay, so on speed; whether plain decoding is timed
-    in another runtime, on whether this machine has both.
+    Acceptance is only measured if drafting could be faster, which depends on speed; plain decoding is only timed in
+    another runtime if this machine has both.
     """
     return {kind: count for kind, count in stored(home).items() if kind not in ("acceptance", "plain")}
 
@@ -59,7 +59,7 @@ def damage(home: Home, kind: str, data: bytes = b"{") -> list[Path]:
 
 
 def on_cores(patch: pytest.MonkeyPatch, cores: int) -> None:
-    """Let this machine have so many physical cores."""
+    """Pretend that this machine has ``cores`` physical cores."""
     real = Machine.__init__
 
     def init(self: Machine, *args: Any, **values: Any) -> None:
@@ -69,6 +69,6 @@ def on_cores(patch: pytest.MonkeyPatch, cores: int) -> None:
 
 
 def time_other(engine: Engine, factor: float) -> None:
-    """As if plain decoding had been timed in another setting (an F16 cache), and were ``factor`` times as fast."""
+    """Store a measurement of plain decoding in another setting (an F16 cache) that is ``factor`` times as fast."""
     facts = engine.target_model.facts_with(kv_type="f16")
     engine.measurements.store.save_plain_s(facts, FORWARD_S / factor)

@@ -1,4 +1,4 @@
-"""Running the program as a user does: a process of its own, with a home of its own."""
+"""Run the program as a user does: in a separate process with a separate home."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """The one object on stdout."""
+        """The single JSON object on stdout."""
         lines = self.out.splitlines()
         assert len(lines) == 1, self.out
         return json.loads(lines[0])
 
     def failed_well(self, *words: str, code: int = 1) -> None:
-        """It failed with a sentence and a hint, and no traceback; both together hold ``words``."""
+        """Check that it failed with ``code``, a message and a hint that contain ``words``, and no traceback."""
         assert self.code == code, (self.code, self.err)
         assert "Traceback" not in self.err + self.out
         assert "edgespec: something unexpected" not in self.err
@@ -51,7 +51,7 @@ class Result:
 
 
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without anything that would change what the program does."""
+    """This process's environment without variables that change the program's behaviour."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESPEC_", "HF_"))}
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONIOENCODING"):
         kept.pop(name, None)
@@ -61,7 +61,7 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
         "PYTHONPATH": repository,
         "PYTHONUTF8": "1",
         "EDGESPEC_HOME": str(home),
-        "EDGESPEC_THREADS": "1",  # a test machine has other things to do
+        "EDGESPEC_THREADS": "1",  # leaves cores for the test machine's other work
         **(extra or {}),
     }
 
@@ -91,7 +91,7 @@ def run_cli(
 
 
 class InProcess:
-    """The program without a process of its own, which takes half a second to start: for tables of cases."""
+    """The program in this process, for tables of cases: starting a process takes half a second."""
 
     def __init__(self, home: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.home = home
@@ -125,5 +125,5 @@ def run_python(code: str, *arguments: str | Path, home: Path) -> Result:
 
 
 def status_lines(err: str) -> Sequence[str]:
-    """The lines after answers."""
+    """The status lines that follow answers."""
     return [line for line in err.splitlines() if re.match(r"(\d+\.\d tok/s|\d+ tokens?)( · |$)", line)]

@@ -1,6 +1,6 @@
-"""Requests drawn with a seed: a machine, what calibration believes of it, prompts, answers and how texts go.
+"""Requests drawn with a seed: a machine, its calibration, prompts, answers, and where texts are predictable.
 
-Nothing here decides or decodes. ``tests/support/simulated_clock.py`` serves what is drawn here.
+Nothing here decides or decodes: ``tests/support/simulated_clock.py`` serves the requests drawn here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 
-Lengths = Literal["short", "long", "mixed", "bimodal", "alike", "cut"]
+Lengths = Literal["short", "long", "mixed", "bimodal", "similar", "cut"]
 LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
 
 LONGEST_PROMPT, LONGEST_ANSWER = 8000, 2000
 
-# Widths of a simulated forward: 1 to one more than the deepest draft.
+# Widths of a simulated forward: 1 to the deepest draft plus one.
 WIDEST = 8
 
 # Contexts at which the product's calibration times forwards.
@@ -39,11 +39,11 @@ def generator(*seed: int) -> Random:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The truth of a machine, a target and a drafter, in seconds.
+    """The true times of a machine, a target and a drafter, in seconds.
 
-    ``rows_s[w - 1]`` is a target's forward of width w over an empty context. Each token of context adds
-    ``attention_s``, and ``attention_row`` of that for every row beyond the first. Of a drafter that has read a
-    share of the text so many tokens stay right as that share to the power of ``window_power`` says.
+    ``rows_s[w - 1]`` is the target's forward of width w over an empty context. Each token of context adds
+    ``attention_s``, and ``attention_row`` of that for every row beyond the first. If the drafter has read a share s
+    of the text, the share s ** ``window_power`` of its tokens stays right.
     """
 
     rows_s: tuple[float, ...]
@@ -64,21 +64,21 @@ class World:
         return self.rows_s[width - 1] + context * self.attention_s * (1.0 + self.attention_row * (width - 1))
 
     def prompt_s(self, tokens: int) -> float:
-        """Reading all of a prompt but its last token, in chunks over a context that grows."""
+        """Seconds to read a prompt without its last token, in chunks over the growing context."""
         return tokens * (self.prompt_token_s + 0.25 * tokens * self.attention_s * self.attention_row)
 
     def missed(self, read_tokens: int, context: int) -> float:
-        """The share of right tokens that a drafter loses which has read only the last ``read_tokens``."""
+        """The share of right tokens that a drafter loses if it has read only the last ``read_tokens``."""
         return 1.0 - min(1.0, read_tokens / context) ** self.window_power
 
 
-# T(w)/T(1) as measured for a 1.5B target at four bits. Our kernels on two and on four cores; llama.cpp on two cores.
+# Measured T(w)/T(1) of a 1.5B target at four bits: our kernels on two and on four cores, llama.cpp on two cores.
 CHEAP = (1.0, 1.04, 1.10, 1.16, 1.22, 1.27, 1.35, 1.44)
 CHEAPER = (1.0, 1.01, 1.09, 1.16, 1.19, 1.22, 1.28, 1.36)
 DEAR = (1.0, 1.57, 2.25, 2.96, 3.25, 3.83, 4.37, 5.92)
 
-# Two cores of a Zen 4, 1.5B and 0.5B: a step 34 ms, a token of prompt 4.8 ms, a drafted token 10 ms, a token read by
-# the drafter 1.2 ms; attention 4.2 ms for 1000 tokens of context.
+# Two cores of a Zen 4, 1.5B and 0.5B: a step 34 ms, a prompt token 4.8 ms, a drafted token 10 ms, a token read by the
+# drafter 1.2 ms; attention 4.2 ms for 1000 tokens of context.
 NATIVE = World(
     rows_s=tuple(0.0338 * ratio for ratio in CHEAP),
     attention_s=4.2e-6,
@@ -90,7 +90,7 @@ NATIVE = World(
     window_power=0.25,
 )
 
-# The same machine with llama.cpp's kernels on both sides.
+# The same machine with llama.cpp's kernels for both models.
 LLAMA = replace(
     NATIVE,
     rows_s=tuple(0.0387 * ratio for ratio in DEAR),
@@ -101,12 +101,12 @@ LLAMA = replace(
 
 
 def draw_world(random: Random) -> World:
-    """Half of the machines have cheap rows like ours, half dear ones like llama.cpp's; everything else is spread."""
+    """Draw a machine: half have cheap rows like ours, half expensive rows like llama.cpp's; the rest varies."""
     cheap = random.random() < 0.5
     ratios = np.array((CHEAP, CHEAPER)[int(random.integers(2))] if cheap else DEAR)
     ratios = 1.0 + (ratios - 1.0) * random.uniform(0.6, 1.4)
     step_s = _log_uniform(random, 0.010, 0.060)
-    drafter = _log_uniform(random, 0.12, 0.5)  # of the target's step
+    drafter = _log_uniform(random, 0.12, 0.5)  # as a share of the target's step
     prompt = _log_uniform(random, 0.08, 0.16) if cheap else _log_uniform(random, 0.15, 0.35)
     return World(
         rows_s=tuple(float(step_s * ratio) for ratio in ratios),
@@ -114,7 +114,7 @@ def draw_world(random: Random) -> World:
         attention_row=random.uniform(0.1, 0.5),
         prompt_token_s=step_s * prompt,
         draft_token_s=step_s * drafter,
-        # The drafter reads a prompt faster than the target by about what it is smaller.
+        # The drafter reads a prompt faster than the target roughly by the ratio of their sizes.
         lag_token_s=step_s * prompt * min(0.8, drafter * random.uniform(0.7, 1.3)),
         load_s=0.0 if random.random() < 0.3 else random.uniform(0.0, 5.0) ** 2 / 5.0,
         # Measured for one pair: 0.25 (planning/depth/control.py).
@@ -124,8 +124,10 @@ def draw_world(random: Random) -> World:
 
 
 def believed(world: World, random: Random | None = None, error: float = 0.0) -> Costs:
-    """What calibration would have stored of that machine, each number wrong by up to ``error`` of it, all alike and
-    every one apart."""
+    """The machine as calibration would have stored it: each number is wrong by up to ``error``.
+
+    One error is common to all numbers, another one is separate for each.
+    """
 
     def off() -> float:
         return 1.0 if random is None else float(1.0 + random.uniform(-error, error))
@@ -152,9 +154,9 @@ def believed(world: World, random: Random | None = None, error: float = 0.0) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of text: how often the drafter is right, and how much of it copies what stands above.
+    """A kind of text: how often the drafter is right, and the share of the text that repeats earlier text.
 
-    ``rates`` are those of its passages, which are ``passage_tokens`` long in the mean: each passage draws one.
+    ``rates``: the acceptance of its passages, of which each draws one; passages have ``passage_tokens`` on average.
     """
 
     rates: tuple[float, ...]
@@ -163,7 +165,7 @@ class Kind:
 
 
 # Accepted tokens of a 0.5B drafting for a 1.5B, depth 3: coding 0.91, translation and short questions 0.1 to 0.5
-# (planning/cost/acceptance.py UNKNOWN). "foreign" is a text that the drafter hardly knows.
+# (planning/cost/acceptance.py UNKNOWN). "foreign" is a text that the drafter hardly predicts.
 KINDS: dict[str, Kind] = {
     "code": Kind(rates=(0.92, 0.9, 0.85, 0.8)),
     "prose": Kind(rates=(0.7, 0.6, 0.5)),
@@ -173,15 +175,17 @@ KINDS: dict[str, Kind] = {
     "changing": Kind(rates=(0.92, 0.6, 0.3, 0.1), copied=0.15),
 }
 
-# A copy begins after this many tokens that match (drafters/lookup.py), and is as long as this in the mean.
+# A copy begins after this many matching tokens (drafters/lookup.py), which is also its mean length.
 _MATCHED = 3
 _COPY_TOKENS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Somebody else computes while the answer's tokens ``first`` to ``last`` are decoded: forwards take ``factor``
-    times as long, and ``row`` more of that for every row beyond the first."""
+    """Other load while the answer's tokens ``first`` to ``last`` are decoded.
+
+    Forwards take ``factor`` times as long, and ``row`` more of that for every row beyond the first.
+    """
 
     first: int
     last: int
@@ -194,11 +198,11 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answer. The last of its ``tokens`` is the end of the text, or just the last there may be (``cut``).
+    """One answer. Its last token is the end of the text, or the last permitted token (``cut``).
 
-    For the answer's token i: the drafter is ``sure[i]`` and ``right[i]``, unless it has read so little that what is
-    lost exceeds ``unread[i]``; ``matched[i]`` tokens before it are a copy of an earlier place (0: nothing is copied),
-    whose next token is ``copied[i]`` right.
+    For the answer's token i: the drafter's confidence is ``sure[i]``, and its guess is right if ``right[i]``, unless
+    the loss from unread text exceeds ``unread[i]``; ``matched[i]`` tokens before it are a copy of an earlier place
+    (0: no copy), whose next token is right if ``copied[i]``.
     """
 
     kind: str
@@ -230,7 +234,7 @@ def draw_request(
     honest: bool = True,
     noise: float = 0.0,
 ) -> Request:
-    """``honest``: the drafter's tokens are right as often as its confidences say."""
+    """Draw a request. ``honest``: the drafter's tokens are right as often as its confidences say."""
     places = tokens + WIDEST + 1
     text = KINDS[kind]
     rates = _passages(random, text, places)
@@ -239,7 +243,7 @@ def draw_request(
         right = random.random(places) < sure
     else:
         sure, right = random.random(places), random.random(places) < rates
-    right[tokens:] = False  # behind the end of the text there is nothing to be right about
+    right[tokens:] = False  # no guess is right after the end of the text
     matched, copied = _copies(random, text.copied, places)
     copied[tokens:] = False
     noises = np.exp(random.normal(0.0, noise, _NOISES)) if noise else np.ones(1)
@@ -266,7 +270,7 @@ def _passages(random: Random, kind: Kind, places: int) -> Any:
 
 
 def _copies(random: Random, share: float, places: int) -> tuple[list[int], Any]:
-    """Stretches that are copied, between others in which three tokens match by chance now and then."""
+    """Copied stretches, with other tokens between them in which three tokens sometimes match by chance."""
     if not share:
         return [0] * places, np.zeros(places, dtype=bool)
     matched = np.where(random.random(places) < 0.05, _MATCHED, 0)
@@ -288,11 +292,11 @@ def _copies(random: Random, share: float, places: int) -> tuple[list[int], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Requests one after another on one machine.
+    """Consecutive requests on one machine.
 
-    ``kinds`` are drawn for each request alike. A process answers ``process_requests`` of them, then the next one
-    begins, in which the drafter is not loaded. ``prior`` is what is believed of the drafter's acceptance before the
-    first request. ``length`` scales ``lengths``. Loading is believed to take ``load_error`` of what it does.
+    ``kinds``: each request draws one, with equal chances. A process answers ``process_requests`` requests; the next
+    process begins without a loaded drafter. ``prior``: the acceptance assumed before the first request. ``length``
+    scales ``lengths``. The assumed loading time is ``load_error`` times the real one.
     """
 
     seed: int
@@ -318,7 +322,7 @@ class Scenario:
         return (self.request(place) for place in range(count))
 
     def request(self, place: int) -> Request:
-        """The request at that place; the same whichever others were drawn."""
+        """The request at that index, independent of the other requests drawn."""
         random = generator(self.seed, place)
         tokens, max_tokens, cut = draw_length(random, self.lengths, self.length)
         if max_tokens is None and self.told_most:
@@ -347,7 +351,7 @@ class Scenario:
 
 
 def draw_length(random: Random, lengths: Lengths, scale: float = 1.0) -> tuple[int, int | None, bool]:
-    """Tokens of an answer, the most it may have (None: nobody said), and whether that is what ended it."""
+    """Tokens of an answer, its limit (None: no limit given), and whether the limit ended it."""
     most: int | None = None
     if lengths == "short":
         tokens = random.geometric(1.0 / (16.0 * scale))
@@ -355,7 +359,7 @@ def draw_length(random: Random, lengths: Lengths, scale: float = 1.0) -> tuple[i
         tokens = 500.0 * scale * math.exp(random.normal(0.0, 0.6))
     elif lengths == "bimodal":
         tokens = random.geometric(1.0 / 8.0) if random.random() < 0.8 else random.uniform(400.0, 1200.0) * scale
-    elif lengths == "alike":
+    elif lengths == "similar":
         tokens = 60.0 * scale * math.exp(random.normal(0.0, 0.15))
     else:
         tokens = _log_uniform(random, 1.0, LONGEST_ANSWER)
@@ -365,12 +369,12 @@ def draw_length(random: Random, lengths: Lengths, scale: float = 1.0) -> tuple[i
     return (natural, most, False) if most is None or natural <= most else (most, most, True)
 
 
-# Drafters that were believed to be right so often and are right another share of the time: the issue's wrong priors.
+# Wrong priors: acceptance assumed for drafters with another acceptance.
 OPTIMISTIC, PESSIMISTIC = 0.9, 0.2
 
 
 def prior_of(rate: float) -> AcceptancePrior:
-    """As strong as a prior gets: confidences as they came in such texts, each position right at ``rate``."""
+    """The strongest prior: confidences as in such texts, each position right at ``rate``."""
     middle = [(place + 0.5) / BINS for place in range(BINS)]
     odds = rate / (1.0 - rate)
     return AcceptancePrior(
@@ -381,7 +385,7 @@ def prior_of(rate: float) -> AcceptancePrior:
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """A machine, beliefs that are right, a little wrong or wrong by 30 %, and a stream of requests."""
+    """Draw a machine, stored costs that are right, slightly wrong or wrong by 30 %, and a stream of requests."""
     random = generator(seed)
     world = draw_world(random)
     error = float(random.choice((0.0, 0.1, 0.3)))

@@ -1,6 +1,6 @@
-"""Rounds of decoding whose every token is drawn: serial, pipelined as decoding/pipelined/loop.py does, and PEARL's.
+"""Simulated rounds in which every token is drawn: serial, pipelined as in decoding/pipelined/loop.py, and PEARL's.
 
-The simulation that plans are made with (planning/cost/round_simulation.py) is held against their means.
+The planner's simulation (planning/cost/round_simulation.py) is compared with their means.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from edgespec.planning.cost.round_simulation import (
     windows_by_rate,
 )
 
-# "all": verify everything that is put forward, and draft until the target is done; "best": as much of either as
-# brings the most tokens a second by T(w) and acceptance, as the planner's simulation does.
+# "all": verify every proposal, and draft until the target is done; "best": as many as give the most tokens a second
+# by T(w) and acceptance, as the planner's simulation does.
 WindowRule = Literal["all", "best"]
 
 
 class WholeFlight(Flight):
-    """Its drafter never looks whether the target is done."""
+    """A drafter that never checks whether the target is done."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class WholeFlight(Flight):
 
     @told.setter
     def told(self, value: bool) -> None:
-        """Nobody listens."""
+        """Ignore the value."""
 
 
 class _Totals:
@@ -60,7 +60,7 @@ class _Totals:
 
 
 def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
-    """A serial round: Leviathan et al. (2023) with measured times. Raises ValueError below depth 1."""
+    """The expected serial round: Leviathan et al. (2023) with measured times. Raises ValueError below depth 1."""
     _check(depth)
     return SimulatedRounds(
         rounds=1.0,
@@ -72,7 +72,7 @@ def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
 
 
 def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """So many serial rounds, each of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
+    """Simulate ``rounds`` serial rounds of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
     _check(depth, rounds)
     chance = random.Random(seed)
     one, totals = expected_serial(pair, depth), _Totals(rounds)
@@ -82,7 +82,7 @@ def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, s
 
 
 class _AllLaps(Laps):
-    """Laps in which the drafter goes on until the target is done, or as many tokens are there as can be verified."""
+    """Laps in which the drafter continues until the target is done or the window is full."""
 
     def flight(self, pending: int, window: int) -> Flight:
         return Flight(self.pair.draft, window + 1 + self.depth_cap - pending, self.pair.hand_over_s)
@@ -97,10 +97,10 @@ def simulate_pipelined(
     rounds: int = 100_000,
     seed: int = 0,
 ) -> SimulatedRounds:
-    """So many rounds of our pipelined loop, each token drawn. Raises ValueError below a cap of 1 or one round.
+    """Simulate ``rounds`` rounds of our pipelined loop. Raises ValueError below a cap of 1 or one round.
 
-    By the rules of ``expected_pipelined``. A drafter that is later than ``patience_s`` is gone on without; its tokens
-    count if the text went its way meanwhile.
+    Every token is drawn, by the rules of ``expected_pipelined``. The loop continues without a drafter that is later
+    than ``patience_s``; the drafter's tokens still count if the text agrees with them.
     """
     _check(depth_cap, rounds)
     chance, acceptance = random.Random(seed), learned_acceptance(pair)
@@ -110,7 +110,7 @@ def simulate_pipelined(
     totals = _Totals(rounds)
     pending = place = 0
     flight: Flight | None = None
-    said, fits = 0, True  # of the flight: tokens that the target has said since, and whether they were the same
+    said, fits = 0, True  # of the flight: the target's tokens since its start, and whether they agreed
     for _ in range(rounds):
         verified = windows[min(pending, depth_cap)]
         if flight is None and patience_s == math.inf:
@@ -127,31 +127,31 @@ def simulate_pipelined(
         totals.add(seconds, target_s, drafter_s)
         pending += landed
         compared = min(verified + 1, pending)
-        stood = _run(pair, place, compared, chance)
-        if stood < compared:
-            totals.tokens += stood + 1
+        kept = _run(pair, place, compared, chance)
+        if kept < compared:
+            totals.tokens += kept + 1
             pending = place = 0
             fits = False
-        elif compared == verified:  # nothing was in flight for the last place: the target's own word, a bonus
+        elif compared == verified:  # nothing was in flight for the last position: the target's own token, a bonus
             totals.tokens += compared + 1
             pending = 0
-            same = chance.random() < pair.stands(place + stood)
+            same = chance.random() < pair.stands(place + kept)
             fits = fits and flight is not None and same
             said += 1
-            place = place + stood + 1 if fits else 0
+            place = place + kept + 1 if fits else 0
         else:
             totals.tokens += compared
             pending -= compared
-            place += stood
+            place += kept
     return totals.result()
 
 
 def simulate_pearl(pair: SimulatedPair, chunk: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """So many passes of PEARL (Liu et al., 2024). Raises ValueError for a chunk below 2 or no pass.
+    """Simulate ``rounds`` passes of PEARL (Liu et al., 2024). Raises ValueError for a chunk below 2 or no pass.
 
-    Each pass drafts a whole ``chunk``. Pre-verify compares the first of its tokens; the pass after it the rest of the
-    chunk, further ones a chunk each; there is no bonus, and a rejection leads back to pre-verify. This is not our
-    loop: ``pearl_tokens_per_pass`` is its closed form, with a T(w) that is flat.
+    Each pass drafts a whole ``chunk``. Pre-verify compares its first token; the next pass the rest of the chunk,
+    further passes a chunk each; there is no bonus, and a rejection leads back to pre-verify. This is not our loop:
+    ``pearl_tokens_per_pass`` is its closed form for a flat T(w).
     """
     if chunk < 2:
         raise ValueError("a pipelined chunk has at least two tokens")
@@ -165,13 +165,13 @@ def simulate_pearl(pair: SimulatedPair, chunk: int, *, rounds: int = 100_000, se
     place = 0
     for _ in range(rounds):
         totals.add(*passes[compared])
-        stood = _run(pair, place, compared, chance)
-        if stood < compared:
-            totals.tokens += stood + 1
+        kept = _run(pair, place, compared, chance)
+        if kept < compared:
+            totals.tokens += kept + 1
             compared, place = 1, 0
         else:
             totals.tokens += compared
-            # The first pass with a chunk to verify has compared its first token already.
+            # The first pass that verifies a chunk has already compared the chunk's first token.
             compared, place = chunk - 1 if place == 0 else chunk, place + compared
     return totals.result()
 
@@ -189,11 +189,11 @@ def pearl_tokens_per_pass(acceptance: float, depth: int) -> float:
 
 
 def _run(pair: SimulatedPair, place: int, most: int, chance: random.Random) -> int:
-    """How many tokens in a row stand, of ``most`` from ``place`` on."""
+    """The number of accepted tokens in a row, of ``most`` from ``place``."""
     draw = chance.random
-    for stood in range(most):
-        if draw() >= pair.stands(place + stood):
-            return stood
+    for kept in range(most):
+        if draw() >= pair.stands(place + kept):
+            return kept
     return most
 
 

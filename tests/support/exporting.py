@@ -1,4 +1,4 @@
-"""What the tests of ``edgespec export`` share: prompts that are soon answered, a text, and looking at the result."""
+"""Shared by the tests of ``edgespec export``: prompts with short answers, a text, and checks of the result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def succeeded(result: Result) -> Result:
 
 
 def export_trimmed(here: InProcess, source: Path, out: Path, *options: str | Path) -> dict[str, Any]:
-    """What the command says as JSON."""
+    """Run the export and return its JSON."""
     found: dict[str, Any] = succeeded(here("export", source, *GGUF, "-o", out, *options, "--json")).json
     return found
 
@@ -59,12 +59,12 @@ def vocabulary_size(path: Path) -> int:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """What is in a test's folder besides its home and its text."""
+    """The contents of a test's folder without its home and its text."""
     return sorted(path.name for path in folder.iterdir() if path.name not in ("home", "text.txt"))
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether an export is there with every byte that its manifest states, and nothing else."""
+    """Whether a complete export exists: every byte that its manifest states, and nothing else."""
     manifest = json.loads((folder / "manifest.json").read_text())
     if manifest["kind"] == "trimmed-drafter":
         read_artefact(folder)
@@ -78,10 +78,10 @@ def is_whole(folder: Path) -> bool:
 def stop_half_done(
     exporter: subprocess.Popen[bytes], folder: Path, delay_s: float, check: Callable[[], None]
 ) -> None:
-    """Stop a process that exports into ``folder`` again and again, ``delay_s`` after a temporary of its has shown up.
+    """Stop a process that exports into ``folder`` repeatedly, ``delay_s`` after one of its temporary files appears.
 
-    Where it is between two exports by then it goes on, to be stopped sooner in a later one. ``check`` is called
-    wherever it stops: a stopped process leaves on the disk what a killed one does.
+    If the process is between two exports then, it continues and is stopped sooner in a later export. ``check`` is
+    called at every stop: a stopped process leaves the same files as a killed one.
     """
     until = time.monotonic() + 60
 

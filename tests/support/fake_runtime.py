@@ -1,6 +1,6 @@
-"""A runtime without weights: scores are a pure function of the token prefix, and faults happen on request.
+"""A runtime without weights: scores are a pure function of the token prefix, and faults occur on request.
 
-It keeps the Model and Sequence contracts to the letter, and a little stricter than a real runtime: rows live in one
+It keeps the Model and Sequence contracts exactly, and is a little stricter than a real runtime: rows live in one
 buffer that the next forward overwrites, and every rewind makes them stale.
 """
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Faults:
-    """What goes wrong, and at which call of a Sequence (counted from 1; None: never)."""
+    """Which fault occurs, and at which call of a Sequence (counted from 1; None: never)."""
 
     raise_at: int | None = None
     error: Callable[[], BaseException] = lambda: ForwardError("the fake forward failed", code=-3)
@@ -44,7 +44,7 @@ class Faults:
 
 @dataclass(slots=True)
 class CallLog:
-    """Every call of one Sequence: ``widths`` and ``rows`` of its forwards, the lengths it was rewound to.
+    """Every call of one Sequence: ``widths`` and ``rows`` of its forwards, and the lengths of its rewinds.
 
     ``parents``: those of its trees, whose forwards are counted like any other.
     """
@@ -63,12 +63,12 @@ def noise_words(*parts: object, count: int) -> np.ndarray:
 
 
 class FakeModel:
-    """``scores(prefix)`` of ``vocabulary_size`` ids.
+    """A Model whose ``scores(prefix)`` cover ``vocabulary_size`` ids.
 
-    ``spread`` is the distance between the lowest and the highest possible score: small spreads are a hot model.
-    With ``order`` only that many last tokens matter, so that the text soon repeats itself. ``width_noise`` shifts
-    every score by plus or minus that much, by a rule that changes with the number of scored rows. ``table``
-    replaces the hash: scores by prefix, for tests that need to know them.
+    ``spread`` is the distance between the lowest and the highest possible score: small spreads act like a high
+    temperature. With ``order`` only that many last tokens matter, so that the text soon repeats itself.
+    ``width_noise`` shifts every score by plus or minus that much, depending on the number of scored rows. ``table``
+    replaces the hash: scores by prefix, for tests with known scores.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class FakeModel:
         return self._memo[seen]
 
     def scores_at_width(self, prefix: abc.Sequence[int], rows: int) -> LogitsArray:
-        """``scores`` as a forward with ``rows`` scored rows computes them."""
+        """``scores`` as computed by a forward with ``rows`` scored rows."""
         exact = self.scores(prefix)
         if not self.width_noise:
             return exact
@@ -163,7 +163,7 @@ class FakeModel:
 
 
 class FakeSequence:
-    """``tokens`` is the cache; ``log`` what was asked of it."""
+    """``tokens`` is the cache; ``log`` records the calls."""
 
     def __init__(self, model: FakeModel, context_length: int) -> None:
         self.model = model
@@ -197,7 +197,7 @@ class FakeSequence:
         return self._scored([self.tokens[: first + index] for index in range(rows)])
 
     def _begin(self, tokens: abc.Sequence[int], rows: int) -> None:
-        """Count the call, and fail where it is to."""
+        """Count the call and raise the fault due at it."""
         if any(not 0 <= token < self.model.vocabulary_size for token in tokens):
             raise InvalidRequestError("a token is outside the vocabulary")
         self.log.widths.append(len(tokens))
@@ -219,7 +219,7 @@ class FakeSequence:
         rows = len(prefixes)
         if len(self._buffer) < rows:
             self._buffer = np.zeros((rows, self.model.vocabulary_size), dtype=np.float32)
-        self._buffer[:] = -1.0  # whoever still reads the former rows reads nonsense
+        self._buffer[:] = -1.0  # so that a test reading stale rows fails
         for index, prefix in enumerate(prefixes):
             self._buffer[index] = self.model.scores_at_width(prefix, rows)
         if len(self.log.widths) == self.model.faults.nan_at:

@@ -1,4 +1,4 @@
-"""Answers that are begun and forgotten in reference cycles: one after another, in threads, and in cancelled tasks."""
+"""Answers that are abandoned in reference cycles: sequentially, in threads, and in cancelled tasks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from edgespec.errors import InvalidRequestError
 __all__ = ["Forget", "alive", "eager_collector", "in_cycles", "in_tasks", "in_threads"]
 
 SAMPLING = Sampling(temperature=0.8, seed=3, top_k=20)
-PROMPT = "Count from one to a hundred, in words."  # a long answer, whoever gives it
+PROMPT = "Count from one to a hundred, in words."  # gives a long answer with any model
 DEPTH = 3
-AT_ONCE = 4  # sessions, each with a thread or a task
-PHASES = 7  # an answer is left after one to so many events, or so many pauses
+AT_ONCE = 4  # sessions in parallel, each with a thread or a task
+PHASES = 7  # an answer is abandoned after 1 to PHASES events or pauses
 PATIENCE_S = 0.02
 HANGING_S = 600.0  # five hundred answers of a 1.5B model take a tenth of it
 
-# So many answers of an engine. ``pause_s`` is the unit in which tasks wait before they are cancelled.
+# Abandon this many answers of an engine. ``pause_s``: unit of the time before tasks are cancelled.
 Forget = Callable[[Engine, int, float], None]
 
 
 def in_cycles(engine: Engine, times: int, _pause_s: float) -> None:
-    """One after another, in one session."""
+    """Sequentially, in one session."""
     with engine.session() as session:
         for number in range(times):
             forget(session, 1 + number % PHASES)
 
 
 def in_threads(engine: Engine, times: int, pause_s: float) -> None:
-    """In four sessions at the same time, each read by a thread of its own."""
+    """In four parallel sessions, each read by a separate thread."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         begun = [threads.submit(in_cycles, engine, times // AT_ONCE, pause_s) for _ in range(AT_ONCE)]
         for each in begun:
@@ -45,12 +45,12 @@ def in_threads(engine: Engine, times: int, pause_s: float) -> None:
 
 
 def in_tasks(engine: Engine, times: int, pause_s: float) -> None:
-    """In four sessions at the same time, each read by tasks that are cancelled."""
+    """In four parallel sessions, each read by tasks that are cancelled."""
 
     async def read(session: Session) -> None:
         generation = ask(session)
         cycle: list[object] = [generation]
-        cycle.append(cycle)  # a cancelled task's traceback does so as well
+        cycle.append(cycle)  # a cancelled task's traceback forms such a cycle too
         async for _ in generation:
             pass
 
@@ -70,13 +70,13 @@ def in_tasks(engine: Engine, times: int, pause_s: float) -> None:
 
 
 def ask(session: Session) -> Generation:
-    """The first turn of a new conversation: an answer as long as any."""
+    """The first turn of a new conversation, with a long answer."""
     session.clear()
     return session.generate(PROMPT, depth=DEPTH, sampling=SAMPLING)
 
 
 def begin(session: Session) -> Generation:
-    """The next answer, once the last one was collected: mostly by the thread that decodes it."""
+    """The next answer, after the last one was collected, mostly by its decoding thread."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -88,7 +88,7 @@ def begin(session: Session) -> Generation:
 
 
 def forget(session: Session, count: int) -> None:
-    """Begin an answer and leave it in a cycle, as an exception's traceback or a closure on itself does."""
+    """Begin an answer and leave it in a cycle, as a traceback or a self-referencing closure does."""
     generation = begin(session)
     cycle: list[object] = [generation]
     cycle.append(cycle)
@@ -98,9 +98,9 @@ def forget(session: Session, count: int) -> None:
 
 @contextmanager
 def eager_collector() -> Iterator[None]:
-    """The collector runs after every 40 objects: on decoding threads, and within whatever they hold.
+    """Collect garbage after every 40 objects, on decoding threads too.
 
-    It leaves out what there is already, which is a vocabulary of 150 000 strings with a real model.
+    Existing objects are frozen first: a real model has a vocabulary of 150 000 strings.
     """
     before = gc.get_threshold()
     gc.collect()

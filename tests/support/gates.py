@@ -1,4 +1,4 @@
-"""Gates that follow a rule of the test's, and remember what they were asked."""
+"""Gates that follow a test's rule and record their calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Gate:
-    """Admits while ``rule(confidence, entropy)``; goes on for ``forwards`` further forwards."""
+    """Admits while ``rule(confidence, entropy)``; allows ``forwards`` further forwards."""
 
     rule: Callable[[float, float | None], bool] = lambda confidence, entropy: True
     needs_entropy: bool = False

@@ -1,4 +1,4 @@
-"""A drafter's thread that does its work at once and lets nobody see it for a while."""
+"""A drafter's thread that runs jobs immediately but reports them as done only later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Held:
-    """Runs each job where it is submitted; ``looks()`` says how often it then still seems to be at work."""
+    """Runs each job at submission; ``looks()`` says for how many checks the job still counts as running."""
 
     def __init__(self, looks: Callable[[], int]) -> None:
         self._looks = looks

@@ -1,6 +1,6 @@
-"""Hugging Face folders made from GGUF files, the way back from what export does: config, tokenizer and safetensors.
+"""Hugging Face folders made from GGUF files, the inverse of export: config, tokenizer and safetensors.
 
-Matrices are dequantised to float32. What a folder cannot say (types of unused tokens, scores) is left to the export.
+Matrices are dequantised to float32. Facts that a folder cannot hold (types of unused tokens, scores) are omitted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ METASPACE_NORMALIZER = {
         {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
     ],
 }
-# Bytes as GPT-2 writes them: printable ones as themselves, the others as characters from 256 on.
+# Bytes in GPT-2's notation: printable bytes as themselves, others as characters from 256.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
@@ -81,7 +81,7 @@ BYTE_CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
 
 
 def write_hf_folder(source: Path, folder: Path) -> Path:
-    """Write the GGUF ``source`` as transformers would save its model; return ``folder``."""
+    """Write the GGUF ``source`` as transformers would save its model; returns ``folder``."""
     folder.mkdir(parents=True)
     header = read_header(source)
     write_config(header, folder)
@@ -94,7 +94,7 @@ def write_hf_folder(source: Path, folder: Path) -> Path:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[Any]]]) -> Path:
-    """Write tensors (name: type and elements; BF16 as uint16 bit patterns); return ``path``."""
+    """Write tensors (name: type and elements; BF16 as uint16 bit patterns); returns ``path``."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, data) in tensors.items():
@@ -110,7 +110,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, npt.NDArray[A
 
 
 def write_tensors(source: Path, header: GgufHeader, folder: Path) -> None:
-    """Every tensor of the GGUF as float32, one at a time in memory."""
+    """Write every tensor of the GGUF as float32, with one at a time in memory."""
     heads = {"attn_q": header.head_count, "attn_k": header.head_count_kv}
     reader = gguf.GGUFReader(str(source))
     spans: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def write_tensors(source: Path, header: GgufHeader, folder: Path) -> None:
 
 
 def _halved(weights: npt.NDArray[np.float32], heads: Any) -> npt.NDArray[np.float32]:
-    """Rows of each head as transformers rotates them: first all even ones, then all odd ones."""
+    """Rows of each head in transformers' rotary order: first all even rows, then all odd ones."""
     per_head = weights.reshape(heads, -1, *weights.shape[1:])
     return np.concatenate([per_head[:, ::2], per_head[:, 1::2]], axis=1).reshape(weights.shape)
 
@@ -152,7 +152,7 @@ def _their_name(name: str, header: GgufHeader) -> str:
 
 
 def write_config(header: GgufHeader, folder: Path, **more: Any) -> None:
-    """config.json for the GGUF, with ``more`` members."""
+    """Write config.json for the GGUF, with ``more`` members."""
     prefix = header.architecture
     config = {
         "architectures": [_CLASSES[prefix]],
@@ -178,7 +178,7 @@ def write_config(header: GgufHeader, folder: Path, **more: Any) -> None:
 
 
 def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json for the GGUF; unused tokens are left out."""
+    """Write tokenizer.json and tokenizer_config.json for the GGUF without its unused tokens."""
     texts, types = _array(header, "tokens"), _array(header, "token_type")
     vocab = {text: token for token, text in enumerate(texts) if types[token] != _UNUSED}
     added = [
@@ -212,7 +212,7 @@ def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
 
 
 def byte_level(pre: str) -> dict[str, Any]:
-    """Normalizer and pre-tokenizer that llama.cpp calls ``pre``, and under "more" what the model states besides."""
+    """The normalizer and pre-tokenizer that llama.cpp calls ``pre``; "more" has the model's other members."""
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
     def split(regex: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def byte_level(pre: str) -> dict[str, Any]:
 
 
 def write_byte_level_tokenizer(folder: Path, pre: str = "gpt-2", **config: Any) -> None:
-    """A tokenizer of 256 bytes, a few merges and three markers: 0 ends a text, 1 begins one, 2 ends a turn."""
+    """Write a tokenizer of 256 bytes, a few merges and three markers: 0 ends a text, 1 begins one, 2 ends a turn."""
     vocab: dict[str, int] = {}
     for text in (*BYTE_CHARACTERS.values(), "th", "the", "Ġthe", "in", "er", "Ġa"):
         vocab[text] = 3 + len(vocab)
@@ -252,7 +252,7 @@ def write_byte_level_tokenizer(folder: Path, pre: str = "gpt-2", **config: Any) 
 
 
 def _merges_by_score(texts: list[str], types: list[int], scores: list[float]) -> list[list[str]]:
-    """All ways to make each piece of two others, the pieces in the order of their scores."""
+    """All ways to merge two pieces into another, ordered by the resulting piece's score."""
     tokens = {text: token for token, text in enumerate(texts) if types[token] == _NORMAL}
     merges = []
     for piece in sorted(tokens, key=lambda text: -scores[tokens[text]]):

@@ -1,7 +1,7 @@
-"""A real HTTP server on loopback that speaks the model hub's endpoints, with faults that can be switched on.
+"""A real HTTP server on loopback with the model hub's endpoints and switchable faults.
 
-The description of a file comes from the hub's address (127.0.0.1), its bytes from another host name (localhost),
-as the real hub does it with its CDN.
+The description of a file comes from the hub's address (127.0.0.1), its bytes from another host name (localhost), as
+with the real hub and its CDN.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Request:
 
 @dataclass
 class HubServer:
-    """What the server offers and how it misbehaves; tests change the fields while it runs."""
+    """The server's files and faults; tests change the fields while it runs."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     repo: str = "org/repo"
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
-    sizes: dict[str, int] = field(default_factory=dict)  # what the listing claims, where that is not the truth
-    described: dict[str, Any] = field(default_factory=dict)  # what else the listing says: cardData, gguf, tags
+    sizes: dict[str, int] = field(default_factory=dict)  # sizes in the listing that differ from the truth
+    described: dict[str, Any] = field(default_factory=dict)  # other keys of the listing: cardData, gguf, tags
     small_files: set[str] = field(default_factory=set)  # kept in git, not LFS: the etag is git's sha1
     requests: list[Request] = field(default_factory=list)
     # Faults.
@@ -48,12 +48,12 @@ class HubServer:
     refuse_always: tuple[int, dict[str, str]] | None = None
     cut_after: list[int] = field(default_factory=list)  # bytes of each next body before the connection is reset
     ignore_ranges: bool = False
-    corrupt_next: int = 0  # bodies that arrive with one byte flipped
+    corrupt_next: int = 0  # bodies that arrive with one flipped byte
     chunk_delay_s: float = 0.0
     answer_delay_s: float = 0.0
     etag_override: str | None = None
-    page: str | None = None  # which requests a sign-in page answers: "all", or "bodies" alone
-    redirect_to: str | None = None  # where every request is sent on to
+    page: str | None = None  # which requests a sign-in page answers: "all" or only "bodies"
+    redirect_to: str | None = None  # redirect target of every request
     tls: ssl.SSLContext | None = None
     port: int = 0
 
@@ -66,7 +66,7 @@ class HubServer:
         return "http" if self.tls is None else "https"
 
     def bodies(self) -> list[Request]:
-        """The requests that asked for a file's bytes."""
+        """The requests for a file's bytes."""
         return [request for request in self.requests if request.path.startswith("/cdn/")]
 
     def etag(self, name: str) -> str:
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {})
 
     def _commit(self, repo: str, revision: str) -> str | None:
-        """The commit, or None after having sent the hub's own error."""
+        """The commit, or None after sending the hub's own error."""
         hub = self.state
         if repo != hub.repo:
             self._answer(404, {"X-Error-Code": "RepoNotFound"})
@@ -214,9 +214,9 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(hub.chunk_delay_s)
             if end < len(data):
                 self.wfile.flush()
-                time.sleep(0.05)  # a reset overtakes bytes still in flight: let them arrive first
+                time.sleep(0.05)  # a reset discards bytes in flight: let them arrive first
                 linger = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 self.connection.close()
-        except OSError:  # the client hung up, which is what some tests are about
+        except OSError:  # the client closed the connection, which some tests cause
             self.close_connection = True

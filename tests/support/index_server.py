@@ -1,4 +1,4 @@
-"""A package index on loopback: pages of links or JSON, wheels that break off on the way, and a password."""
+"""A package index on loopback: pages of links or JSON, wheels that break off, and a password."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 @dataclass
 class IndexServer:
-    """``wheels`` by file name, under the project that their names begin with."""
+    """``wheels`` by file name; the beginning of a name is its project."""
 
     wheels: dict[str, bytes] = field(default_factory=dict)
     as_json: bool = True
@@ -26,7 +26,7 @@ class IndexServer:
     cut_after: list[int] = field(default_factory=list)  # bytes of each next wheel before the connection ends
     corrupt_next: int = 0
     status: int | None = None
-    garbage: bytes | None = None  # what pages are
+    garbage: bytes | None = None  # the content of every page
     chunk_delay_s: float = 0.0
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
     port: int = 0

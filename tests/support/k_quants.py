@@ -13,7 +13,7 @@ Bytes = NDArray[np.uint8]
 
 
 def quantize(values: Floats, kind: gguf.GGMLQuantizationType) -> NDArray[np.uint8]:
-    """The matrix in any type that the native runtime has kernels for: what gguf.quantize does, and K-quants."""
+    """The matrix in any type with a native kernel: gguf.quantize's types and K-quants."""
     if kind.name not in ("Q4_K", "Q5_K", "Q6_K"):
         return np.asarray(gguf.quantize(values, kind))
     rows, columns = values.shape
@@ -29,7 +29,7 @@ def _halves(values: Floats) -> tuple[Floats, Bytes]:
 
 
 def _over(values: Floats, unit: Floats) -> Floats:
-    """Divided, 0 where the unit is."""
+    """The quotient, 0 where the unit is 0."""
     return np.divide(values, unit, out=np.zeros_like(values), where=unit > 0)
 
 
@@ -62,7 +62,7 @@ def _six(blocks: Floats) -> Bytes:
     steps = np.abs(parts).max(axis=2) / 31
     d, d_bytes = _halves(steps.max(axis=1) / 127)
     scales = np.clip(np.rint(_over(steps, d)), 0, 127).astype(np.int8)
-    scales[:, ::2] *= -1  # the type allows either sign
+    scales[:, ::2] *= -1  # the type permits both signs
     step = (d * scales)[:, :, None]
     codes = np.clip(np.rint(np.divide(parts, step, out=np.zeros_like(parts), where=step != 0)), -32, 31)
     by_run = (codes + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of 128 columns, runs of 32

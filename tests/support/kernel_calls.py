@@ -32,7 +32,7 @@ TYPES = {
 }
 FLOATS = ("F32", "F16", "BF16")
 
-# Where the halves of a block of a quantised type stand, in bytes: its scale, and what goes with its minimum.
+# Byte offsets of the halves in a block of a quantised type: its scale, and its minimum's scale.
 HALVES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -68,7 +68,7 @@ class Weights:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """What the file means: (rows, columns)."""
+        """The dequantised matrix: (rows, columns)."""
         kind = gguf.GGMLQuantizationType[self.kind]
         data = self.raw.view({"F32": np.float32, "F16": np.float16}.get(self.kind, np.uint8))
         return np.asarray(gguf.dequantize(data, kind), dtype=np.float64)
@@ -82,13 +82,13 @@ def quantised(kind: str, values: Floats) -> Weights:
 
 
 def block_sizes(kind: str) -> tuple[int, int]:
-    """Columns and bytes of a block of a type in the file; of floats 1 and their size."""
+    """Columns and bytes of a type's block in the file; for floats 1 and their size."""
     columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     return int(columns), int(size)
 
 
 def random_blocks(kind: str, seed: int, rows: int, columns: int) -> Weights:
-    """Every bit of a quantised type drawn at random, but for scales of ordinary size and either sign."""
+    """Blocks with every bit random, except for scales of ordinary size and either sign."""
     random = np.random.default_rng(seed)
     per_block, size = block_sizes(kind)
     raw = random.integers(0, 256, (rows, columns // per_block, size), dtype=np.uint8)
@@ -99,9 +99,9 @@ def random_blocks(kind: str, seed: int, rows: int, columns: int) -> Weights:
 
 
 def some_weights(kind: str, seed: int, rows: int, columns: int) -> Weights:
-    """Weights of any type: normal ones, or random blocks where nothing here can quantise into it.
+    """Weights of any type: normally distributed, or random blocks for types that cannot be quantised here.
 
-    Those types come in super-blocks: their columns are rounded up to whole ones.
+    The latter have super-blocks: their columns are rounded up to whole super-blocks.
     """
     if kind.endswith("_K"):
         return random_blocks(kind, seed, rows, -(-columns // 256) * 256)
@@ -109,7 +109,7 @@ def some_weights(kind: str, seed: int, rows: int, columns: int) -> Weights:
 
 
 def relaid(library: NativeLibrary, weights: Weights) -> NDArray[np.uint8]:
-    """The matrix in tiles, as bytes."""
+    """The matrix laid out in tiles, as bytes."""
     size = library.api.es_relaid_bytes(TYPES[weights.kind], weights.rows, weights.columns)
     tiles = np.zeros(size, dtype=np.uint8)
     bad = library.api.es_relay(
@@ -138,7 +138,7 @@ def multiply(library: NativeLibrary, level: str, weights: Weights, x: Floats, bi
 
 
 def turns(library: NativeLibrary, angles: NDArray[np.float64]) -> Floats:
-    """Cosines and sines: float32, of the shape of ``angles`` with a last axis of 2."""
+    """Cosines and sines: float32, the shape of ``angles`` with a last axis of 2."""
     y = np.empty((*angles.shape, 2), dtype=np.float32)
     angles = np.ascontiguousarray(angles)
     library.api.es_turns(angles.ctypes.data, angles.size, y.ctypes.data)
@@ -198,8 +198,8 @@ def attend(
 ) -> Floats:
     """keys, values (positions, length), queries (n, length) -> (n, length).
 
-    Query i sees ``visible[i]`` positions, or those from ``first[i]`` on. Positions from ``own_from`` on are looked up
-    as a tree's are.
+    Query i attends to the first ``visible[i]`` positions, or those from ``first[i]``. Positions from ``own_from`` are
+    looked up as in a tree.
     """
     out = np.full_like(queries, np.nan)
     seen = np.array([[0] * len(visible) if first is None else first, visible], dtype=np.int64).T.copy()
@@ -230,7 +230,7 @@ def same_bits(left: Floats, right: Floats) -> bool:
 
 
 def require_native() -> NativeLibrary:
-    """The library, or a skipped test where there is none: installing without a compiler is allowed."""
+    """The library, or skip the test if it was not compiled: installing without a compiler is allowed."""
     try:
         return load()
     except RuntimeUnavailableError as error:

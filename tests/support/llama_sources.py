@@ -1,4 +1,4 @@
-"""What llama.cpp is tested with: real chat templates and vocabularies, in llama-cpp-python's source package."""
+"""llama.cpp's own test data: real chat templates and vocabularies, from llama-cpp-python's source package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-# What pip says where the index cannot be asked, which is no fault of what is tested.
+# pip's messages for an unreachable index, which does not fail a test.
 _UNREACHABLE = re.compile(
     r"NameResolutionError|Name or service not known|name resolution|ProxyError|CERTIFICATE_VERIFY_FAILED|SSLError"
     r"|Connection refused|ConnectTimeoutError|ReadTimeoutError|timed out|Network is unreachable|No route to host"
@@ -23,11 +23,11 @@ MODELS = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/models/"
 
 
 class IndexUnreachableError(Exception):
-    """The package index cannot be reached; the message says why."""
+    """The package index cannot be reached; the message has the reason."""
 
 
 def read_models(folder: Path, ending: str) -> dict[str, bytes]:
-    """The files below llama.cpp's folder of models with such a name, fetched by way of ``folder``."""
+    """Files with this ending in llama.cpp's folder of models, fetched through ``folder``."""
     with TemporaryDirectory(prefix="source-", dir=folder) as work, tarfile.open(_download(Path(work))) as members:
         found = {}
         for member in members:
@@ -39,7 +39,7 @@ def read_models(folder: Path, ending: str) -> dict[str, bytes]:
 
 
 def _download(folder: Path) -> Path:
-    # pip checks the hash before it runs anything of the package; what it then runs for the metadata compiles nothing.
+    # pip checks the hash before it runs the package's code; reading the metadata compiles nothing.
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", f"--no-binary={PACKAGE}"]

@@ -1,4 +1,4 @@
-"""An HTTP proxy on loopback: forwards plain requests and tunnels TLS, notes what it was asked for, and can refuse."""
+"""An HTTP proxy on loopback: forwards plain requests, tunnels TLS, records its requests, and can refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Proxy:
-    """``refuse``: the status that every request is answered with."""
+    """``refuse``: the status of every answer."""
 
     refuse: int | None = None
     asked: list[str] = field(default_factory=list)

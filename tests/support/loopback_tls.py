@@ -1,6 +1,6 @@
-"""A certificate of our own for 127.0.0.1 and localhost, valid from 2020 to 2120: tests serve HTTPS with it.
+"""A certificate for 127.0.0.1 and localhost, valid from 2020 to 2120, for tests over HTTPS.
 
-The key is no secret: nothing outside of tests trusts it. Made with `openssl ca -selfsign`.
+The key is public: only tests trust it. Made with `openssl ca -selfsign`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ bgIgPdKT7mNqc1Q/yTIMsxmbQBzSEniz+kdzBXJNjAVSH4Y=
 
 
 def write_certificate(folder: Path) -> Path:
-    """The certificate alone, as a company gives it out."""
+    """The certificate without its key, as a company distributes it."""
     path = folder / "company.pem"
     path.write_text(CERTIFICATE)
     return path
 
 
 def server_context(folder: Path) -> ssl.SSLContext:
-    """What a server shows it with."""
+    """The server's TLS context with certificate and key."""
     both = folder / "server.pem"
     both.write_text(KEY + CERTIFICATE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""A native library that lists whatever devices a test wants, as ggml's registry would, lies included."""
+"""A native library that lists arbitrary devices in the manner of ggml's registry, including wrong answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPU, GPU, IGPU, ACCEL = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Native:
-    """What a backend says of one device."""
+    """A backend's description of one device."""
 
     name: bytes | None = b"Vulkan0"
     kind: int = GPU
@@ -22,7 +22,7 @@ class Native:
 
 
 class NativeLibrary:
-    """Handles are 100, 101, ...; of ``count`` and ``null_handles`` it lies. It counts the questions for memory."""
+    """Handles are 100, 101, ...; ``count`` and ``null_handles`` falsify the list. It counts memory queries."""
 
     def __init__(self, *devices: Native, count: int | None = None, null_handles: bool = False) -> None:
         self.memory_questions = 0
@@ -43,7 +43,7 @@ class NativeLibrary:
 
 
 def gpu(name: str = "Vulkan0", *, kind: str = "gpu", free: int | None = 2**33, total: int | None = 2**34) -> Device:
-    """A device as the list has it, that no driver knows of."""
+    """A listed device without a driver."""
     return Device(
         name=name, description=f"the {name}", kind=kind, free_bytes=free, total_bytes=total, handle=0xABC0 + len(name)
     )

@@ -1,4 +1,4 @@
-"""Tiny models of every architecture that the native runtime knows, by names."""
+"""Tiny models, by name, of every architecture that the native runtime supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 __all__ = ["KINDS", "VARIANTS", "Files", "some_tokens"]
 
-# Seven layers: the sixth sees all positions, the others a window.
+# Seven layers: the sixth attends to all positions, the others to a window.
 _WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
 
 # Kinds of model: architecture, weights, a tied head.
@@ -30,13 +30,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma3 Q8_0": {"quant": "Q8_0", **_WINDOWED, "window": 100},
 }
 
-# More that is compared with llama.cpp only.
+# More models, compared with llama.cpp only.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama scaled": {"settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}},
     "llama scaled without a type": {"settings": {"rope.scaling.factor": 4.0}},
-    "llama scaled in vain": {"settings": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
+    "llama with an unused scale": {"settings": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
     "llama of an old name": {"settings": {"rope.scale_linear": 4.0}},
-    # The scaling is of the layers without a window, the second base of those with one.
+    # The scaling applies to layers without a window, the second base to layers with one.
     "gemma3 scaled": {
         **_WINDOWED,
         "settings": {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 3000.0},
@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Files:
-    """Tiny models, written when first asked for."""
+    """Tiny models, written on first use."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""A model whose rows depend on how they were computed, by a rule of the test's own."""
+"""A model whose rows depend on how they were computed, by a rule of the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.support.fake_runtime import FakeModel
 
 VOCABULARY = 8
 
-# Given the width of the forward, the row's position, and the width that wrote each position up to it: what is added.
+# The noise added to a row, given the width of the forward, the row's position, and the width that wrote each position
+# up to it.
 Rule = Callable[[int, int, Sequence[int]], float]
 
 

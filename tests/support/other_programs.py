@@ -12,7 +12,7 @@ LIBRARY = "registry.ollama.ai/library"
 
 
 class User:
-    """A user's folder with what the three programs keep in it."""
+    """A user's folder with the three programs' files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -21,7 +21,7 @@ class User:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a program that this user starts."""
+        """The environment of a program that this user starts."""
         return {"HOME": str(self.root), "OLLAMA_MODELS": str(self.ollama), "HF_HOME": "", "HF_HUB_CACHE": ""}
 
     def to_ollama(self, name: str, content: bytes, layer: str = "application/vnd.ollama.image.model") -> Path:
@@ -34,7 +34,7 @@ class User:
         return write_file(self.ollama / "blobs" / f"sha256-{digest}", content)
 
     def split_to_ollama(self, name: str, parts: list[Path]) -> None:
-        """As `ollama create` keeps a model that came in several files: each a layer, and no name tells which."""
+        """Keep a split model as `ollama create` does: each file is a layer, and no name marks the parts."""
         digests = [self.to_ollama(f"{name}-part", part.read_bytes()).name.removeprefix("sha256-") for part in parts]
         layers = [
             {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{each}"} for each in digests[::-1]

@@ -1,4 +1,4 @@
-"""The commands and snippets that a page shows, and running commands as they stand."""
+"""The commands and snippets of a page, and a way to run the commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rgl
 
 
 def read_page(page: str) -> str:
-    """The text of a page, named by its path below the repository's root."""
+    """The text of a page, given by its path below the repository's root."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 def fenced(page: str, language: str) -> list[str]:
-    """The code blocks of a language in a page, in order; a block of four marks hides those inside it."""
+    """The code blocks of a language in a page, in order; a block of four backticks hides blocks inside it."""
     blocks = re.findall(r"^(`{3,})(\w*)\n(.*?)^\1$", read_page(page), re.DOTALL | re.MULTILINE)
     return [text for _, name, text in blocks if name == language]
 
@@ -30,7 +30,7 @@ def prose(page: str) -> str:
 
 
 def console_commands(page: str) -> list[str]:
-    """What stands behind the prompts of the page's console blocks; ``page`` is a path below the repository's root."""
+    """The commands in the page's console blocks; ``page`` is a path below the repository's root."""
     return [
         line.removeprefix("$ ")
         for block in fenced(page, "console")
@@ -40,9 +40,9 @@ def console_commands(page: str) -> list[str]:
 
 
 def run_command(command: str, folder: Path, *, given: str = "") -> None:
-    """Run ``[NAME=VALUE ...] edgespec ...`` in a folder; it has to succeed and to say something.
+    """Run ``[NAME=VALUE ...] edgespec ...`` in a folder and check that it succeeds and prints something.
 
-    ``given``: what it reads from stdin.
+    ``given``: its stdin.
     """
     words = shlex.split(command)
     place = words.index("edgespec")
@@ -58,5 +58,5 @@ def run_command(command: str, folder: Path, *, given: str = "") -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # What was fetched is a note: nobody asked for a text.
+    # ``pull`` reports on stderr, since it has no text to print.
     assert (done.stderr if words[place + 1] == "pull" else done.stdout).strip()

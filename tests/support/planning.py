@@ -26,12 +26,12 @@ NO_LIMIT = 2**63
 def plan_pair(
     request: PlanRequest, target: ModelFacts, probe: WidthProbe | None, notes: Sequence[Reason], costs: Costs
 ) -> Plan:
-    """The plan that an engine with this pair makes."""
+    """The plan of an engine with this pair."""
     return make_plan(request, target, probe, notes, costs, rank_pair(request, target, probe, costs))
 
 
 def rank_pair(request: PlanRequest, target: ModelFacts, probe: WidthProbe | None, costs: Costs) -> Ranking | None:
-    """What an engine with this pair ranks, where nothing is measured in another place and memory is no matter."""
+    """The ranking of an engine with this pair, without measurements of other placements or a memory limit."""
     if costs.curves is None:
         return None
     cap = depth_cap(target, probe)

@@ -1,4 +1,4 @@
-"""Which runtimes this machine's processor has for a GGUF file that both of them run, such as a tiny model."""
+"""The runtimes that this machine's processor has for a GGUF file that both run, such as a tiny model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["first_runtime", "processor_runtimes"]
 
 
 def processor_runtimes() -> tuple[str, ...]:
-    """The one that is begun with first."""
+    """The runtimes, the preferred one first."""
     try:
         levels = load().levels
     except RuntimeUnavailableError:

@@ -1,8 +1,8 @@
-"""What others have published about two devices, described from data sheets, and what the simulator makes of it.
+"""Published results about two devices, described from data sheets, and the simulator's predictions.
 
-Nothing here is fitted. A device gives three quarters of its bandwidth on paper and two fifths of its arithmetic, as
-in the machine files that come with edgespec, and a forward has a millisecond of overhead. Acceptance is the source's
-own, or another's that is named. Sizes of models follow from their shapes.
+Nothing here is fitted. A device achieves three quarters of its nominal bandwidth and two fifths of its arithmetic, as
+in edgespec's machine files, and a forward has a millisecond of overhead. Acceptance is the source's, or that of a
+named other source. Model sizes follow from their shapes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tests.support.drawn_rounds import expected_serial
 
 READ_SHARE, ARITHMETIC_SHARE, LAUNCH_S = 0.75, 0.40, 0.001
 
-# A prediction within so much of what was published counts as right.
+# A prediction within this share of the published value counts as right.
 TOLERANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A published speed-up over the same target's plain decoding beside the predicted one.
+    """A published speed-up over the same target's plain decoding, and the predicted one.
 
-    ``counts``: it is the setting itself, predicted from data sheets alone; others stand beside it to explain it.
+    ``counts``: the published setting itself, predicted from data sheets alone; other comparisons only explain it.
     """
 
     setting: str
@@ -37,7 +37,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """By which share of what was published the prediction is too high."""
+        """The relative error of the prediction; positive if it is too high."""
         return self.predicted / self.published - 1
 
     @property
@@ -71,7 +71,7 @@ def device(
 
 
 def model(name: str, parameters: float, bits: float, kv_bytes_per_token: int, layers: int) -> DescribedModel:
-    """``parameters`` that a forward reads, so without the embedding table, at so many ``bits`` each."""
+    """A model with ``parameters`` read per forward (without the embedding table), at ``bits`` each."""
     read_bytes = int(parameters * bits / 8)
     return DescribedModel(
         name=name,
@@ -85,7 +85,7 @@ def model(name: str, parameters: float, bits: float, kv_bytes_per_token: int, la
 
 
 def acceptance_for(tokens_per_round: float, depth: int) -> float:
-    """The one probability at which rounds of ``depth`` draft tokens bring so many tokens each."""
+    """The constant acceptance at which rounds of ``depth`` draft tokens give ``tokens_per_round``."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -104,14 +104,14 @@ def serial_speedup(curve: Curve, token_s: float, depth: int, tokens_per_round: f
 
 
 def dovetail(arithmetic_share: float = ARITHMETIC_SHARE) -> Comparison:
-    """Zhang et al., 2024 (arXiv 2412.18934): the drafter on the GPU, the target on the CPU, in turns.
+    """Zhang et al., 2024 (arXiv 2412.18934): the drafter on the GPU, the target on the CPU, serially.
 
     HumanEval at temperature 0: 2.77 times CPU only. Their machine has a Xeon Silver 4214R (six channels of DDR4-2400;
     12 cores of 2.4 GHz with one 512-bit multiply-add unit) and an RTX 2080 SUPER (256 bits of GDDR6 at 15.5 Gb/s;
     89e12 operations in 16 bits). The target computes in 32 bits. The drafter has six blocks of the target's shape, a
-    fusion layer and its head in 16 bits, and drafts a tree of depth 7 of which 16 tokens are verified: with the last
-    token of the text that is a forward of 17. Acceptance is the paper's: 5.90 tokens a round. Machine, tree and
-    acceptance are as a summary of its second version has them (uni042/llm-paper-summary); only the abstract was read.
+    fusion layer and its head in 16 bits, and drafts a tree of depth 7 of which 16 tokens are verified: with the
+    text's last token a forward of 17. Acceptance is the paper's: 5.90 tokens a round. Machine, tree and acceptance
+    come from a summary of its second version (uni042/llm-paper-summary); only the abstract was read.
     """
     xeon = device("cpu", "cpu", 6 * 2400e6 * 8, 12 * 2.4e9 * 32, arithmetic_share)
     turing = device("CUDA0", "gpu", 256 / 8 * 15.5e9, 89e12)
@@ -138,10 +138,10 @@ def llama_cpp() -> list[Comparison]:
 
     192.19 s on the CPU alone, 134.21 s with the drafter on the GPU, 140.71 s with 16 of the target's 48 layers there.
     A Radeon RX 6850M XT (192 bits of GDDR6 at 18 Gb/s; 26.4e12 operations in 16 bits); the processor is not named.
-    That GPU was sold in laptops with a Ryzen 6000 H: two channels of DDR5-4800, and the four threads that were used
-    at 3.3 GHz with 64 int8 operations a cycle. Acceptance is that of pull request 3006, of the same days, on the same
-    prompt with the same seed, drafter and settings and the target in Q4_K_M: 254 drafted, 223 accepted, 266 tokens,
-    so 43 rounds of about 6 drafted tokens.
+    Laptops with that GPU had a Ryzen 6000 H: two channels of DDR5-4800, and the four threads used at 3.3 GHz with 64
+    int8 operations a cycle. Acceptance is that of pull request 3006, a few days apart, with the same prompt, seed,
+    drafter and settings and the target in Q4_K_M: 254 drafted, 223 accepted, 266 tokens, so 43 rounds of about 6
+    drafted tokens.
     """
     ryzen = device("cpu", "cpu", 2 * 4800e6 * 8, 4 * 3.3e9 * 64)
     radeon = device("ROCm0", "gpu", 192 / 8 * 18e9, 26.4e12)
@@ -170,13 +170,13 @@ def llama_cpp() -> list[Comparison]:
 
 
 def duo_decoding(faster_drafter: float = 1.0) -> Comparison:
-    """Lv et al., 2025 (arXiv 2503.00784): Vicuna-68M on the CPU, a target of 7B in 16 bits on the GPU, at once.
+    """Lv et al., 2025 (arXiv 2503.00784): Vicuna-68M on the CPU, a target of 7B in 16 bits on the GPU, in parallel.
 
     Up to 2.61 times plain decoding, on the best of seven tasks, with up to 24 drafted tokens. The abstract and the
-    scripts name no machine: an RTX 3090 (936 GB/s, 71e12 operations in 16 bits) and 16 cores on eight channels of
-    DDR4-3200 stand for it; the drafter fills any window long before the target is done, so they hardly matter. Nor do
-    they give an acceptance: that of Spec-Bench for the same drafter beside Vicuna-7B is 2.28 tokens a forward, over
-    all tasks and with a draft length that adapts itself.
+    scripts name no machine: assumed are an RTX 3090 (936 GB/s, 71e12 operations in 16 bits) and 16 cores on eight
+    channels of DDR4-3200; both hardly matter, as the drafter fills any window long before the target is done. Nor do
+    they state an acceptance: Spec-Bench has 2.28 tokens a forward for the same drafter with Vicuna-7B, over all tasks
+    and with an adaptive draft length.
     """
     ampere = device("CUDA0", "gpu", 936e9, 71e12)
     server = device("cpu", "cpu", 8 * 3200e6 * 8 * faster_drafter, 16 * 2.5e9 * 32 * faster_drafter)
@@ -201,13 +201,13 @@ def duo_decoding(faster_drafter: float = 1.0) -> Comparison:
 
 
 def lunar_lake() -> list[Comparison]:
-    """OpenVINO discussion 36484, as quoted in nibor1896/Crow#183 (2026): Qwen3-14B on the GPU, Qwen3-0.6B beside it.
+    """OpenVINO discussion 36484, quoted in nibor1896/Crow#183 (2026): Qwen3-14B on the GPU with drafter Qwen3-0.6B.
 
-    12.2 tokens/s without a drafter. With it on the CPU, 3 at a time, 1.35 times that (0.40 of them accepted); on the
-    NPU 0.74 times with 1 (0.60), 0.58 with 3 (0.35), 0.55 with 5 (0.32); in turns. A Core Ultra 7 258V: 128 bits of
-    LPDDR5X-8533 for all three, and 67e12, 5e12 and 48e12 int8 operations for GPU, CPU and NPU. Weights in 4 bits with
-    a scale for 128, the head in 8. They measured 48 to 61 ms a draft token on the NPU inside the loop, and 34.3
-    outside.
+    12.2 tokens/s without a drafter. With the drafter on the CPU, 3 tokens a round, 1.35 times that (0.40 accepted);
+    on the NPU 0.74 times with 1 (0.60), 0.58 with 3 (0.35), 0.55 with 5 (0.32); all serial. A Core Ultra 7 258V: 128
+    bits of LPDDR5X-8533 for all three, and 67e12, 5e12 and 48e12 int8 operations for GPU, CPU and NPU. Weights in 4
+    bits with a scale per 128, the head in 8 bits. A draft token on the NPU took 48 to 61 ms inside the loop, and 34.3
+    ms outside.
     """
     memory = 128 / 8 * 8533e6
     gpu, cpu = device("GPU", "gpu", memory, 67e12), device("CPU", "cpu", memory, 5e12)
@@ -245,5 +245,5 @@ def lunar_lake() -> list[Comparison]:
 
 
 def comparisons() -> list[Comparison]:
-    """All of it, in the order of docs/simulation.md."""
+    """All comparisons, in the order of docs/simulation.md."""
     return [dovetail(), *llama_cpp(), duo_decoding(), *lunar_lake()]

@@ -1,6 +1,6 @@
-"""What a process of its own does with a runtime while everything it prints is looked at.
+"""Scripts that use a runtime in a separate process whose whole output is checked.
 
-Scripts to put behind one that imports what they name and defines ``opened()``, a new sequence of 3000 tokens, and
+Each follows a script that imports the needed names and defines ``opened()``, a new sequence of 3000 tokens, and
 ``steps``, a list of words.
 """
 
@@ -19,6 +19,6 @@ except CancelledError:
 """
 LEFT_RUNNING = """
 running = opened()
-running.submit(lambda: running.forward([5] * 3000, 0))  # still at work when the interpreter goes
+running.submit(lambda: running.forward([5] * 3000, 0))  # still running when the interpreter exits
 Path(sys.argv[1] + ".steps").write_text(" ".join(steps))
 """

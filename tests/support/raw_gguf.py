@@ -1,4 +1,4 @@
-"""A GGUF writer that can lie: bytes as the format lays them out, with any field set to anything."""
+"""A GGUF writer for invalid files: bytes in the format's layout, with any value in any field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMATS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", 
 
 
 class Raw(bytes):
-    """A value's bytes, written as they are."""
+    """A value's bytes, written unchanged."""
 
 
 def string(text: str | bytes, *, length: int | None = None) -> bytes:

@@ -1,6 +1,6 @@
-"""The chat templates of about seventy real models, and jinja as chat templates are otherwise rendered with it.
+"""The chat templates of about seventy real models, and jinja configured as other programs render them.
 
-The templates are those that llama.cpp is tested with. They lie in the source package of llama-cpp-python.
+The templates are llama.cpp's test data, from the source package of llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = f"chat-templates-{PACKAGE}-{VERSION}.json"
 
 
 def real_templates(folder: Path) -> dict[str, str]:
-    """Each template's source by its name, fetched into one file in ``folder`` the first time."""
+    """Each template's source by name, fetched into one file in ``folder`` on first use."""
     kept = folder / NAME
     if not kept.exists():
         found = read_models(folder, ".jinja")
@@ -33,7 +33,7 @@ def real_templates(folder: Path) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """``{% generation %}``: what is inside, as it stands."""
+    """``{% generation %}``: its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance variable
 
@@ -43,7 +43,7 @@ class _Generation(Extension):
 
 
 def reference(now: datetime) -> ImmutableSandboxedEnvironment:
-    """Jinja set up as transformers does it, at the time ``now``."""
+    """Jinja configured as in transformers, at the time ``now``."""
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

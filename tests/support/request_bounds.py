@@ -1,4 +1,4 @@
-"""The bounds on whole requests, and what a depth policy comes to by them on the simulated clock."""
+"""The bounds on whole requests, and a depth policy's results on the simulated clock."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from tests.support.drawn_requests import Scenario, World, believed, draw_scenario, prior_of
 from tests.support.simulated_clock import Decider, Served, serve_all, serve_each
 
-# No request is below LEAST of plain decoding's speed. After LEARNED_AFTER requests of a distribution of lengths its
-# mean is at least LEAST_MEAN. Code after as many translations is drafted two deep within SOON_TOKENS; texts after
-# others bring no fewer tokens a round than alone, by more than ORDER.
+# No request is below LEAST of plain decoding's speed. After LEARNED_AFTER requests from a distribution of lengths the
+# mean is at least LEAST_MEAN. Code after as many translations is drafted two deep within SOON_TOKENS; a text after
+# other texts has at most ORDER fewer tokens a round than alone.
 LEAST = 0.89
 LEAST_MEAN = 0.99
 LEARNED_AFTER = 20
 SOON_TOKENS = 24
 ORDER = 0.05
 
-# Requests of one scenario: twice as many as lengths are learned from.
+# Requests of one scenario: twice the number from which lengths are learned.
 OF_A_SCENARIO = 40
 
 
@@ -29,7 +29,7 @@ Make = Callable[[Scenario], Decider]
 
 @dataclass(slots=True)
 class Drawn:
-    """What a number of drawn requests came to."""
+    """The results of a number of drawn requests."""
 
     requests: int = 0
     seconds: float = 0.0
@@ -79,14 +79,14 @@ def serve_drawn(make: Make, requests: int, seed: int) -> Drawn:
 
 
 def pages(world: World, kind: str, seed: int) -> Scenario:
-    """Answers of one kind on a machine that is known, with a drafter of which something is known."""
+    """Answers of one kind on a known machine, with a drafter of partly known acceptance."""
     return Scenario(
         seed=seed,
         world=replace(world, load_s=0.0),
         costs=believed(world),
         prior=prior_of(0.7),
         kinds=(kind,),
-        lengths="alike",
+        lengths="similar",
         length=2.0,
         shortest_prompt=100,
         longest_prompt=600,
@@ -99,7 +99,7 @@ def tokens_per_round(served: list[Served]) -> float:
 
 
 def two_deep_at(served: Served) -> int:
-    """Tokens of the answer before its first round that proposed two or more."""
+    """Tokens of the answer before the first round with two or more proposals."""
     places = (at for at, depth in zip(served.tokens_at, served.depths, strict=True) if depth >= 2)
     return next(places, served.request.tokens)
 

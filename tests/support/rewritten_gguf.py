@@ -1,4 +1,4 @@
-"""A GGUF file written anew by the gguf package: with other keys, with more tensors, or in parts."""
+"""A GGUF file rewritten by the gguf package: with other keys, with more tensors, or in parts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def rewrite_gguf(
     architecture: str | None = None,
     **writing: Any,
 ) -> Path:
-    """The model ``source`` with the keys that are kept, with further ``keys`` and ``tensors``, and with what
-    ``lists`` (of strings, numbers) appends to arrays.
+    """Write the model ``source`` with the keys to ``keep``, further ``keys`` and ``tensors``, and longer arrays.
+
+    ``lists`` (of strings, numbers) are appended to the arrays.
     """
     reader = gguf.GGUFReader(source)
     own = str(reader.fields["general.architecture"].contents())

@@ -1,4 +1,4 @@
-"""Rows of scores of every kind, with requests of every kind: what draws are compared on."""
+"""Rows of scores and sampling requests of every kind, on which draws are compared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGEST = np.finfo(np.float32).max
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """A row, and what is asked of it. ``ids`` are those of the scores, None for all in order."""
+    """A row and its sampling request. ``ids`` are those of the scores, None for all in order."""
 
     scores: NDArray[np.float32]
     request: DrawRequest
@@ -44,11 +44,11 @@ class ScoreRow:
 
 
 def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.float32]:
-    """``count`` scores."""
+    """``count`` scores of a shape."""
     scores = draw.standard_normal(count, dtype=np.float32)
     if shape == "flat":
         scores *= np.float32(0.1)
-    if shape == "text":  # about what a model of 150 000 tokens gives
+    if shape == "text":  # like those of a model of 150 000 tokens
         scores *= np.float32(3.0)
         scores[draw.integers(0, count, 5)] += np.float32(12.0)
     if shape == "peaky":
@@ -72,7 +72,7 @@ def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.floa
     if shape == "steps":  # about eighths of an exponent, at temperature 1
         scores = np.float32(np.log(2) / 8) * draw.integers(-400, 1, count).astype(np.float32)
         scores = np.nextafter(scores, np.float32(1e9) * draw.integers(-1, 2, count).astype(np.float32))
-    if shape == "neighbours":  # that differ in the last bit or two
+    if shape == "neighbours":  # values that differ in the last bit or two
         scores[:] = np.abs(scores[0]) + np.float32(1.0)
         scores.view(np.int32)[...] += draw.integers(0, 4, count).astype(np.int32)
         scores *= draw.choice(np.float32([-1.0, 1.0]))
@@ -88,7 +88,7 @@ def shaped(draw: np.random.Generator, shape: str, count: int) -> NDArray[np.floa
 
 
 def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: int) -> DrawRequest:
-    """What could be asked of ``count`` scores."""
+    """A random sampling request for ``count`` scores."""
 
     def one_of(*values: float) -> float:
         return values[int(draw.integers(len(values)))]
@@ -128,7 +128,7 @@ def score_rows(seed: int, number: int, longest: int = 80, count: int | None = No
 
 
 def or_nothing(draw: Callable[[], Drawn]) -> Drawn | None:
-    """What is drawn, as ``specified`` tells it: None where a score is not finite."""
+    """The drawn token of the specification; None if a score is not finite."""
     try:
         return draw()
     except NonFiniteLogitsError:
@@ -148,7 +148,7 @@ def by_kernels(draws: NativeDraws, row: ScoreRow) -> Drawn | None:
 
 
 def natively(draws: NativeDraws, row: ScoreRow) -> Drawn:
-    """By the kernels, which must leave the scores as they were."""
+    """The kernels' draw, which must leave the scores unchanged."""
     before = row.scores.tobytes()
     try:
         return draws.draw(row.scores.ctypes.data, len(row.scores), row.request, row.ids)

@@ -1,4 +1,4 @@
-"""Drafters that do one thing, right or wrong, on purpose."""
+"""Drafters with one fixed behaviour, right or wrong."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KIND = "scripted"
 
 
 class Scripted:
-    """A DraftState that asks ``script(tokens, depth)`` and remembers what it was asked and told.
+    """A DraftState that calls ``script(tokens, depth)`` and records its calls.
 
-    It has no confidences, so gates are only written down. ``behind`` is the lag it claims.
+    It has no confidences, so gates are only recorded. ``behind`` is its reported lag.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Scripted:
 
 
 class Named(Scripted):
-    """Knows the text, and says that its tokens are from ``sources`` and its time was ``drafted_by``'s."""
+    """Knows the text; reports ``sources`` for its tokens and ``drafted_by`` for its time."""
 
     def __init__(self, known: Sequence[int], sources: tuple[str, ...], *, drafted_by: str | None = None) -> None:
         super().__init__(lambda tokens, depth: _next_tokens(known, tokens, depth))
@@ -80,12 +80,12 @@ def oracle(known: Sequence[int]) -> Scripted:
 
 
 def worst(known: Sequence[int], vocabulary_size: int) -> Scripted:
-    """Knows the text and never says it."""
+    """Knows the text and always proposes other tokens."""
     return Scripted(lambda tokens, depth: [(t + 1) % vocabulary_size for t in _next_tokens(known, tokens, depth)])
 
 
 def often_right(known: Sequence[int], vocabulary_size: int, seed: int = 0) -> Scripted:
-    """Right three times in four, place by place."""
+    """Right for three positions in four."""
 
     def script(tokens: list[int], depth: int) -> list[int]:
         right = _next_tokens(known, tokens, depth)
@@ -104,7 +104,7 @@ def random_tokens(vocabulary_size: int, seed: int = 0) -> Scripted:
 
 
 def stuttering(known: Sequence[int]) -> Scripted:
-    """The oracle, but every second proposal is empty."""
+    """The oracle, with every second proposal empty."""
     state = oracle(known)
     knowing = state._script
     state._script = lambda tokens, depth: knowing(tokens, depth) if len(state.asked) % 2 else []
@@ -112,7 +112,7 @@ def stuttering(known: Sequence[int]) -> Scripted:
 
 
 def too_long(known: Sequence[int], extra: int = 7) -> Scripted:
-    """The oracle, deaf to the depth it is given."""
+    """The oracle, which ignores the requested depth."""
     return Scripted(lambda tokens, depth: _next_tokens(known, tokens, depth + extra))
 
 
@@ -121,7 +121,7 @@ def empty() -> Scripted:
 
 
 def eos_inside(known: Sequence[int], stop_id: int) -> Scripted:
-    """The oracle, but the second proposed token is the stop id and more follows it."""
+    """The oracle, with the stop id as second token and more tokens after it."""
 
     def script(tokens: list[int], depth: int) -> list[int]:
         right = _next_tokens(known, tokens, depth)
@@ -131,7 +131,7 @@ def eos_inside(known: Sequence[int], stop_id: int) -> Scripted:
 
 
 class Raising(Scripted):
-    """Raises ``error`` at proposal number ``at`` (from 1) and every later one; before that it proposes ``[0]``."""
+    """Raises ``error`` from proposal ``at`` (from 1); before that it proposes ``[0]``."""
 
     def __init__(self, error: EdgespecError, at: int = 1, *, when_observing: bool = False) -> None:
         super().__init__(lambda tokens, depth: [0])
@@ -152,7 +152,7 @@ class Raising(Scripted):
 
 
 class Invalid(Scripted):
-    """One right token, then one that ``make`` spoils, then right ones again: only the first may be used."""
+    """One right token, one spoilt by ``make``, then right tokens: only the first may be used."""
 
     def __init__(self, known: Sequence[int], make: Callable[[int, int], tuple[object, Distribution | None]]) -> None:
         super().__init__(lambda tokens, depth: _next_tokens(known, tokens, depth))
@@ -174,7 +174,7 @@ def over(ids: Sequence[int], probs: Sequence[float]) -> Distribution:
     return Distribution(np.array(ids, dtype=np.int64), np.array(probs, dtype=np.float64))
 
 
-# What makes a token malformed whatever the rule: name -> (right token, depth) -> (token, its distribution).
+# Tokens that are malformed under every rule: name -> (right token, depth) -> (token, its distribution).
 INVALID_TOKENS: dict[str, Callable[[int, int], tuple[object, Distribution | None]]] = {
     "past the vocabulary": lambda token, depth: (10**6, certain(token)),
     "one past the vocabulary": lambda token, depth: (12, certain(token)),
@@ -184,7 +184,7 @@ INVALID_TOKENS: dict[str, Callable[[int, int], tuple[object, Distribution | None
     "beyond 64 bits": lambda token, depth: (2**70, certain(token)),
 }
 
-# What makes its distribution malformed, which only the rejection rule looks at. The vocabulary has 12 ids.
+# Malformed distributions, which only the rejection rule reads. The vocabulary has 12 ids.
 INVALID_PROBS: dict[str, Callable[[int, int], tuple[object, Distribution | None]]] = {
     "NaN": lambda token, depth: (token, over([token], [float("nan")])),
     "a NaN among others": lambda token, depth: (3, over([3, 4], [1.0, float("nan")])),
@@ -214,7 +214,7 @@ INVALID_PROBS: dict[str, Callable[[int, int], tuple[object, Distribution | None]
 
 
 class WrongLengths(Scripted):
-    """As many tokens as asked for and one distribution too few."""
+    """As many tokens as requested and one distribution too few."""
 
     def _proposal(self, tokens: list[int], depth: int) -> Proposal:
         proposed = tuple(self._script(tokens, depth))
@@ -223,7 +223,7 @@ class WrongLengths(Scripted):
 
 
 class Stochastic(Scripted):
-    """Draws from the distributions of a model of its own: for the rejection rule."""
+    """Draws from the distributions of a separate model: for the rejection rule."""
 
     def __init__(self, model: FakeModel, sampling: Sampling) -> None:
         super().__init__(lambda tokens, depth: [])

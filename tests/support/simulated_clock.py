@@ -1,8 +1,8 @@
 """Whole requests on a simulated clock: a real depth policy decides, everything else only takes time.
 
-``serve`` is the stand-in for the loop: the order of decoding/serial.py and drafters/combination.py, without their
-tokens. ``tests/support/simulated_loop.py`` serves the same requests with the real ones; both must come to the same
-rounds (tests/planning/test_simulated_clock.py). What a request took is split by cause, and the parts add up.
+``serve`` stands in for the loop: the order of decoding/serial.py and drafters/combination.py without their tokens.
+``tests/support/simulated_loop.py`` serves the same requests with the real modules; both must run the same rounds
+(tests/planning/test_simulated_clock.py). A request's time is split by cause, and the parts add up.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import History
 from tests.support.drawn_requests import Request, Scenario, World
 
-# Tokens of lag that a round leaves anyway (drafters/model.py): more of it is catching up.
+# Tokens of lag that every round leaves (drafters/model.py): more is catching up.
 _ORDINARY_LAG = 2
 
 _WATCHED = 16
 
-# Tokens that the drafter reads between two looks at the clock, at least and at most (drafters/model.py).
+# Fewest and most tokens that the drafter reads between two checks of the clock (drafters/model.py).
 _SLICES = 16, 64
 
-# Where a request's time went, beside what plain decoding takes.
+# Causes of a request's time beyond plain decoding's.
 CAUSES = ("load", "reading", "drafting", "widening", "noise")
 
 
 @dataclass(slots=True)
 class Clock:
-    """``now_s`` is everything spent; ``spent`` says on what."""
+    """``now_s``: total seconds; ``spent``: seconds by cause."""
 
     now_s: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("prompt", "plain", *CAUSES), 0.0))
@@ -50,19 +50,19 @@ class Clock:
 
 @dataclass(slots=True)
 class Process:
-    """What a process holds beside its policy: whether the drafter is in memory."""
+    """A process's state besides its policy: whether the drafter is in memory."""
 
     loaded: bool = False
 
 
 class Course:
-    """The physics of one request: what is right, and how long everything takes. Both ways of serving share it."""
+    """The physics of one request: which tokens are right, and all times. Both ways of serving share it."""
 
     def __init__(self, world: World, request: Request, process: Process) -> None:
         self.world, self.request, self.process = world, request, process
         self.clock = Clock()
         self._noises = 0
-        self._known = self._from = 0  # the drafter's cache holds the text's tokens from ``_from`` to ``_known``
+        self._known = self._from = 0  # the drafter's cache holds the tokens ``_from`` to ``_known``
 
     def _slower(self, place: int, width: int) -> float:
         neighbour = self.request.neighbour
@@ -74,7 +74,7 @@ class Course:
         return own[self._noises % len(own)]
 
     def read_prompt(self) -> float:
-        """All of the prompt, and the answer's first token; seconds of the forward that brought it."""
+        """Read the prompt and decode the first token; returns the seconds of that token's forward."""
         tokens, before_s = self.request.prompt_tokens, self.clock.now_s
         self.clock.spend("prompt", self._slower(0, 1) * self.world.prompt_s(tokens - 1))
         read_s = self.clock.now_s
@@ -83,7 +83,7 @@ class Course:
         return self.clock.now_s - read_s
 
     def forward(self, width: int, place: int) -> None:
-        """The target scores ``width`` rows; ``place`` is the answer's token that the first one scores."""
+        """The target scores ``width`` rows, the first of which scores the answer's token ``place``."""
         clock, context = self.clock, self.request.prompt_tokens + place - 1
         plain_s = self.world.forward_s(1, context) * self._slower(place, 1)
         clock.spend("plain", plain_s)
@@ -102,7 +102,7 @@ class Course:
         return min(self._from, self.request.prompt_tokens + place - 1)
 
     def load(self, place: int) -> None:
-        """Load the drafter; everything stands still meanwhile."""
+        """Load the drafter while the answer waits."""
         self.process.loaded = True
         self.clock.spend("load", self.world.load_s * self._slower(place, 1))
 
@@ -115,9 +115,11 @@ class Course:
         patience_s: float = math.inf,
         hindsight: int = 0,
     ) -> Drafted:
-        """A chain to follow the answer's first ``place`` tokens, with a cache that holds at least the last ``window``
-        tokens (None: whatever it holds). Reading that takes longer than ``patience_s`` is left off, and nothing
-        drafted."""
+        """Draft a chain after the answer's first ``place`` tokens.
+
+        The cache has at least the last ``window`` tokens (None: the cache stays as is). If reading takes longer than
+        ``patience_s``, reading stops and nothing is drafted.
+        """
         clock, world, request = self.clock, self.world, self.request
         context = request.prompt_tokens + place
         begins = 0 if window is None else max(0, context - 1 - window)
@@ -160,14 +162,14 @@ class Course:
         return Drafted(sure, right, forwards, sync_s, hits)
 
     def _guesses(self, place: int, read: int) -> bool:
-        """Whether a drafter that has ``read`` so many tokens before it guesses the answer's token at ``place``."""
+        """Whether a drafter that has ``read`` tokens before ``place`` guesses the answer's token there."""
         request = self.request
         return request.right[place] and request.unread[place] >= self.world.missed(
             read, request.prompt_tokens + place
         )
 
     def copy(self, place: int, depth: int) -> Drafted | None:
-        """What stands above after the tokens that match, up to ``depth`` of it; None where nothing matches."""
+        """Up to ``depth`` tokens that followed the matching tokens earlier in the text; None without a match."""
         request = self.request
         matched = request.matched[place]
         if not matched:
@@ -182,7 +184,7 @@ class Course:
 
 @dataclass(slots=True)
 class Drafted:
-    """A chain: how sure its drafter was of each token, and whether it is right if those before it are."""
+    """A chain: the drafter's confidence in each token, and whether each is right if the tokens before it are."""
 
     sure: list[float]
     right: list[bool]
@@ -206,10 +208,10 @@ def leading(right: Sequence[bool]) -> int:
 
 
 class Decider(Protocol):
-    """What decides in a simulation: a depth policy, told what it may know."""
+    """A depth policy in a simulation, with the information it may have."""
 
     def begin(self, request: Request, prompt_s: float, first_s: float) -> None:
-        """An answer begins: what was asked, and what reading its prompt and its first token took."""
+        """Begin an answer with its request and the times of reading its prompt and its first token."""
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance: ...
 
@@ -224,7 +226,7 @@ class Decider(Protocol):
     def end(self) -> None: ...
 
     def restart(self) -> None:
-        """The next process: what is stored stays."""
+        """Start the next process: stored state stays."""
 
 
 class Plain:
@@ -250,7 +252,7 @@ class Plain:
 
 
 class Always(Plain):
-    """Drafts as deep in every round, whatever it costs."""
+    """Drafts to the same depth in every round, whatever the cost."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -260,7 +262,7 @@ class Always(Plain):
 
 
 class Controlled(Plain):
-    """The default policy of the product, as an engine and its sessions use it."""
+    """The product's default policy, used as an engine and its sessions use it."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._cap = scenario.world.depth_cap
@@ -292,7 +294,7 @@ class Controlled(Plain):
         self.answer.end()
 
     def restart(self) -> None:
-        """What is stored goes through its files' format."""
+        """Write the stored state in its file format and read it again."""
         priors = {name: AcceptancePrior.from_json(own.as_json()) for name, own in self.control.priors().items()}
         history = History.from_json(self.control.history().as_json())
         self.control = DepthControl(self._costs, self._cap, priors, history)
@@ -303,11 +305,11 @@ class Controlled(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One request. ``plain_s`` is what plain decoding takes for all of it, ``seconds`` what it took.
+    """One served request. ``plain_s``: plain decoding's time for all of it; ``seconds``: the actual time.
 
-    ``spent`` splits ``seconds``. ``saved_s`` are plain forwards that were not needed. Conservation:
-    seconds = plain_s - saved_s + what the causes took. ``depths`` are those of the rounds, ``tokens_at`` the tokens
-    that the answer had before each.
+    ``spent`` splits ``seconds`` by cause. ``saved_s``: plain forwards that were not needed. Conservation:
+    seconds = plain_s - saved_s + the time of all causes. ``depths``: the rounds' depths; ``tokens_at``: the answer's
+    tokens before each round.
     """
 
     request: Request
@@ -321,7 +323,7 @@ class Served:
 
     @property
     def ratio(self) -> float:
-        """The speed of this request, by plain decoding's: below 1 it was slower."""
+        """The request's speed as a multiple of plain decoding's: below 1 it was slower."""
         return self.plain_s / self.seconds
 
     @property
@@ -334,20 +336,20 @@ class Served:
 
     @property
     def cause(self) -> str:
-        """Where most of what was lost went: rounds that drafted are judged by what they came to together."""
+        """The cause of most of the loss; all rounds that drafted are judged together."""
         rounds_s = self.spent["drafting"] + self.spent["widening"] - self.saved_s
         lost = {cause: self.spent[cause] for cause in ("load", "reading", "noise")}
         return max((*lost, "rounds"), key=lambda cause: lost.get(cause, rounds_s))
 
 
 def plain_seconds(world: World, request: Request) -> float:
-    """What plain decoding takes, without noise."""
+    """Plain decoding's time, without noise."""
     course = Course(world, request, Process())
     slower = request.neighbour.slower if request.neighbour is not None else lambda place, width: 1.0
     prompt = request.prompt_tokens
     seconds = course.world.prompt_s(prompt - 1) * slower(0, 1)
     if request.neighbour is None:
-        # The sum of an arithmetic series: context grows by one token a forward.
+        # The sum of an arithmetic series: each forward adds one token of context.
         first, last = world.forward_s(1, prompt - 1), world.forward_s(1, prompt + request.tokens - 2)
         return seconds + request.tokens * (first + last) / 2
     return seconds + sum(world.forward_s(1, prompt + place - 1) * slower(place, 1) for place in range(request.tokens))
@@ -356,7 +358,7 @@ def plain_seconds(world: World, request: Request) -> float:
 def serve(
     world: World, decider: Decider, request: Request, process: Process | None = None, *, keep: bool = False
 ) -> Served:
-    """One request in a conversation of its own. ``keep``: its records too."""
+    """Serve one request in a new conversation. ``keep``: keep its records."""
     course = Course(world, request, process or Process())
     clock, tokens = course.clock, request.tokens
     cap, most = world.depth_cap, request.max_tokens
@@ -383,15 +385,15 @@ def serve(
         proposed = 0 if chain is None else len(chain.right)
         course.forward(proposed + 1, emitted)
         verified = clock.now_s
-        stood = 0 if chain is None else leading(chain.right)
-        brought = min(stood + 1, tokens - emitted)
-        evaluated = min(stood + (stood < proposed), brought)
+        kept = 0 if chain is None else leading(chain.right)
+        brought = min(kept + 1, tokens - emitted)
+        evaluated = min(kept + (kept < proposed), brought)
         record = RoundRecord(
             width=proposed + 1,
             context_length=request.prompt_tokens + emitted,
             proposed=proposed,
             evaluated=evaluated,
-            accepted=min(stood, brought),
+            accepted=min(kept, brought),
             invalid=0,
             emitted=brought,
             source=source,
@@ -403,7 +405,7 @@ def serve(
         )
         decider.record(record)
         if chain is not None and proposed and source == "model":
-            decider.learn("model", chain.sure[:evaluated], [index < stood for index in range(evaluated)])
+            decider.learn("model", chain.sure[:evaluated], [index < kept for index in range(evaluated)])
         depths.append(proposed)
         tokens_at.append(emitted)
         if keep:
@@ -426,7 +428,7 @@ def serve(
 def _copied(
     course: Course, decider: Decider, place: int, limit: int, watched: deque[tuple[int, Drafted]]
 ) -> Drafted | None:
-    """As ``CombinationState._ask`` does with a drafter whose proposals are free; None if nothing is put forward."""
+    """As ``CombinationState._ask`` for a drafter with free proposals; None if nothing is proposed."""
     idea = course.copy(place, limit)
     if idea is None:
         return None
@@ -439,7 +441,7 @@ def _copied(
 
 
 def _drafted(course: Course, decider: Decider, place: int, limit: int) -> tuple[str | None, Drafted | None]:
-    """The same with the drafting model, which is loaded when that is bought; who drafted, and what."""
+    """The same for the drafting model, loaded if the policy decides so; returns the drafter and its chain."""
     lag = course.lag(place)
     if not course.process.loaded:
         if decider.buys_load("model", lag):
@@ -461,16 +463,16 @@ def _judge(watched: deque[tuple[int, Drafted]], emitted: int, decider: Decider) 
     for _ in range(len(watched)):
         place, idea = watched.popleft()
         seen = idea.right[: max(0, emitted - place)]
-        stood = leading(seen)
-        hits = seen[: stood + 1]
-        if len(hits) == len(idea.right) or stood < len(hits):
+        kept = leading(seen)
+        hits = seen[: kept + 1]
+        if len(hits) == len(idea.right) or kept < len(hits):
             decider.learn("lookup", idea.sure[: len(hits)], hits)
         else:
             watched.append((place, idea))
 
 
 def serve_all(scenario: Scenario, decider: Decider, count: int, *, keep: bool = False) -> list[Served]:
-    """The scenario's first ``count`` requests, one after another, in as many processes as it says."""
+    """Serve the scenario's first ``count`` requests in its number of processes."""
     return serve_each(scenario, decider, scenario.requests(count), keep=keep)
 
 

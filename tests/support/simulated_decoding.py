@@ -1,7 +1,7 @@
-"""Decoding by a simulated clock: the real loop and the real combination, a target and drafters that only take time.
+"""Decoding on a simulated clock: the real loop and combination, and a target and drafters that only take time.
 
-The right token at every position is the position itself, so nothing needs weights; whether a draft token is right,
-and how sure its drafter is of it, is drawn from a text model with a seed. What forwards take is read from a curve.
+The right token at every position is the position itself, so no weights are needed; whether a draft token is right,
+and its confidence, are drawn from a text model with a seed. Times of forwards come from a curve.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.interfaces.rows import Rows
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 
-# Measured on two cores, 1.5B target at four bits: a kernel made for a few rows, and one that is not.
+# Measured on two cores, 1.5B target at four bits: a kernel made for a few rows, and another one.
 _MEASURED = (1, 2, 3, 4, 5, 8, 16)
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
@@ -36,10 +36,10 @@ def curve_of(*forward_ms: float) -> Curve:
 FLAT = curve_of(28.0, 28.0, 29.6, 30.1, 32.6, 45.7, 87.7)
 STEEP = curve_of(34.7, 56.8, 75.6, 91.2, 113.0, 212.0, 246.0)
 
-# What a 0.5B drafter takes for a token with a kernel of that kind.
+# A 0.5B drafter's time for a token with a kernel of that kind.
 MODEL = DraftCost(token_s=0.005)
 
-# The same with the kernels of this project, and a drafter of 0.4 of the target's bytes that reads what it missed.
+# The same with this project's kernels, and a drafter with 0.4 of the target's bytes that catches up.
 NATIVE = curve_of(40.0, 42.8, 44.8, 46.8, 49.2, 58.8, 92.0)
 READING = DraftCost(token_s=0.0168, lag_token_s=0.0011)
 
@@ -48,11 +48,11 @@ WRONG = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of text for one drafter: ``rate`` of its tokens right, and what its confidence tells.
+    """One kind of text for one drafter: ``rate`` of its tokens are right, and the meaning of its confidence.
 
-    ``informative``: each token is right as often as its confidence says, and those spread between 0 and 1;
-    ``useless``: the confidence has nothing to do with it; ``none``: there is none. ``offered`` is the share of rounds
-    in which the drafter has anything to say.
+    ``informative``: each token is right as often as its confidence says, with confidences between 0 and 1;
+    ``useless``: the confidence is unrelated; ``none``: there is none. ``offered``: the share of rounds in which the
+    drafter has proposals.
     """
 
     rate: float
@@ -79,7 +79,7 @@ def always(rate: float, confidence: Literal["informative", "useless", "none"] = 
 
 
 def in_turn(*kinds: tuple[int, Kind]) -> Text:
-    """(tokens, kind) one after the other; the last goes on for ever."""
+    """(tokens, kind) one after the other; the last kind never ends."""
 
     def text(place: int) -> Kind:
         for tokens, kind in kinds[:-1]:
@@ -93,11 +93,10 @@ def in_turn(*kinds: tuple[int, Kind]) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """``curve`` is the truth; ``slower(width, place)`` multiplies it and ``drafter_slower(place)`` the drafts.
+    """``curve``: true times; ``slower(width, place)`` multiplies forwards and ``drafter_slower(place)`` drafts.
 
-    ``noise`` is the standard deviation of the logarithm of every time; ``stalls`` maps a forward's number to a
-    factor. ``clock_jumps`` maps a forward's number to what the clock is wrong by from then on (NaN: for that reading
-    only).
+    ``noise``: standard deviation of the logarithm of every time. ``stalls``: factors by a forward's number.
+    ``clock_jumps``: the clock's error from a forward's number (NaN: for that reading only).
     """
 
     curve: Curve = FLAT
@@ -110,7 +109,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Time:
-    """``spent_s`` is the truth, ``read`` what the clock says."""
+    """``spent_s``: the true time; ``read``: the clock's reading."""
 
     spent_s: float = 0.0
     wrong_by_s: float = 0.0
@@ -121,7 +120,7 @@ class Time:
 
 
 class Truth(Rows):
-    """Scores whose best id is the position that follows."""
+    """Scores whose best id is the next position."""
 
     def __init__(self, first: int, count: int) -> None:
         super().__init__(count, lambda index: (_ for _ in ()).throw(NotImplementedError))
@@ -163,7 +162,7 @@ def noise(deviation: float, chance: random.Random) -> float:
 
 
 class SimulatedDrafter:
-    """A DraftState: right as often as ``text`` says, as sure as it says, at what ``cost`` says."""
+    """A DraftState with the accuracy and confidence of ``text`` and the times of ``cost``."""
 
     def __init__(
         self, kind: str, text: Text, cost: DraftCost, machine: Machine, time: Time, seed: int, prompt_tokens: int
@@ -220,7 +219,7 @@ class SimulatedDrafter:
         )
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def cancel(self) -> None: ...
 
@@ -231,7 +230,7 @@ class SimulatedDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """``speedup`` is against the same tokens at width 1 on the same machine, stalls and noise left out."""
+    """``speedup``: against the same tokens at width 1 on the same machine, without stalls and noise."""
 
     tokens: int
     seconds: float
@@ -256,11 +255,11 @@ class Run:
 
     @property
     def drafted_share(self) -> float:
-        """Share of the rounds in which anybody spent time on drafting, or proposed for nothing."""
+        """Share of the rounds in which a drafter took time, with or without accepted tokens."""
         return sum(record.source is not None for record in self.records) / len(self.records)
 
     def drafted_at(self) -> list[int]:
-        """Tokens already emitted at each round in which something was proposed."""
+        """Tokens already emitted at each round with a proposal."""
         places, emitted = [], 0
         for record in self.records:
             if record.proposed:
@@ -271,7 +270,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A drafter of the simulation: what it costs and how its text goes."""
+    """A simulated drafter: its cost and its text."""
 
     text: Text
     cost: DraftCost = MODEL
@@ -279,7 +278,7 @@ class Source:
 
 
 def costs_of(sources: Sequence[Source], curve: Curve = FLAT) -> Costs:
-    """What a calibration that measured everything right would know."""
+    """The result of an exact calibration."""
     return Costs(
         curves=ContextCurves(contexts=(128,), curves=(curve,)),
         drafts={source.kind: source.cost for source in sources},
@@ -296,7 +295,7 @@ def decode(
     prompt_tokens: int = 1,
     seed: int = 0,
 ) -> Run:
-    """One answer of ``tokens`` tokens, its prefill left out."""
+    """One answer of ``tokens`` tokens, without its prefill."""
     machine = machine or Machine()
     time = Time()
     target: Any = Target(machine, time, random.Random(f"target {seed}"), prompt_tokens)

@@ -1,7 +1,7 @@
 """The requests of tests/support/simulated_clock.py served by the real loop and the real combination of drafters.
 
-The right token at every position is the position itself, so nothing needs weights. Several times as slow as
-``serve``, which must come to the same rounds.
+The right token at every position is the position itself, so no weights are needed. Several times as slow as
+``serve``, which must run the same rounds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Target:
 
 
 class _Drafter:
-    """A DraftState that is as right as the course says."""
+    """A DraftState with the course's accuracy."""
 
     def __init__(self, course: Course, *, free: bool) -> None:
         self._course, self.free = course, free
@@ -96,7 +96,7 @@ class _Drafter:
 
 
 class _Answer:
-    """The decider as the loop and the combination know it."""
+    """The decider as the loop and the combination use it."""
 
     def __init__(self, decider: Decider, request: Request) -> None:
         self._decider, self._request = decider, request
@@ -115,7 +115,7 @@ class _Answer:
 def serve_by_loop(
     world: World, decider: Decider, request: Request, process: Process | None = None
 ) -> tuple[list[RoundRecord], Course]:
-    """One request by the real loop: the records of its rounds, and its course with the clock."""
+    """Serve one request by the real loop; returns its rounds' records and its course with the clock."""
     course = Course(world, request, process or Process())
     answer: Any = _Answer(decider, request)
     parts: Any = [

@@ -1,4 +1,4 @@
-"""Drafting that takes real time, on a thread of its own."""
+"""Drafting that takes real time, on a separate thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgespec.interfaces.drafting import ChainGate, Proposal
 
 
 class Sleepy:
-    """Put before a DraftState: sleeps before each token, ends when its gate says so, and gives up when cancelled.
+    """Wraps a DraftState: sleeps before each token, ends at its gate, and stops when cancelled.
 
-    ``pace`` gives the seconds of each token; the other arguments are the state's own.
+    ``pace``: the seconds of each token; the other arguments are the state's.
     """
 
     def __init__(self, *state: Any, pace: Callable[[], float]) -> None:
@@ -23,9 +23,9 @@ class Sleepy:
         self.busy = 0
 
     def slowly(self, ask: Callable[[], Proposal], gate: ChainGate | None) -> Proposal:
-        """What ``ask`` proposes, as far as there is time for it."""
+        """The tokens that ``ask`` proposes before it is cancelled."""
         self.busy += 1
-        assert self.busy == 1, "two proposals at once"
+        assert self.busy == 1, "two proposals in parallel"
         try:
             whole = ask()
             for count in range(1, len(whole.tokens) + 1):
@@ -38,7 +38,7 @@ class Sleepy:
             self.busy -= 1
 
     def observe(self, outcome: Any) -> None:
-        assert self.busy == 0, "told while at work"
+        assert self.busy == 0, "observed while drafting"
         super().observe(outcome)  # type: ignore[misc]
 
     def cancel(self) -> None:

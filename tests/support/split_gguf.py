@@ -11,7 +11,7 @@ from tests.support.rewritten_gguf import rewrite_gguf
 def split_gguf(
     source: Path, folder: Path, *, tensors: int, name: str = "split", small_first: bool = False
 ) -> list[Path]:
-    """The model ``source`` in parts of so many tensors in ``folder``; their paths in order.
+    """Split the model ``source`` into parts of ``tensors`` tensors in ``folder``; returns their paths in order.
 
     ``small_first``: the first part holds no tensor, as llama-gguf-split --no-tensor-first-split writes it.
     """

@@ -1,4 +1,4 @@
-"""A graph of fixed shapes fed and read as plain arrays: none of edgespec's runtime is in it."""
+"""A graph of fixed shapes with plain arrays for input and output, independent of edgespec's runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["PlainStaticGraph"]
 
 
 class PlainStaticGraph:
-    """One cache of a static graph, whose forwards are of ``width`` tokens, padded with token 0.
+    """One cache of a static graph, whose forwards have ``width`` tokens, padded with token 0.
 
-    Rows of the cache that hold nothing yet are full of 7s, as are those of padding: nothing may look at them.
+    Unused and padding rows of the cache are filled with 7s: the graph must not read them.
     """
 
     def __init__(self, path: Path, *, width: int, window: int | None = None, optimise: bool = True) -> None:
@@ -37,7 +37,7 @@ class PlainStaticGraph:
         self.capacity = next(iter(self.cache.values())).shape[2]
 
     def forward(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Append up to ``width`` tokens; the score of the last of them: float32 (rows of the head,)."""
+        """Append up to ``width`` tokens; returns the last token's scores: float32 (rows of the head,)."""
         (logits, *rows), names = self.run(tokens, len(tokens) - 1)
         for name, new in zip(names, rows, strict=True):
             cache = self.cache[name.replace("new.", "past_key_values.")]
@@ -46,7 +46,7 @@ class PlainStaticGraph:
         return np.array(logits[0, 0], dtype=np.float32)
 
     def run(self, tokens: Sequence[int], scored_row: int) -> tuple[list[Any], list[str]]:
-        """What the graph says, its logits first, and the names of the rest."""
+        """The graph's outputs, logits first, and the names of the other outputs."""
         padding = self.width - len(tokens)
         feeds: dict[str, Any] = {
             "input_ids": np.array([[*tokens, *[0] * padding]], dtype=np.int64),

@@ -16,7 +16,7 @@ pty = pytest.importorskip("pty", reason="terminals are a matter of POSIX")
 fcntl = pytest.importorskip("fcntl", reason="terminals are a matter of POSIX")
 termios = pytest.importorskip("termios", reason="terminals are a matter of POSIX")
 
-# What a prompt begins with that can be edited: from now on the terminal marks what is pasted.
+# The beginning of an editable prompt: the terminal then marks pasted text.
 EDITING = r"\x1b\[\?2004h"
 
 ESCAPE_CODE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
@@ -25,10 +25,10 @@ WAIT_S = 40.0
 
 
 class Terminal:
-    """A program in a terminal of its own, and everything it wrote there.
+    """A program in a separate terminal, and its output.
 
-    A ``dumb`` one gets no escape codes. In others prompts are edited, and what was written has to be read without
-    codes: ``plain``.
+    A ``dumb`` terminal gets no escape codes. In other terminals prompts are editable, and ``plain`` has the output
+    without escape codes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Terminal:
         self._seen = 0
         self._controller, terminal = pty.openpty()
         self.resize(80 if columns is None else columns)
-        # A session of its own, so that the terminal becomes its controlling one and Ctrl-C a SIGINT.
+        # A new session, so that the terminal becomes its controlling one and Ctrl-C a SIGINT.
         take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         take += "os.execv(sys.argv[1], sys.argv[1:])"
         self.process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Terminal:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            # Nobody answers here where a terminal is asked where its cursor is.
+            # This terminal does not answer queries for the cursor position.
             env={**env, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"},
             start_new_session=True,
         )
@@ -55,19 +55,19 @@ class Terminal:
 
     @property
     def plain(self) -> str:
-        """What was written so far, without escape codes and carriage returns."""
+        """The output so far, without escape codes and carriage returns."""
         self._read()
         return ESCAPE_CODE.sub("", self.screen).replace("\r", "")
 
     def resize(self, columns: int) -> None:
-        """Another width, of which the program is told."""
+        """Change the width and notify the program."""
         fcntl.ioctl(self._controller, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def type(self, keys: str | bytes) -> None:
         os.write(self._controller, keys.encode() if isinstance(keys, str) else keys)
 
     def wait_for(self, pattern: str) -> str:
-        """Wait until ``pattern`` shows up after what was waited for last; returns what it matched."""
+        """Wait until ``pattern`` appears after the last match; returns the match."""
         until = time.monotonic() + WAIT_S
         while True:
             found = self.find(pattern)
@@ -78,7 +78,7 @@ class Terminal:
             time.sleep(0.01)
 
     def find(self, pattern: str) -> str | None:
-        """What ``pattern`` matches after what was found last, if it is there already."""
+        """The match of ``pattern`` after the last find, if it is there already."""
         self._read()
         found = re.compile(pattern).search(self.screen, self._seen)
         if found is None:

@@ -1,4 +1,4 @@
-"""A fake model whose forwards take an invented time, by an invented clock."""
+"""A fake model with invented times, on an invented clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from edgespec.interfaces.rows import Rows
 from tests.support.fake_runtime import FakeModel, FakeSequence
 
-# Seconds of a forward, given its width, the tokens before it, and how many forwards the model has made so far.
+# Seconds of a forward, given its width, the tokens before it, and the number of forwards so far.
 Price = Callable[[int, int, int], float]
 
 
@@ -17,7 +17,7 @@ def by_width(width: int, _length: int, _count: int) -> float:
 
 
 class TimedModel(FakeModel):
-    """``clock`` moves by ``price`` with every forward, and by nothing else."""
+    """``clock`` advances by ``price`` with every forward, and only then."""
 
     def __init__(self, price: Price = by_width, **settings: object) -> None:
         super().__init__(**{"order": 4, **settings})  # type: ignore[arg-type]

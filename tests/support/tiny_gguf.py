@@ -1,7 +1,7 @@
-"""Small GGUF models with random weights that llama.cpp really loads, so that tests need no download.
+"""Small GGUF models with random weights that llama.cpp can load, so that tests need no download.
 
-They speak nonsense, but deterministic and varied nonsense, over a real SentencePiece vocabulary with byte tokens,
-multi-byte pieces and chat control tokens. Models written with the same ``vocabulary`` are a target and drafter pair.
+Their text is meaningless but deterministic and varied, over a real SentencePiece vocabulary with byte tokens,
+multi-byte pieces and chat control tokens. Models with the same ``vocabulary`` are a target and drafter pair.
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ def write_tiny_gguf(
     leave_out: Sequence[int] = (),
     settings: Mapping[str, int | float | str] | None = None,
 ) -> Path:
-    """Write a model to ``path`` and return it.
+    """Write a model to ``path`` and return the path.
 
-    One of qwen2 has biases on queries, keys and values; qwen3 and gemma3 have norms of heads, with random weights;
-    gemma3 has norms behind each half of a layer and a sliding ``window``, and its head is always tied.
+    qwen2 has biases on queries, keys and values; qwen3 and gemma3 have head norms with random weights; gemma3 also
+    has norms after each half of a layer, a sliding ``window``, and an always tied head.
 
     ``vocabulary`` holds the word pieces between the special and byte tokens and the two chat tokens; the end of
-    sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the table at its tail. With ``end_scale`` 0 the
-    greedy text never ends by itself; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of
-    256 for K-quants. ``tied`` leaves the head out: the embedding is used in its place.
+    sequence is ``<|im_end|>``. ``extra_tokens`` unused tokens pad the end of the table. With ``end_scale`` 0 greedy
+    text never ends; 1 makes the end as likely as any word. ``width`` must be a multiple of 32, of 256 for K-quants.
+    ``tied`` leaves the head out: the embedding replaces it.
 
     ``head_length`` is width / heads unless given. ``rope_factors`` writes Llama 3's divisors of rotary frequencies.
-    Layers of ``leave_out`` are drawn but not written, and those behind them move up. ``settings`` are more of the
-    architecture's own keys.
+    Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more keys of the
+    architecture.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
@@ -153,9 +153,9 @@ def write_tiny_gguf(
         if name:
             writer.add_tensor(name, weights)
 
-    # Padding rows are zero and drawn from no generator: the same seed gives the same model, whatever its padding.
+    # Padding rows are zero and not drawn: the same seed gives the same model with any padding.
     padding, rows = ((0, extra_tokens), (0, 0)), len(tokens) - extra_tokens
-    # Entries of about 1; gemma3 scales them by sqrt(width) itself, and has no other head, see below.
+    # Entries of about 1; gemma3 scales by sqrt(width) itself, and its head is the embedding.
     embedding = _normal(random, rows, width, 3.0 if is_gemma else np.sqrt(width))
     if is_gemma:
         embedding *= np.maximum(_head_scales(types[:rows], eos, end_scale), 0.1)[:, None]
@@ -168,7 +168,7 @@ def write_tiny_gguf(
             return f"blk.{written[layer]}.{name}" if layer in written else ""
 
         vector(named("attn_norm.weight"), np.ones(width, np.float32))
-        # Attention scores with a spread of about 2: positions matter, and the text does not fall into a short loop.
+        # Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
         matrix(named("attn_q.weight"), queries, width, 2.0)
         matrix(named("attn_k.weight"), keys, width)
         matrix(named("attn_v.weight"), keys, width)
@@ -201,10 +201,10 @@ def write_tiny_gguf(
 
 
 def similar_drafter(path_target: Path, path_out: Path, noise: float) -> Path:
-    """Write ``path_target``'s model with noise on its matrices to ``path_out`` and return it.
+    """Write ``path_target``'s model with noise on its matrices to ``path_out`` and return the path.
 
-    ``noise`` is relative to each matrix's own spread. Of 120 greedy tokens 0.02 kept 86 %, 0.05 71 %, 0.1 50 % and
-    0.4 3 %.
+    ``noise`` is relative to each matrix's spread. Of 120 greedy tokens 0.02 kept 86 %, 0.05 71 %, 0.1 50 % and 0.4 3
+    %.
     """
     shutil.copyfile(path_target, path_out)
     random = np.random.default_rng(20250101)

@@ -27,7 +27,7 @@ SHAPE = {"quant": "Q8_0", "heads": 2, "kv_heads": 1}
 
 @dataclass(frozen=True)
 class TinyModels:
-    """Paths of models that are written when first asked for. ``home`` keeps what is measured about them."""
+    """Paths of models that are written on first use. ``home`` keeps their measurements."""
 
     folder: Path
     home: Home
@@ -46,14 +46,14 @@ class TinyModels:
 
     @property
     def drafter(self) -> Path:
-        """Agrees with ``target`` often, not always."""
+        """Often agrees with ``target``."""
         if "drafter" not in self._made:
             self._made["drafter"] = similar_drafter(self.target, self.folder / "drafter.gguf", 0.2)
         return self._made["drafter"]
 
     @property
     def ending(self) -> Path:
-        """Ends its answers by itself, more or less soon."""
+        """Ends its answers after a varying number of tokens."""
         return self._make("ending", seed=7, end_scale=1.5)
 
     @property
@@ -67,27 +67,27 @@ class TinyModels:
 
     @property
     def slow(self) -> Path:
-        """A thousand tokens of prompt take it about a second."""
+        """A thousand tokens of prompt take about a second."""
         return self._make("slow", heads=8, kv_heads=4, width=512, layers=6, context_length=16384)
 
     def with_template(self, name: str, template: str) -> Path:
         return self._make(name, chat_template=template)
 
     def broken_inside(self) -> Path:
-        """A file whose header is sound and whose weights llama.cpp refuses: one layer it announces is missing."""
+        """A file with a valid header whose weights llama.cpp refuses: one announced layer is missing."""
         path = self.folder / "broken-inside.gguf"
         data = bytearray(self.target.read_bytes())
         key = b"llama.block_count"
-        at = data.index(key) + len(key) + 4  # past the type of the value
+        at = data.index(key) + len(key) + 4  # after the value's type
         assert data[at] == 2
         data[at] = 3
         path.write_bytes(data)
         return path
 
     def load(self, target: Path | None = None, **overrides: object) -> Engine:
-        """An engine on one thread, with the pair of ``target`` and ``drafter`` unless told otherwise.
+        """An engine on one thread, by default with the pair of ``target`` and ``drafter``.
 
-        A drafter that is to draft whatever that costs is in memory already, unless it has a process of its own.
+        A drafter that must draft at any cost is in memory already, unless it runs in a separate process.
         """
         chosen = {"draft": str(self.drafter), "threads": 1, "store_home": self.home, **overrides}
         engine = Engine.load(str(target or self.target), **chosen)  # type: ignore[arg-type]
@@ -97,9 +97,9 @@ class TinyModels:
         return engine
 
     def load_speculating(self, target: Path | None = None, **overrides: object) -> Engine:
-        """``load`` on a machine where drafting pays, whatever forwards of tiny models really take.
+        """``load`` on a machine where drafting is faster, whatever the real times of tiny models.
 
-        The drafter is in memory already, unless it has a process of its own.
+        The drafter is in memory already, unless it runs in a separate process.
         """
         engine = self.load(target, **overrides)
         invent_measurements(engine)
@@ -108,12 +108,12 @@ class TinyModels:
         return engine
 
 
-# Invented: a target whose forwards take the same at every width, and a drafter ten times as fast.
+# Invented: a target with equal times at every width, and a drafter ten times as fast.
 FORWARD_S, DRAFT_S = 0.01, 0.001
 
 
 def invented_times(forward_s: float, widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> ModelTimes:
-    """A flat curve, as a calibration would have found it."""
+    """A flat curve, in calibration's form."""
     return ModelTimes(
         contexts=(2048,),
         widths=widths,
@@ -124,7 +124,7 @@ def invented_times(forward_s: float, widths: tuple[int, ...] = (1, 2, 4, 8, 16, 
 
 
 def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: float = DRAFT_S) -> None:
-    """Store invented times (the width classes are really probed, if need be), and let the engine plan by them."""
+    """Store invented times and let the engine plan with them; missing width classes are really probed."""
     knowledge = engine.measurements
     store = knowledge.store
     if knowledge.widths() is None and engine.pair.can_rewind:
@@ -137,7 +137,7 @@ def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: f
 
 
 def load_drafter(engine: Engine) -> BackgroundModel | None:
-    """The drafter, once it is loaded; None without one."""
+    """The loaded drafter, after waiting for it; None without one."""
     if engine.pair.pool.drafter is None:
         return None
     model = engine.pair.pool.drafter_model()
@@ -168,7 +168,7 @@ def put_into_store(home: Home, name: str, content: bytes) -> Path:
 
 
 def require_speculation(engine: Engine, depth: int = 1) -> None:
-    """Skip where llama.cpp's kernels allow no speculation: then there is nothing to compare."""
+    """Skip if llama.cpp's kernels allow no speculation, so that nothing can be compared."""
     if engine.plan.depth_cap < depth:
         widths = engine.plan.numeric_class.widths
         pytest.skip(f"needs drafts of {depth} tokens; on this machine only widths {widths} are bit-equal")

@@ -1,4 +1,4 @@
-"""Tiny GGUF models of every architecture that becomes an ONNX graph, and the graph run by ONNX Runtime alone."""
+"""Tiny GGUF models of every architecture that export converts to ONNX, and the graph run by ONNX Runtime alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
-# Heads of another width than the embedding divided by their number, as in Qwen 3 and Gemma 3.
+# Another head width than embedding divided by heads, as in Qwen 3 and Gemma 3.
 _HEAD_LENGTH = 32
 _HEADS, _KV_HEADS = 4, 2
 _TOKENS = (
@@ -58,14 +58,13 @@ def write_tiny_model(
     poison: bool = False,
     dequantised: bool = False,
 ) -> Path:
-    """Write a model with random weights, of which the same arguments give the same; returns its path.
+    """Write a model with random weights, determined by the arguments; returns its path.
 
     ``quant`` is the ggml type of its matrices, ``head_quant`` that of the head (and of a tied embedding);
-    ``rope_factors`` is the first of rising divisors of its angles. ``extra`` are keys more, without the
-    architecture's name; with ``poison`` one weight is no number. A ``dequantised`` model has the weights of the same
-    model without that, as F32.
+    ``rope_factors`` is the first of rising divisors of its angles. ``extra``: more keys, without the architecture's
+    name; with ``poison`` one weight is NaN. A ``dequantised`` model has the same weights as F32.
     """
-    if head_length is None:  # llama.cpp knows no Qwen 2 whose heads have another width than the embedding divided
+    if head_length is None:  # llama.cpp has no Qwen 2 with another head width than embedding divided by heads
         head_length = width // _HEADS if architecture == "qwen2" else _HEAD_LENGTH
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
@@ -83,7 +82,7 @@ def write_tiny_model(
         writer.add_rope_dimension_count(head_length)
     if architecture == "gemma3":
         writer.add_sliding_window(WINDOW)
-        writer.add_sliding_window_pattern(3)  # layers 0 and 1 see a window
+        writer.add_sliding_window_pattern(3)  # layers 0 and 1 attend to a window
     if rope_scale is not None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope_scale)
@@ -145,7 +144,7 @@ def write_tiny_model(
 
 
 def _add(writer: Any, name: str, weights: npt.NDArray[np.float32], kind_name: str, dequantised: bool) -> None:
-    """Add a matrix in any type: those the package cannot make are random blocks with a sane scale."""
+    """Add a matrix of any type: types that the package cannot quantise are random blocks with ordinary scales."""
     kind = gguf.GGMLQuantizationType[kind_name]
     try:
         raw = gguf.quantize(weights, kind)
@@ -158,11 +157,11 @@ def _add(writer: Any, name: str, weights: npt.NDArray[np.float32], kind_name: st
 
 
 def random_blocks(kind_name: str, rows: int, columns: int, spread: float, seed: int = 3) -> npt.NDArray[np.uint8]:
-    """Rows of a ggml type, uint8 (rows, bytes of a row), whose every float16 scale is of about ``spread`` / 16."""
+    """Rows of a ggml type, uint8 (rows, bytes of a row), with every float16 scale about ``spread`` / 16."""
     elements, size = next((e, s) for name, e, s in GGML_TYPES.values() if name == kind_name)
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
-    # Where each type keeps its scales (block_* in ggml-common.h): first, or for Q6_K last, Q4_K and Q5_K two of them.
+    # Byte offsets of each type's scales (block_* in ggml-common.h): first, or for Q6_K last; Q4_K and Q5_K have two.
     places = {"Q6_K": (size - 2,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}
     divisor = {"Q6_K": 16 * 64, "Q4_K": 16 * 32, "Q5_K": 16 * 32, "IQ4_NL": 64}.get(kind_name, 16)
     for place in places.get(kind_name, (0,)):
@@ -172,7 +171,7 @@ def random_blocks(kind_name: str, rows: int, columns: int, spread: float, seed: 
 
 
 class PlainGraph:
-    """A graph with a cache of fixed capacity, fed and read as plain arrays: none of edgespec's runtime is in it."""
+    """A graph with a cache of fixed capacity, with plain arrays, independent of edgespec's runtime."""
 
     def __init__(self, path: Path, *, capacity: int = 64, optimise: bool = True) -> None:
         options = onnxruntime.SessionOptions()
@@ -189,7 +188,7 @@ class PlainGraph:
         }
 
     def forward(self, tokens: Sequence[int], rows: int | None = None) -> npt.NDArray[np.float32]:
-        """Append tokens; the scores of the last ``rows`` of them (all): float32 (rows, rows of the head)."""
+        """Append tokens; returns the scores of the last ``rows`` tokens (all): float32 (rows, rows of the head)."""
         count = len(tokens)
         total = self.length + count
         feeds = {
@@ -206,7 +205,7 @@ class PlainGraph:
         return np.array(logits[0], dtype=np.float32)
 
     def rewind(self, length: int) -> None:
-        """Drop the tail; what lies behind the length is never looked at."""
+        """Drop the tail; the graph never reads beyond the length."""
         self.length = length
 
 

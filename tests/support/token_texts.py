@@ -1,4 +1,4 @@
-"""Texts that tell tokenizers apart: Unicode of every kind, runs of blanks, code, pieces, halves of special tokens."""
+"""Texts on which tokenizers differ: Unicode of every kind, blanks, code, pieces, halves of special tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LETTERS = "éüñçßÅØλжш語中あ한กא"
 
 
 def token_texts(seed: int, pieces: Sequence[str], specials: Sequence[str]) -> Iterator[str]:
-    """Without end. ``pieces`` are texts of tokens, ``specials`` those of tokens that are looked for first."""
+    """Endless texts. ``pieces``: texts of tokens; ``specials``: texts of tokens that are matched first."""
     rng = random.Random(seed)
     words = [
         word
@@ -55,7 +55,7 @@ def token_texts(seed: int, pieces: Sequence[str], specials: Sequence[str]) -> It
         yield rng.choice(kinds)()
 
 
-# Letters, digits and marks that Unicode 16 added (DerivedAge.txt). ``tokenizers`` knows them and llama.cpp does not.
+# Letters, digits and marks that Unicode 16 added (DerivedAge.txt), known to ``tokenizers`` but not to llama.cpp.
 _UNICODE_16 = (
     (0x0897, 0x0897), (0x1C89, 0x1C8A), (0xA7CB, 0xA7CD), (0xA7DA, 0xA7DC), (0x105C0, 0x105F3), (0x10D40, 0x10D85),
     (0x10EC2, 0x10EC4), (0x10EFC, 0x10EFC), (0x11380, 0x113E2), (0x116D0, 0x116E3), (0x11BC0, 0x11BF9),
@@ -68,5 +68,5 @@ def is_of_unicode_16(character: str) -> bool:
     return any(first <= ord(character) <= last for first, last in _UNICODE_16)
 
 
-# Each of these reads differently if the character is a letter, a digit, a mark, a blank or none of them.
+# Each text is split differently if the character is a letter, a digit, a mark, a blank or none of these.
 CLASS_PROBE = "{0}(JW\n({0}JW {0} ({0} 1{0}2 1{0}(JW {0}'s .{0}.JW a{0}(JW"

@@ -19,7 +19,7 @@ FILES = ("drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf")
 def write_trimmed_folder(
     source: Path, folder: Path, kept: Iterable[int], *, scale: float = 1.0, extra_tensor: str | None = None
 ) -> Path:
-    """Write ``source`` with only the ``kept`` rows of its head, perhaps a tensor more; return the folder."""
+    """Write ``source`` with only the ``kept`` rows of its head, and optionally another tensor; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     reader = gguf.GGUFReader(str(source))
     architecture = reader.fields["general.architecture"].contents()
@@ -75,7 +75,7 @@ def write_trimmed_folder(
 
 
 def write_tied(source: Path, path: Path) -> Path:
-    """Write ``source`` without a head of its own to ``path``: its embedding is the head. Returns the path."""
+    """Write ``source`` without a separate head to ``path``: its embedding is the head. Returns the path."""
     reader = gguf.GGUFReader(str(source))
     tensors = [(t.name, t.data, t.tensor_type) for t in reader.tensors if t.name != "output.weight"]
     _rewrite(reader, path, keys=lambda _key: True, tensors=tensors, extra={})
@@ -83,7 +83,7 @@ def write_tied(source: Path, path: Path) -> Path:
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Let ``change`` work on the manifest's document."""
+    """Apply ``change`` to the manifest's document."""
     path = folder / "manifest.json"
     document = json.loads(path.read_text())
     change(document)
@@ -91,7 +91,7 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 
 def record_file(folder: Path, name: str) -> None:
-    """Make the manifest state the file as it is now."""
+    """Make the manifest state the current file."""
     content = (folder / name).read_bytes()
     record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     edit_manifest(folder, lambda document: document["files"].update({name: record}))

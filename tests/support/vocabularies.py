@@ -1,4 +1,4 @@
-"""GGUF files that hold a vocabulary and nothing else: small ones made here, and real ones."""
+"""GGUF files with only a vocabulary: small ones made here, and real ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_vocabulary(
     ids: Mapping[str, int] | None = None,
     flags: Mapping[str, bool] | None = None,
 ) -> Path:
-    """Write ``tokens`` (texts and types) to ``path`` and return it.
+    """Write ``tokens`` (texts and types) to ``path`` and return the path.
 
     The first pieces have the best scores. ``ids`` name tokens ("eos", "fim_pad"), ``flags`` are other keys of the
     tokenizer ("add_bos_token").
@@ -63,9 +63,9 @@ def byte_letters() -> list[str]:
 
 
 def real_vocabularies(folder: Path) -> dict[str, Path]:
-    """The vocabularies that llama.cpp is tested with, by name, and their test texts beside them (``.inp``, ``.out``).
+    """The vocabularies of llama.cpp's tests, by name, with their test texts in the same folder (``.inp``, ``.out``).
 
-    They are fetched into a folder in ``folder`` the first time.
+    They are fetched into a folder in ``folder`` on first use.
     """
     kept = folder / f"vocabularies-{VERSION}"
     done = kept / "complete.json"

@@ -1,4 +1,4 @@
-"""What the tests on a second device share: when they run, which device it is, and what llama.cpp put there."""
+"""Shared by the tests on a second device: when they run, which device is used, and llama.cpp's buffers on it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _BUFFER = re.compile(r"(\S+)\s+(?:model|KV|RS|compute|output)\s+buffer size\s*=\
 
 
 def second_device() -> Device:
-    """The first Vulkan device, as the list has it now."""
+    """The first Vulkan device in the current list."""
     found = [device for device in load().devices() if device.name.startswith("Vulkan") and device.holds_models]
     assert found, f"no Vulkan device among {[device.name for device in load().devices()]}"
     return found[0]
 
 
 def buffers(records: Sequence[logging.LogRecord]) -> dict[str, float]:
-    """MiB of every kind of buffer that llama.cpp told of, summed up: weights, caches, working buffers."""
+    """MiB of each kind of buffer in llama.cpp's log, summed up: weights, caches, working buffers."""
     found: dict[str, float] = {}
     for record in records:
         match = _BUFFER.search(record.getMessage()) if record.name == NATIVE_LOG else None
@@ -41,7 +41,7 @@ def buffers(records: Sequence[logging.LogRecord]) -> dict[str, float]:
 
 
 def on_device(found: dict[str, float], name: str) -> float:
-    """MiB of buffers that belong to the device, those that the host shares with it among them."""
+    """MiB of buffers on the device, including those shared with the host."""
     return sum(size for kind, size in found.items() if kind.startswith(name.rstrip("0123456789")))
 
 
@@ -49,11 +49,11 @@ UNSEEN = "only the threads of a device in software can be seen, and only on Linu
 
 
 def shows_threads(device: Device) -> bool:
-    """Whether the device works with threads of its own, by which one can tell that it was opened."""
+    """Whether the device runs its own threads, which show that it was opened."""
     return "llvmpipe" in device.description and Path("/proc/self/task").is_dir()
 
 
 def driver_threads(pid: int) -> int:
-    """How many threads of the device in software a process has; none where it never opened the device."""
+    """The number of a process's threads of the software device; none if it never opened the device."""
     names = [entry.read_text() for entry in Path(f"/proc/{pid}/task").glob("*/comm")]
     return sum(name.startswith("llvmpipe") for name in names)

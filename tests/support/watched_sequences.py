@@ -1,4 +1,4 @@
-"""Watching and breaking the forwards of either runtime that a model may have on the processor."""
+"""Watch and replace the forwards of both runtimes that a model may have on the processor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgespec.runtimes.native.sequence import NativeSequence
 ProcessorSequence = LlamaSequence | NativeSequence
 KINDS: tuple[type[ProcessorSequence], ...] = (LlamaSequence, NativeSequence)
 
-# Called in a forward's place with the forward itself, the sequence, the tokens and the number of rows.
+# Called instead of a forward with the forward itself, the sequence, the tokens and the number of rows.
 Forwarding = Callable[[Callable[[list[int], int], Any], ProcessorSequence, list[int], int], Any]
 
 
 def replace_forwards(patch: pytest.MonkeyPatch, forwarding: Forwarding) -> None:
-    """Let ``forwarding`` stand for every forward of every sequence."""
+    """Let ``forwarding`` replace every forward of every sequence."""
     for kind in KINDS:
 
         def forward(self: Any, tokens: list[int], rows: int, real: Callable[..., Any] = kind.forward) -> Any:
@@ -29,7 +29,7 @@ def replace_forwards(patch: pytest.MonkeyPatch, forwarding: Forwarding) -> None:
 
 
 def watch_forwards(patch: pytest.MonkeyPatch, told: Callable[[ProcessorSequence, list[int], int], object]) -> None:
-    """Tell ``told`` of every forward before it begins: the sequence, the tokens and the number of rows."""
+    """Call ``told`` before every forward with the sequence, the tokens and the number of rows."""
 
     def watched(
         real: Callable[[list[int], int], Any], sequence: ProcessorSequence, tokens: list[int], rows: int
@@ -41,5 +41,5 @@ def watch_forwards(patch: pytest.MonkeyPatch, told: Callable[[ProcessorSequence,
 
 
 def is_closed(sequence: ProcessorSequence) -> bool:
-    """Whether its thread is gone, and its cache with it."""
+    """Whether the sequence's thread and cache are gone."""
     return not sequence._worker._thread.is_alive()

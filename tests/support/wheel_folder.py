@@ -1,4 +1,4 @@
-"""Wheels that carry data, built byte by byte, and settings by which only those are found."""
+"""Wheels with data, built byte by byte, and settings that find only these wheels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.store.references import ModelSpec, PackagePart, PackageParts
 
 
 def build_wheel(folder: Path, package: str, version: str, members: Sequence[tuple[str, bytes]]) -> Path:
-    """Write a wheel with proper metadata; ``members`` may repeat a name or point outside, as a hostile one would."""
+    """Write a wheel with valid metadata; ``members`` may repeat a name or point outside, as in a hostile wheel."""
     stem = package.replace("-", "_")
     info = f"{stem}-{version}.dist-info"
     path = folder / f"{stem}-{version}-py3-none-any.whl"
@@ -49,6 +49,6 @@ def spec_of(*sources: object, name: str = "tiny", file_name: str = "tiny.gguf") 
 
 
 def only_these_wheels(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Point pip's variables, which are read without pip as well, at ``folder`` and nowhere else."""
+    """Point pip's variables, which edgespec reads without pip, only at ``folder``."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -1,6 +1,6 @@
-"""A tiny llama as Optimum would write it, built by hand out of plain operators; and a worker that delivers it.
+"""A tiny llama as Optimum would write it, built from plain operators, and a worker that delivers it.
 
-The graph takes attention_mask and position_ids, keeps its cache by Concat and holds constants of all the kinds that
+The graph takes attention_mask and position_ids, extends its cache by Concat and holds constants of all the kinds that
 PyTorch's tracer leaves behind.
 """
 
@@ -27,9 +27,9 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 __all__ = ["LONGEST", "WORKER_TEXT", "DecoderGraph", "write_fake_worker", "write_folder", "write_whole_onnx"]
 
-LONGEST = 32_768  # the contract opens a sequence of so many tokens
+LONGEST = 32_768  # the contract opens a sequence of this many tokens
 
-# Speaks as the real one does, and copies what was prepared instead of converting anything.
+# Has the real worker's protocol, but copies a prepared graph instead of converting.
 WORKER_TEXT = """
 import json, shutil, sys
 from pathlib import Path
@@ -51,7 +51,7 @@ else:
 
 
 def write_folder(folder: Path, *, context_length: int = LONGEST, tied: bool = False, **shape: Any) -> Path:
-    """A Hugging Face folder of a tiny llama, and beside it the GGUF with the same weights."""
+    """A Hugging Face folder of a tiny llama and a GGUF with the same weights."""
     source = folder.with_suffix(".gguf")
     write_tiny_gguf(source, quant="F32", context_length=context_length, **shape)
     write_hf_folder(source, folder)
@@ -80,7 +80,7 @@ def write_whole_onnx(source: Path, folder: Path, place: Path, *, head: str = "pl
 
 
 class DecoderGraph:
-    """Builds the graph. ``head``: "plain", "scaled" (a Mul behind it), or "hidden", where no product is found."""
+    """Builds the graph. ``head``: "plain", "scaled" (followed by a Mul), or "hidden", where no product is found."""
 
     def __init__(self, source: Path, *, head: str = "plain") -> None:
         self._config = json.loads((source / "config.json").read_text())
@@ -94,7 +94,7 @@ class DecoderGraph:
         self.length = self._config.get("head_dim") or self.width // self.heads
 
     def write(self, folder: Path) -> None:
-        """packed.onnx and packed.data, as the worker leaves them."""
+        """Write packed.onnx and packed.data in the worker's format."""
         onnx.save_model(
             self.model(),
             folder / "packed.onnx",
@@ -159,7 +159,7 @@ class DecoderGraph:
         two = self._constant([2])
         across = self._add("Transpose", [self._add("Unsqueeze", [key_rows, two])], perm=[0, 1, 2, 4, 3])
         scores = self._add("MatMul", [grouped, across])
-        # PyTorch leaves such a scale as a double.
+        # PyTorch writes such a scale as a double.
         scale = self._add("Cast", [self._constant(np.array(0.5, np.float64))], to=TensorProto.FLOAT)
         scale = self._add("Mul", [scale, self._constant(np.array(2 / np.sqrt(self.length), np.float32))])
         scores = self._add("Where", [mask, self._add("Mul", [scores, scale]), self._lowest()])
@@ -171,7 +171,7 @@ class DecoderGraph:
         return self._product(mixed, f"{block}.o_proj")
 
     def _lowest(self) -> str:
-        # A number without dimensions, by a list of lengths that is empty.
+        # A scalar: its list of dimensions is empty.
         value = numpy_helper.from_array(np.array([-1e30], np.float32))
         return self._add("ConstantOfShape", [self._constant(np.zeros(0, np.int64))], value=value)
 
@@ -194,7 +194,7 @@ class DecoderGraph:
         return self._add("Add", [self._add("Mul", [heads, cos]), self._add("Mul", [turned, sin])])
 
     def _mask(self) -> str:
-        """(1, 1, 1, tokens, all): who may look at whom."""
+        """The attention mask: (1, 1, 1, tokens, all)."""
         total = self._add("Gather", [self._add("Shape", ["attention_mask"]), self._constant(1)])
         zero, one = self._constant(0), self._constant(1)
         keys = self._add("Range", [zero, total, one])
@@ -218,7 +218,7 @@ class DecoderGraph:
         tied = "lm_head.weight" not in self._weights
         name = "model.embed_tokens" if tied else "lm_head"
         if self._head == "hidden":
-            # Whatever it is, no product with a constant: all rows are computed.
+            # Not a product with a constant: all rows are computed.
             table = self._add("Transpose", [self._weight(f"{name}.weight")], perm=[1, 0])
             self._add("MatMul", [hidden, table], "logits")
         elif self._head == "scaled":

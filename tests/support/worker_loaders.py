@@ -1,4 +1,4 @@
-"""What a worker process loads in tests: named on its command line, as ``module:function``."""
+"""Loaders for worker processes in tests, named on the command line as ``module:function``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 
 def command(loader: str) -> list[str]:
-    """How to start a worker that loads with this function of this module."""
+    """The command of a worker that loads with this function of this module."""
     return [sys.executable, "-m", "edgespec.runtimes.process.worker", "--loader", f"{__name__}:{loader}"]
 
 
@@ -25,32 +25,32 @@ def fake(_request: LoadRequest) -> Model:
 
 
 def with_nan(_request: LoadRequest) -> Model:
-    """Its second forward scores one token NaN."""
+    """Its second forward gives one token the score NaN."""
     return FakeModel(50, seed=3, faults=Faults(nan_at=2))
 
 
 def with_little_memory(_request: LoadRequest) -> Model:
-    """Opens sequences of 16 tokens and no more."""
+    """Opens sequences of at most 16 tokens."""
     return _Changed(room=16)
 
 
 def printing(_request: LoadRequest) -> Model:
-    """Prints at every forward, the way native code and careless Python do."""
+    """Prints at every forward, as native code or careless Python may."""
     return _Changed(before_forward=_print_everywhere)
 
 
 def buggy(_request: LoadRequest) -> Model:
-    """Fails in a way that no contract foresees."""
+    """Fails in a way outside every contract."""
     return _Changed(before_forward=lambda: [].pop())
 
 
 def aborting(_request: LoadRequest) -> Model:
-    """Aborts like a native assertion, with a last word on stderr."""
+    """Aborts like a native assertion, with a last line on stderr."""
     return _Changed(before_forward=_abort)
 
 
 def unresponsive(_request: LoadRequest) -> Model:
-    """Never comes back from a forward, whatever it is told."""
+    """Never returns from a forward."""
     return _Changed(before_forward=lambda: time.sleep(600))
 
 
@@ -61,7 +61,7 @@ def slow(_request: LoadRequest) -> Model:
 
 
 def wrong_about_itself(_request: LoadRequest) -> Model:
-    """Feeds one token more than it was told to."""
+    """Feeds one token more than requested."""
     return _Changed(more=1)
 
 

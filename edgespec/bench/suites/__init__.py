@@ -1,1 +1,1 @@
-"""The suites that come with edgespec, one prompt a line, and the code that some of them quote."""
+"""The built-in suites, one prompt a line."""

@@ -1,6 +1,6 @@
 """The hub's own cache folder, in its documented layout: ``blobs`` by etag, ``snapshots`` by commit, ``refs``.
 
-What we download lands there under the hub's names, so that other programs on this machine find it too.
+Downloads are stored there under the hub's names, so that other programs on this machine find them too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _ETAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class RepoCache:
-    """One repository in the cache. Looking creates nothing."""
+    """One repository in the cache. Reading creates nothing."""
 
     def __init__(self, cache: Path, repo: str) -> None:
-        cache = cache.absolute()  # the manifest remembers where a file is, whatever folder a later command runs in
+        cache = cache.absolute()  # the manifest keeps this path, and a later command may run in another folder
         self._folder = cache / f"models--{repo.replace('/', '--')}"
         self._locks = cache / ".locks" / self._folder.name
 
     @property
     def place(self) -> Path:
-        """The repository's own folder, which need not exist."""
+        """The repository's folder, which need not exist."""
         return self._folder
 
     def prepare(self) -> None:
@@ -46,13 +46,13 @@ class RepoCache:
             )
 
     def blob(self, etag: str) -> Path:
-        """Where content with this etag lies. Raises DownloadError for an etag that is no file name."""
+        """Path of the content with this etag. Raises DownloadError if the etag cannot be a file name."""
         if not _ETAG.fullmatch(etag):
             raise DownloadError(f"the hub sent an unusable etag ({etag[:40]!r})")
         return self._folder / "blobs" / etag
 
     def partial(self, etag: str) -> Path:
-        """Where a download of this content grows; named so that the hub's own partial files never meet it."""
+        """The partial download of this content; its name differs from those of huggingface_hub's partial files."""
         blob = self.blob(etag)
         return blob.with_name(f"{blob.name}.edgespec.incomplete")
 
@@ -61,11 +61,11 @@ class RepoCache:
         return self._locks / f"{self.blob(etag).name}.lock"
 
     def pointer(self, commit: str, filename: str) -> Path:
-        """The file under its own name at a commit."""
+        """The path of a file, under its own name, at a commit."""
         return self._folder / "snapshots" / commit / PurePosixPath(filename)
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit a branch or tag pointed to when last asked; None if never."""
+        """The commit that a branch or tag had when the hub was last asked, or None."""
         if COMMIT.fullmatch(revision):
             return revision
         with contextlib.suppress(OSError, UnicodeDecodeError, ValueError):
@@ -74,19 +74,19 @@ class RepoCache:
         return None
 
     def files(self, commit: str) -> list[str]:
-        """Names of the files that are here at a commit."""
+        """Names of the files that are cached at a commit."""
         root = self._folder / "snapshots" / commit
         return sorted(entry.relative_to(root).as_posix() for entry in root.rglob("*") if entry.is_file())
 
     def expected_hash(self, pointer: Path) -> str | None:
-        """The sha256 that a cached file's blob is named after; None if the cache does not tell."""
+        """The sha256 that a cached file's blob is named after, or None if the blob has another name."""
         with contextlib.suppress(OSError):
             name = pointer.resolve().name
             return name if SHA256.fullmatch(name) else None
         return None
 
     def publish(self, etag: str, commit: str, filename: str, revision: str) -> Path:
-        """Make a finished blob visible at ``commit`` (and at ``revision``) and return its pointer."""
+        """Make a finished blob visible at ``commit`` (and at ``revision``) and return its path there."""
         pointer, blob = self.pointer(commit, filename), self.blob(etag)
         pointer.parent.mkdir(parents=True, exist_ok=True)
         if pointer.is_symlink() or not pointer.exists():
@@ -94,7 +94,7 @@ class RepoCache:
                 pointer.unlink()
             try:
                 pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-            except OSError:  # Windows without the right to make links: the file itself moves, as the hub does it
+            except OSError:  # Windows without the right to create links: move the file, as huggingface_hub does
                 blob.replace(pointer)
             sync_folder(pointer.parent)
         elif blob.exists() and not pointer.samefile(blob):

@@ -1,4 +1,4 @@
-"""One file of a hub repository: resolved to a commit, downloaded with resume into the hub's cache, verified by us."""
+"""Fetch one file of a hub repository: resolve the commit, resume the download in the hub's cache, verify the hash."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edgespec.store.references import HubFile
 from edgespec.store.transfer import Transfer
 from edgespec.store.web import UnreachableError
 
-# Often enough that a progress bar moves and a cancel feels immediate; a wake-up costs microseconds.
+# Often enough for a smooth progress bar and an immediate cancel; a wake-up takes microseconds.
 POLL_S = 0.1
 
-# How long a cancelled job gets to notice. Past this it is inside a system call with a timeout of its own; it is a
-# daemon thread, and it looks at its stop signal before it touches anything again.
+# How long a cancelled job may take to notice. A slower job is inside a system call with its own timeout; its daemon
+# thread checks the stop signal before it writes anything more.
 GRACE_S = 1.0
 
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedHubFile:
-    """A verified file in the hub's cache. ``commit`` is what the revision resolved to."""
+    """A verified file in the hub's cache. ``commit`` is the commit of the requested revision."""
 
     path: Path
     filename: str
@@ -47,7 +47,7 @@ class FetchedHubFile:
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """What the hub says about a file before it is downloaded."""
+    """What the hub reports about a file before the download."""
 
     filename: str
     commit: str
@@ -57,7 +57,7 @@ class _Resolved:
 
 @dataclass(slots=True)
 class _Status:
-    """Written by the downloading thread, read by the caller's: plain assignments, no lock needed."""
+    """Written by the downloading thread and read by the caller's: plain assignments need no lock."""
 
     stage: str = "asking the hub"
     done: int = 0
@@ -73,10 +73,10 @@ def fetch_hub_file(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> FetchedHubFile:
-    """The named file, from the hub or, if the hub cannot be asked, from its cache; its hash is always checked.
+    """Fetch the named file from the hub or, if the hub is unreachable, from its cache; the hash is always checked.
 
-    ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError with one precise
-    sentence, HashMismatchError, DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
+    ``endpoint`` and ``cache`` None: the hub's environment variables decide. Raises DownloadError (one sentence with
+    the cause), HashMismatchError, DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
     """
     settings = hub_settings()
     folder = RepoCache(cache or Path(settings.HF_HUB_CACHE), wanted.repo)
@@ -122,7 +122,7 @@ def fetch_hub_file(
 def _from_cache(
     folder: RepoCache, wanted: HubFile, status: _Status, stopped: Callable[[], bool], otherwise: DownloadError
 ) -> FetchedHubFile:
-    """The file as the cache has it. Raises ``otherwise`` if it is not there."""
+    """The file in the cache. Raises ``otherwise`` if the cache lacks it."""
     commit = folder.commit_of(wanted.revision)
     if commit is None:
         raise otherwise
@@ -134,7 +134,7 @@ def _from_cache(
     expected = folder.expected_hash(path)
     if expected is not None and actual != expected:
         raise HashMismatchError(
-            path, f"its sha256 is {actual[:12]}…, the hub said {expected[:12]}…", hint="fetch it again while online"
+            path, f"its sha256 is {actual[:12]}…, the hub stated {expected[:12]}…", hint="fetch it again while online"
         )
     return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual, bytes=path.stat().st_size)
 
@@ -149,10 +149,10 @@ def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
 
 
 def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
-    """Revision to commit, etag and size."""
+    """Ask the hub for commit, etag and size of the file."""
     filename = wanted.filename or ""
     if any(piece in ("", ".", "..") for piece in filename.split("/")) or "\\" in filename:
-        raise DownloadError(f"the hub offers an unusable file name ({filename!r})")
+        raise DownloadError(f"the hub sent an unusable file name ({filename!r})")
     headers = http.head(http.file_url(wanted.repo, wanted.revision, filename), wanted)
     commit = headers.get("x-repo-commit", "")
     etag = headers.get("x-linked-etag") or headers.get("etag") or ""
@@ -160,7 +160,7 @@ def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
     if not COMMIT.fullmatch(commit) or not etag:
         raise DownloadError(
             f"{http.endpoint} does not answer like a model hub (no commit or etag)",
-            hint="check HF_ENDPOINT and the proxy; a network's sign-in page may answer instead of it",
+            hint="check HF_ENDPOINT and the proxy; the network's sign-in page may be answering",
         )
     return _Resolved(
         filename, commit, etag.removeprefix("W/").strip('"'), int(size) if size and size.isdigit() else None
@@ -168,11 +168,11 @@ def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
 
 
 def _plain_size(headers: Mapping[str, str]) -> str | None:
-    return None if "location" in headers else headers.get("content-length")  # a redirect's own length says nothing
+    return None if "location" in headers else headers.get("content-length")  # not the redirect's length
 
 
 class _Download:
-    """The downloading thread's work for one resolved file."""
+    """What the downloading thread does for one resolved file."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class _Download:
         self._partial = folder.partial(resolved.etag)
 
     def run(self) -> FetchedHubFile:
-        """Download what is missing, verify, publish in the cache."""
+        """Download the missing bytes, verify, publish in the cache."""
         try:
             return self._already_here() or self._fetched()
         except OSError as error:
@@ -204,7 +204,7 @@ class _Download:
     def _fetched(self) -> FetchedHubFile:
         self._folder.prepare()
         lock = filelock.FileLock(self._folder.lock(self._resolved.etag))
-        while True:  # another program of the hub may hold it for as long as a download takes
+        while True:  # another program may hold the lock during its own download
             try:
                 lock.acquire(timeout=0.2)
                 break
@@ -218,7 +218,7 @@ class _Download:
             lock.release()
 
     def _full(self, error: DiskSpaceError) -> DiskSpaceError:
-        """The same, with what is left for the next attempt."""
+        """The same error, with a hint for the next attempt."""
         arrived, size = self._partial_bytes(), self._resolved.size or 0
         return DiskSpaceError(
             f"the disk that holds {self._folder.place} is full; {readable_bytes(arrived)} of {readable_bytes(size)} "
@@ -234,7 +234,7 @@ class _Download:
     def _already_here(self) -> FetchedHubFile | None:
         resolved = self._resolved
         for path in (self._folder.blob(resolved.etag), self._folder.pointer(resolved.commit, resolved.filename)):
-            # A file that does not match is not here: the download replaces it by one that does.
+            # A file with another hash counts as missing: the download replaces it.
             if path.is_file() and (sha256 := self._sound(path)) is not None:
                 return self._published(sha256)
         return None
@@ -244,7 +244,8 @@ class _Download:
         self._transfer()
         sha256 = self._sound(self._partial)
         if sha256 is None and resumed:
-            # The older piece may be what is wrong (a power cut, a changed mirror): once more from the beginning.
+            # The older piece may be the damaged part (a power cut, a changed mirror): download once more from the
+            # start.
             self._partial.unlink(missing_ok=True)
             self._transfer()
             sha256 = self._sound(self._partial)
@@ -252,7 +253,7 @@ class _Download:
             self._partial.unlink(missing_ok=True)
             raise HashMismatchError(
                 self._partial,
-                f"{self._wanted.label} arrived with another hash than announced ({self._resolved.etag[:12]}…)",
+                f"{self._wanted.label} arrived with another hash than the hub stated ({self._resolved.etag[:12]}…)",
                 hint="try again; if it persists, a proxy or mirror alters the file",
             )
         blob = self._folder.blob(self._resolved.etag)
@@ -266,7 +267,7 @@ class _Download:
         try:
             pointer = self._folder.publish(resolved.etag, resolved.commit, resolved.filename, self._wanted.revision)
         except OSError:
-            if not pointer.is_file():  # a read-only cache that already has everything is fine
+            if not pointer.is_file():  # a read-only cache that has everything is fine
                 raise
         return FetchedHubFile(
             path=pointer,
@@ -277,19 +278,19 @@ class _Download:
         )
 
     def _sound(self, path: Path) -> str | None:
-        """The file's sha256 if it is what the hub announced, else None."""
+        """The file's sha256 if the content is what the hub stated, else None."""
         size, etag = path.stat().st_size, self._resolved.etag
         if self._resolved.size is not None and size != self._resolved.size:
             return None
         actual = _hash(path, self._status, self._stopped)
         if SHA256.fullmatch(etag):
             return actual if actual == etag else None
-        if _GIT_SHA1.fullmatch(etag) and not _is_git_blob(path, size, etag):  # small files are named by git's hash
+        if _GIT_SHA1.fullmatch(etag) and not _is_git_blob(path, size, etag):  # small files have a git hash as etag
             return None
         return actual
 
     def _transfer(self) -> None:
-        """Let the partial file grow until it is complete. Raises UnreachableError, DiskSpaceError."""
+        """Append to the partial file until it is complete. Raises UnreachableError, DiskSpaceError."""
         resolved, status = self._resolved, self._status
         missing = (resolved.size or 0) - self._partial_bytes()
         require_space(self._partial.parent, missing, f"downloading {self._wanted.label}")
@@ -325,12 +326,12 @@ def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
 def run_watched(
     job: Callable[[Callable[[], bool]], T], *, tick: Callable[[], None], cancelled: Cancelled | None, what: str
 ) -> T:
-    """Run ``job(stopped)`` on a thread of its own; returns its value or raises its exception.
+    """Run ``job(stopped)`` on a separate thread; returns its value or raises its exception.
 
     The caller's thread stays free for Ctrl-C, cancellation and progress.
 
-    ``tick`` runs on the caller's thread every tenth of a second; what it raises (and KeyboardInterrupt) stops the
-    job. Raises CancelledError, saying that ``what`` was cancelled.
+    ``tick`` runs on the caller's thread every tenth of a second. Any exception of ``tick`` (or a KeyboardInterrupt)
+    stops the job. Raises CancelledError, which says that ``what`` was cancelled.
     """
     stop, done = threading.Event(), threading.Event()
     values: list[T] = []

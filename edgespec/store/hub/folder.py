@@ -1,4 +1,4 @@
-"""A model's folder of a hub repository: which files it has, and those of them that a conversion reads."""
+"""A repository of the hub with a model's folder: its files, and those that a conversion reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgespec.store.hub.listing import list_hub_files
 from edgespec.store.references import HubFile, HubReference
 
 _CONFIG = "config.json"
-# Weights only as safetensors, and no code: whatever else a repository holds stays there.
+# Weights only as safetensors, and no code: no other file of a repository is downloaded.
 _WANTED = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
     r"|added_tokens\.json|chat_template\.jinja|model\.safetensors|model\.safetensors\.index\.json"
@@ -23,7 +23,7 @@ _WANTED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFolder:
-    """A repository at a commit; ``filenames`` are all that it holds."""
+    """A repository at a commit; ``filenames`` are all its files."""
 
     repo: str
     commit: str
@@ -31,7 +31,7 @@ class HubFolder:
 
     @property
     def is_model_folder(self) -> bool:
-        """Whether it holds weights as safetensors, and no GGUF that could be taken instead."""
+        """Whether the repository holds weights as safetensors and no GGUF to use instead."""
         endings = {name.lower().rpartition(".")[2] for name in self.filenames}
         return _CONFIG in self.filenames and "safetensors" in endings and "gguf" not in endings
 
@@ -50,7 +50,7 @@ def list_hub_folder(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> HubFolder:
-    """What the repository holds. Arguments and errors are those of ``list_hub_files``."""
+    """List the repository's files. Arguments and errors are those of ``list_hub_files``."""
     listing = list_hub_files(
         reference.repo,
         reference.revision,
@@ -72,9 +72,9 @@ def fetch_hub_folder(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> Path:
-    """A folder with the files wanted, each verified; it is the hub's own cache.
+    """Fetch the files that a conversion reads, each verified; returns their folder, which is in the hub's cache.
 
-    Raises DownloadError, HashMismatchError, DiskSpaceError, CancelledError; what has arrived is kept.
+    Raises DownloadError, HashMismatchError, DiskSpaceError, CancelledError; finished downloads are kept.
     """
     place: Path | None = None
     for name in folder.wanted:
@@ -87,5 +87,5 @@ def fetch_hub_folder(
             cancelled=cancelled,
         ).path.parent
     if place is None:
-        raise DownloadError(f"{folder.repo} holds no model that could be converted")
+        raise DownloadError(f"{folder.repo} holds no model that can be converted")
     return place

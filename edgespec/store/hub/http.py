@@ -1,8 +1,8 @@
-"""Requests to a model hub through huggingface_hub's own HTTP client, with failures told as one precise sentence.
+"""Requests to a model hub through huggingface_hub's HTTP client, with failures reported as one precise sentence.
 
-Only the client, the token and the settings are taken from huggingface_hub. Its download functions cannot resume
-after the process ends, wait up to a minute for a host that does not answer, and report through a logger that
-writes to stderr (seen in version 2.4.0); its header builder fetches a list for telemetry.
+Only the client, the token and the settings come from huggingface_hub. Its download functions cannot resume after the
+process ends, wait up to a minute for an unresponsive host, and log to stderr (seen in version 2.4.0); its header
+builder fetches a list for telemetry.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgespec.store.references import HubFile
 from edgespec.store.web import Response, UnreachableError, Web
 
 MAX_REDIRECTS = 10
-# The listing of the largest repositories stays well under this; more is not a listing.
+# The listing of the largest repositories stays well under this size.
 LARGEST_JSON_BYTES = 32 << 20
 
 
 def hub_settings() -> Any:
-    """huggingface_hub's constants; imported on first use because the import alone takes a tenth of a second."""
-    with warnings.catch_warnings():  # it warns at import about deprecated variables, on stderr
+    """huggingface_hub's constants, imported on first use because the import takes a tenth of a second."""
+    with warnings.catch_warnings():  # the import warns about deprecated variables on stderr
         warnings.simplefilter("ignore")
         from huggingface_hub import constants
 
@@ -33,9 +33,9 @@ def hub_settings() -> Any:
 
 
 class HubHttp:
-    """Requests for one fetch. ``stopped`` is asked between attempts; ``overdue`` is for the watching thread.
+    """Requests for one fetch. ``stopped`` is called between attempts; ``overdue`` is for the watching thread.
 
-    Raises UnreachableError where certificates are named that cannot be read.
+    Raises UnreachableError if a certificate file named by a variable cannot be read.
     """
 
     def __init__(self, endpoint: str | None, stopped: Callable[[], bool]) -> None:
@@ -50,7 +50,7 @@ class HubHttp:
     # ------------------------------------------------------------------------------------------ requests
 
     def file_url(self, repo: str, revision: str, filename: str) -> str:
-        """Where the hub serves a file."""
+        """The hub's URL of a file."""
         return f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(filename)}"
 
     def get_json(self, path: str, wanted: HubFile) -> Any:
@@ -61,14 +61,14 @@ class HubHttp:
             for chunk in self.web.body(response):
                 body += chunk
                 if len(body) > LARGEST_JSON_BYTES:
-                    raise DownloadError(f"the hub's description of {wanted.repo} does not end")
+                    raise DownloadError(f"the hub's description of {wanted.repo} is too long")
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise DownloadError(f"{self.endpoint} does not answer like a model hub (no JSON)") from error
 
     def get_listing(self, wanted: HubFile) -> Any:
-        """What the hub says of the repository of ``wanted`` at its revision, with the sizes of its files.
+        """The hub's description of the repository of ``wanted`` at its revision, with the sizes of its files.
 
         Raises what ``get_json`` raises.
         """
@@ -77,7 +77,7 @@ class HubHttp:
         )
 
     def head(self, url: str, wanted: HubFile) -> Mapping[str, str]:
-        """The headers that describe a file. Redirects inside the hub are followed, one to a CDN is the answer."""
+        """The headers that describe a file. Redirects within the hub are followed; one to a CDN is the answer."""
         for _ in range(MAX_REDIRECTS):
             with self._answer("HEAD", url, wanted, follow=False) as response:
                 location = response.headers.get("location")
@@ -89,10 +89,10 @@ class HubHttp:
                 if urlsplit(target).netloc not in (urlsplit(url).netloc, urlsplit(self.endpoint).netloc):
                     return response.headers
                 url = target
-        raise DownloadError(f"the hub redirects the request for {wanted.label} in circles")
+        raise DownloadError(f"the hub's redirects for {wanted.label} form a loop")
 
     def stream(self, url: str, offset: int, wanted: HubFile) -> AbstractContextManager[Response]:
-        """The file's bytes from ``offset`` on: status 206, or 200 if the server starts over, or 416."""
+        """The file's bytes from ``offset``: status 206, 200 if the server starts over, or 416."""
         extra = {"range": f"bytes={offset}-"} if offset else {}
         return self._answer("GET", url, wanted, extra=extra, accept=(416,) if offset else ())
 
@@ -130,7 +130,7 @@ class HubHttp:
 
 
 def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
-    """The sentence for an HTTP error, from its status and the hub's own error code."""
+    """The error for an HTTP status, from the status and the hub's own error code."""
     status = response.status_code
     code = response.headers.get("x-error-code", "")
     page = f"the page of {wanted.repo} on the hub"
@@ -140,7 +140,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
         (
             code == "GatedRepo",
             DownloadError,
-            f"{wanted.repo} is gated: its terms must be accepted first (HTTP {status})",
+            f"{wanted.repo} is gated: accept its terms first (HTTP {status})",
             f"accept them on {page}, then run: hf auth login",
         ),
         (
@@ -164,7 +164,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
         (
             status == 401,
             DownloadError,
-            f"{host} wants a valid token for {wanted.repo} (HTTP 401)",
+            f"{host} requires a valid token for {wanted.repo} (HTTP 401)",
             "run: hf auth login (or correct HF_TOKEN)",
         ),
         (
@@ -179,7 +179,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             f"{host} limits the rate of requests (HTTP 429){after}",
             "try again later",
         ),
-        (status >= 500, UnreachableError, f"{host} has a problem of its own (HTTP {status})", "try again later"),
+        (status >= 500, UnreachableError, f"{host} has an internal problem (HTTP {status})", "try again later"),
     )
     for applies, kind, message, hint in refusals:
         if applies:

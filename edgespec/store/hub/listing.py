@@ -1,4 +1,4 @@
-"""What a hub repository holds: its files with their sizes, and what its page says of them."""
+"""What a hub repository holds: its files with their sizes, and the facts on its page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import HubFile, HubReference
 from edgespec.store.web import UnreachableError
 
-_MOST_WORD = 80  # characters of a licence or an architecture; real ones have thirty at most
+_MOST_WORD = 80  # characters of a licence or an architecture; real values have at most thirty
 
 
 @dataclass(frozen=True, slots=True)
 class HubEntry:
-    """A file of a repository. ``bytes`` and ``sha256`` are None where the hub does not say."""
+    """A file of a repository. ``bytes`` and ``sha256`` are None if the hub does not state them."""
 
     name: str
     bytes: int | None = None
@@ -29,10 +29,10 @@ class HubEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubListing:
-    """A repository at the commit that a revision is.
+    """A repository at the commit of a revision.
 
-    ``licence`` and ``architecture`` (of its GGUF files) are None where its page says none.
-    ``cached``: only what the hub's cache holds, since the hub could not be asked.
+    ``licence`` and ``architecture`` (of its GGUF files) are None if the page states none. ``cached``: the hub was
+    unreachable, so the listing has only what its cache holds.
     """
 
     repo: str
@@ -48,7 +48,7 @@ class HubListing:
         return tuple(entry.name for entry in self.entries)
 
     def reference(self, name: str | None = None) -> str:
-        """A file of it as MODEL, or the repository itself."""
+        """The MODEL argument for one of the repository's files, or for the repository."""
         return HubReference(self.repo, self.revision, name).text
 
 
@@ -62,9 +62,9 @@ def list_hub_files(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> HubListing:
-    """What the repository holds, by the hub or, if it cannot be asked, as far as its cache knows.
+    """List the repository's files: from the hub or, if it is unreachable, as far as its cache has them.
 
-    ``endpoint`` and ``cache`` None: what the hub's environment variables say. Raises DownloadError, CancelledError.
+    ``endpoint`` and ``cache`` None: the hub's environment variables decide. Raises DownloadError, CancelledError.
     """
     settings = hub_settings()
     wanted = HubFile(repo, None, revision)
@@ -125,7 +125,7 @@ def _listing(document: Any, wanted: HubFile, endpoint: str) -> HubListing:
 
 
 def _entry(sibling: Mapping[str, Any]) -> HubEntry:
-    """Raises KeyError, TypeError, AttributeError for what is none."""
+    """A file of the hub's answer. Raises KeyError, TypeError, AttributeError if malformed."""
     large = sibling.get("lfs") or {}
     size, sha256 = large.get("size", sibling.get("size")), large.get("sha256")
     return HubEntry(
@@ -148,6 +148,6 @@ def _licences(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _word(table: Any, key: str) -> str | None:
-    """A short printable text of a table that may be anything."""
+    """A short printable string from a table of untrusted content."""
     value = table.get(key) if isinstance(table, dict) else None
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MOST_WORD else None

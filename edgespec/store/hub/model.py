@@ -1,4 +1,4 @@
-"""A model of a hub repository: chosen if no file is named, and fetched with all its parts."""
+"""A model of a hub repository: the file is chosen if none is named, and all parts are fetched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgespec.store.references import HubFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedHubModel:
-    """The file of a model, or all of its parts in order. ``licence`` is the repository's, None where it says none."""
+    """The file of a model, or all its parts in order. ``licence`` is the repository's, None if it states none."""
 
     files: tuple[FetchedHubFile, ...]
     licence: str | None = None
@@ -36,9 +36,9 @@ def fetch_hub_model(
     progress: ProgressCallback | None = None,
     cancelled: Cancelled | None = None,
 ) -> FetchedHubModel:
-    """The model that is named, else the quantisation for this machine, which ``progress`` is told.
+    """Fetch the named model, or choose a quantisation for this machine and report it to ``progress``.
 
-    Arguments and errors are those of ``fetch_hub_file`` and of ``choose_quantisation``.
+    Arguments and errors are those of ``fetch_hub_file`` and ``choose_quantisation``.
     """
 
     def fetch(name: str, revision: str, offline: bool = offline) -> FetchedHubFile:
@@ -79,13 +79,13 @@ def fetch_hub_model(
         needed_bytes = sum(_missing_bytes(folder, listing.commit, entries[name]) for name in names)
         require_space(folder.place, needed_bytes, f"downloading {wanted.label}")
     offline = offline or listing.cached
-    first = fetch(names[0], wanted.revision, offline)  # by the revision as it was given: the cache remembers it
+    first = fetch(names[0], wanted.revision, offline)  # by the revision as given, which the cache remembers
     files = (first, *(fetch(name, first.commit, offline) for name in names[1:]))
     return FetchedHubModel(files=files, licence=listing.licence)
 
 
 def _check_parts(listing: HubListing, names: Sequence[str]) -> None:
-    """Raises DownloadError if the repository lacks a part."""
+    """Check that the repository has every part. Raises DownloadError."""
     for number, name in enumerate(names, start=1):
         if name not in listing.names:
             where = "the hub's cache of " if listing.cached else ""
@@ -97,7 +97,7 @@ def _check_parts(listing: HubListing, names: Sequence[str]) -> None:
 
 
 def _missing_bytes(folder: RepoCache, commit: str, entry: HubEntry) -> int:
-    """What is left to be downloaded of a file, as far as the hub and the cache tell."""
+    """Bytes of a file that are still to be downloaded, as far as the hub and the cache tell."""
     here = [folder.pointer(commit, entry.name)]
     if entry.sha256 is not None:
         here += [folder.blob(entry.sha256), folder.partial(entry.sha256)]

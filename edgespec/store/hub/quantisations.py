@@ -1,7 +1,7 @@
-"""The quantisations that a hub repository holds of a model, and the one for this machine, by what the hub says alone.
+"""The quantisations of a model in a hub repository, and the choice for this machine, from the hub's listing alone.
 
-Whether our kernels run a file is told by its name until it is here: names are how quantisations are published, and a
-header says what is in the file.
+Before the download only a file's name tells whether our kernels run the file: quantisations are published by name.
+The header states the types.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from edgespec.files.disk import gib, megabytes
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.store.hub.listing import HubListing
 
-# What our kernels know (runtimes/native), which the store must not ask: tests hold both equal.
+# The types of our kernels (runtimes/native). The store must not import runtimes: a test compares the two sets.
 KERNEL_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 KERNEL_ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "gemma3"})
 
-# A step reads all weights once, so four bits are the fastest that our kernels run, and Q4_K_M is the usual compromise
-# between size and loss (llama.cpp's README of its quantize tool). Larger ones are better than none.
+# A decoding step reads all weights once, so four bits are the fastest that our kernels run. Q4_K_M is the usual
+# compromise between size and loss (README of llama.cpp's quantize tool). Larger types follow.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0")
 _FLOATS = ("BF16", "F16", "F32")
 
-# What may be used of the memory that is available, as the default profile has it; a test holds both equal.
+# Share of the available memory that may be used, as in the default profile; a test compares the two.
 MEMORY_FRACTION = 0.8
 
-# What a model takes besides its file: buffers of 0.1 to 0.2 GiB, and a cache of 4096 tokens, which with 16 bits is
-# 5 % of Qwen2.5 7B at four bits, 11 % of Llama 3.1 8B and 21 % of Gemma 3 4B (by their config.json).
+# Memory beyond the file: buffers of 0.1 to 0.2 GiB, and a KV cache of 4096 tokens, which with 16 bits is 5 % of
+# Qwen2.5 7B at four bits, 11 % of Llama 3.1 8B and 21 % of Gemma 3 4B (by their config.json).
 _REST_OF_FILE, _LEAST_REST_BYTES = 0.25, 512 * 2**20
 
 _QUANTISATION = re.compile(
@@ -40,10 +40,10 @@ _QUANTISATION = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """A model of the repository in one quantisation: a file, or all ``files`` of a split one.
+    """A model of the repository in one quantisation: a file, or all ``files`` of a split model.
 
-    ``name`` is None where the file's name tells none. ``native``: whether our kernels run it, None where its name
-    does not tell. ``fits``: whether this machine has memory for it. What the hub does not say is None.
+    ``name`` is None if the file's name states none. ``native``: whether our kernels run it, None if its name does not
+    tell. ``fits``: whether this machine has enough memory. Facts that the hub does not state are None.
     """
 
     name: str | None
@@ -54,13 +54,13 @@ class Quantisation:
 
     @property
     def label(self) -> str:
-        """How it is called in messages."""
+        """The quantisation's name in messages."""
         return self.name or self.files[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisationChoice:
-    """All quantisations of a repository, the smallest first, and the one that was ``chosen``, with a ``reason``."""
+    """All quantisations of a repository, the smallest first, and the ``chosen`` one with a ``reason``."""
 
     listing: HubListing
     found: tuple[Quantisation, ...]
@@ -69,13 +69,13 @@ class QuantisationChoice:
 
     @property
     def words(self) -> str:
-        """What was chosen, and why, as a sentence."""
+        """The choice and its reason, as a sentence."""
         size = "" if self.chosen.bytes is None else f", {megabytes(self.chosen.bytes)}"
         return f"{self.chosen.label}{size}: {self.reason}"
 
 
 def quantisation_name(filename: str) -> str | None:
-    """The quantisation that a file's name tells, else its folder's, as llama.cpp writes it; None if neither does."""
+    """The quantisation in a file's name, else in its folder's, as llama.cpp writes it; None if neither has one."""
     part = part_name(filename)
     stem = filename.removesuffix(".gguf") if part is None else part.stem
     for piece in reversed(stem.split("/")):
@@ -87,22 +87,22 @@ def quantisation_name(filename: str) -> str | None:
 
 
 def runs_natively(name: str | None, architecture: str | None) -> bool | None:
-    """Whether our kernels run a quantisation of that name; None where that cannot be told before it is here."""
+    """Whether our kernels run a quantisation of that name; None if the name does not tell."""
     if architecture is not None and architecture not in KERNEL_ARCHITECTURES:
         return False
-    if name is None or name.startswith("UD-"):  # mixtures of types, differently for each model
+    if name is None or name.startswith("UD-"):  # mixtures of types that differ for each model
         return None
     k_type = re.match(r"Q\d_K", name)
     return (k_type[0] if k_type else name) in KERNEL_TYPES
 
 
 def needed_bytes(file_bytes: int) -> int:
-    """About the memory that a model with a file of this size takes."""
+    """Estimated memory of a model with a file of this size, in bytes."""
     return file_bytes + max(int(_REST_OF_FILE * file_bytes), _LEAST_REST_BYTES)
 
 
 def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisation, ...]:
-    """Every model of the repository, the smallest first; of what the cache holds alone those with all parts."""
+    """Every model of the repository, the smallest first; offline only models whose parts are all cached."""
     sizes = {entry.name: entry.bytes for entry in listing.entries}
     models: dict[str, tuple[str, ...]] = {}
     for file in sizes:
@@ -124,11 +124,11 @@ def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisati
 
 
 def choose_quantisation(listing: HubListing, available_bytes: int) -> QuantisationChoice:
-    """The quantisation for a machine with so many bytes of memory left.
+    """Choose the quantisation for a machine with ``available_bytes`` of memory available.
 
-    Of those that fit: first what our kernels run, four bits before more; else what llama.cpp runs, four bits before
-    more and otherwise the largest. Raises DownloadError where there is none, none that fits, or where the repository
-    holds several models.
+    Among those that fit: first types that our kernels run, four bits before more; then types that llama.cpp runs,
+    four bits before more, and otherwise the largest. Raises DownloadError if the repository has no model, none that
+    fits, or several different models.
     """
     room = int(MEMORY_FRACTION * available_bytes)
     repo, found = listing.repo, find_quantisations(listing, room)
@@ -141,9 +141,9 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
     if not fitting:
         least = found[0]
         raise DownloadError(
-            f"no quantisation of {repo} fits in the {gib(room)} of memory that may be used here: the smallest, "
+            f"no quantisation of {repo} fits in the {gib(room)} of memory that edgespec may use here: the smallest, "
             f"{least.label}, needs about {gib(needed_bytes(least.bytes or 0))}",
-            hint="choose a smaller model, or fetch it all the same: "
+            hint="choose a smaller model, or fetch this one anyway: "
             f"edgespec pull {listing.reference(least.files[0])}",
         )
     chosen = min(fitting, key=_rank)
@@ -151,7 +151,7 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
     if rivals:
         names = ", ".join(sorted(each.files[0] for each in (chosen, *rivals)))
         raise DownloadError(
-            f"{repo} holds {len(rivals) + 1} models that could be meant: {names}",
+            f"{repo} holds {len(rivals) + 1} models, and the request does not say which: {names}",
             hint=f"name one: {listing.reference(chosen.files[0])}",
         )
     return QuantisationChoice(
@@ -160,7 +160,7 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
 
 
 def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:
-    """The lower the better: see ``choose_quantisation``. A model in one file comes before the same in several."""
+    """Sort key of ``choose_quantisation``, the best lowest. One file comes before the same model in parts."""
     name, size = each.name or "", each.bytes or 0
     preferred = (*PREFERRED, *_FLOATS) if each.native else PREFERRED
     if name in preferred:
@@ -169,16 +169,16 @@ def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:
 
 
 def _stem(each: Quantisation) -> str:
-    """The name of the model without its quantisation, as far as it can be told."""
+    """The model's name without its quantisation, as far as the file's name tells."""
     part = part_name(each.files[0])
     stem = each.files[0].removesuffix(".gguf") if part is None else part.stem
     return _QUANTISATION.sub("", stem.rpartition("/")[2]).strip("-._ ").lower()
 
 
 def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
-    """Why it is the one, as a clause."""
-    runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell what runs it"}
-    needs = "the hub does not tell its size"
+    """Why this quantisation was chosen, as a clause."""
+    runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "the download will show what runs it"}
+    needs = "the hub does not state its size"
     if chosen.bytes is not None:
         needs = f"takes about {gib(needed_bytes(chosen.bytes))} of the {gib(room)} of memory that may be used"
     return f"{'the only one, ' if single else ''}{runs[chosen.native]}, {needs}"

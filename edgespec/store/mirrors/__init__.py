@@ -1,1 +1,1 @@
-"""Hub files that are mirrored in Python packages, for machines without a hub."""
+"""Hub files that are mirrored in Python packages, for machines without access to a hub."""

@@ -1,4 +1,4 @@
-"""One wheel from the user's package indexes, on a thread of its own: watched, stopped, and never waited on."""
+"""One wheel from the user's package indexes, downloaded on a separate thread that the caller can poll and stop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edgespec.store.mirrors.wheels import largest_wheel
 from edgespec.store.references import PackagePart
 from edgespec.store.transfer import Transfer
 
-# How long whoever stops it waits for it: past this it is inside a system call with a timeout of its own.
+# How long ``stop`` waits for the thread. A slower thread is inside a system call with its own timeout.
 _GRACE_S = 1.0
 
 
 class WheelDownload:
-    """The wheel of ``part`` on its way to ``path``; what an earlier attempt left there is gone on with."""
+    """The wheel of ``part``, downloaded to ``path``; an earlier partial download there is resumed."""
 
     def __init__(self, part: PackagePart, path: Path, settings: IndexSettings) -> None:
         self.part = part
@@ -33,15 +33,15 @@ class WheelDownload:
         self._thread.start()
 
     def finished(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether the download has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def progress(self) -> int:
-        """Bytes of the wheel so far."""
+        """Bytes of the wheel that have arrived."""
         return self._arrived
 
     def check(self) -> None:
-        """After ``finished``: raise what went wrong, DownloadError or DiskSpaceError for one."""
+        """Raise the download's error, if any, after ``finished``: for example DownloadError or DiskSpaceError."""
         failure = self._failure
         if failure is None:
             return
@@ -55,7 +55,7 @@ class WheelDownload:
         ) from failure
 
     def stop(self) -> None:
-        """End it if it still runs. Idempotent."""
+        """End the download if it still runs. Idempotent."""
         self._stop.set()
         self._thread.join(_GRACE_S)
 
@@ -74,17 +74,17 @@ class WheelDownload:
         if here is not None:
             size, most = here.stat().st_size, largest_wheel(self.part)
             if size > most or not here.is_file():
-                raise DownloadError(f"{here} is no file of at most {most} bytes")
+                raise DownloadError(f"{here} is not a file of at most {most} bytes")
             with disk_errors(self.path, size):
                 shutil.copyfile(here, self.path)
             self._arrived = self.path.stat().st_size
-        elif link.sha256 is None:  # nothing would tell whether an earlier piece is of the same file
+        elif link.sha256 is None:  # without a hash an earlier piece may be of another file
             self.path.unlink(missing_ok=True)
             self._transfer(index, link)
         elif not self._is_whole(link):
             resumed = self.path.exists()
             self._transfer(index, link)
-            if resumed and not self._is_whole(link):  # the earlier piece may be what is wrong
+            if resumed and not self._is_whole(link):  # the earlier piece may be the damaged part
                 self.path.unlink()
                 self._transfer(index, link)
         if link.sha256 is not None and not self._is_whole(link):

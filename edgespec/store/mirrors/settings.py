@@ -1,6 +1,6 @@
-"""Where packages come from, as pip is told it: by environment variables and pip's own configuration files.
+"""The package indexes that pip is configured with: by environment variables and pip's configuration files.
 
-Pip itself need not be here. `uv` has no configuration of pip's; where pip has none, its variables are read.
+Pip need not be installed. `uv` does not use pip's configuration; uv's variables are read where pip has no setting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgespec.store.web import certificates
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 
-# Of `pip download`; what stands in a command's own section wins over [global].
+# The sections for `pip download`; the command's own section overrides [global].
 _SECTIONS = ("global", "download")
 _UV_INDEX, _UV_MORE = ("UV_DEFAULT_INDEX", "UV_INDEX_URL"), ("UV_INDEX", "UV_EXTRA_INDEX_URL")
 _TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
@@ -25,10 +25,10 @@ _TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSettings:
-    """``indexes`` are simple package indexes, asked in order; ``links`` are folders, pages or wheels to see first.
+    """``indexes``: simple package indexes, asked in order. ``links``: folders, pages or wheels to try first.
 
-    They are addresses or paths. ``certificates``: a file or folder to trust instead of the system's. ``proxy``: None
-    for what HTTPS_PROXY and the like say.
+    Each is a URL or a path. ``certificates``: a file or folder to trust instead of the system's. ``proxy``: None if
+    HTTPS_PROXY and similar variables decide.
     """
 
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
@@ -38,11 +38,11 @@ class IndexSettings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ, user: Path | None = None) -> IndexSettings:
-    """What applies for this user (None: whoever runs this). Raises DownloadError for a file that cannot be read."""
+    """The settings of ``user`` (None: the current user). Raises DownloadError if a file cannot be read."""
     found: dict[str, str] = {}
     for path in _files(environ, user or Path.home()):
         found.update(_read(path))
-    # pip reads every option from a variable; an empty one says nothing.
+    # pip reads every option from a variable; an empty variable counts as unset.
     found.update({_key(name[4:]): value for name, value in environ.items() if name.startswith("PIP_") and value})
     main = found.get("index-url") or _first(environ, _UV_INDEX) or DEFAULT_INDEX
     more = (found.get("extra-index-url") or _first(environ, _UV_MORE) or "").split()
@@ -65,7 +65,7 @@ def _key(name: str) -> str:
 
 
 def _files(environ: Mapping[str, str], user: Path) -> Iterator[Path]:
-    """Pip's configuration files, the weakest first (pip's documentation, "Configuration")."""
+    """Pip's configuration files, lowest precedence first (pip's documentation, "Configuration")."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return
@@ -91,7 +91,7 @@ def _files(environ: Mapping[str, str], user: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """The options in one file; none where there is no such file."""
+    """The options in one file; none if the file does not exist."""
     parser = configparser.RawConfigParser()
     try:
         parser.read_string(path.read_text(encoding="utf-8"), str(path))

