@@ -120,8 +120,8 @@ def test_what_changes_the_plan_most_is_measured_first(engine: Engine, monkeypatc
         "measuring target with 1 thread, a f16 cache",
         "measuring target",
         "measuring drafter",
-        "measuring how often drafter says what target says",
-        "measuring target and drafter side by side",
+        "measuring how often drafter agrees with target",
+        "measuring target and drafter in parallel",
     ]
 
 
@@ -130,7 +130,7 @@ def test_every_part_is_stored(engine: Engine, home: Home, sequences: list[Proces
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
     assert not engine.unmeasured
-    assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter side by side"]
+    assert labels(told) == ["measuring target", "measuring drafter", "measuring target and drafter in parallel"]
     for label in labels(told):
         fractions = [step.fraction for step in told if step.stage == label]
         assert fractions == sorted(fractions)  # type: ignore[type-var]
@@ -229,7 +229,7 @@ def test_without_a_drafter_only_the_target_is_measured(tiny: TinyModels, home: H
 @pytest.mark.slow
 def test_a_missing_part_alone_is_made_up_for(engine: Engine, home: Home) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
-    for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter side by side")):
+    for kind, label in (("widths", "measuring target"), ("contention", "measuring target and drafter in parallel")):
         for path in home.measurements.glob(f"{kind}-*"):
             path.unlink()
         told: list[Loading] = []
@@ -248,7 +248,7 @@ def test_agreement_is_made_up_for_where_the_drafter_could_pay(
     assert engine.measurements.unproven
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
-    assert labels(told) == ["measuring how often drafter says what target says"]
+    assert labels(told) == ["measuring how often drafter agrees with target"]
     assert "model" in engine.measurements.priors
     assert not engine.measurements.unproven
 

@@ -50,7 +50,7 @@ def test_another_system_message_holds_for_the_whole_conversation(tiny: TinyModel
         assert ask(session, "hello").token_ids == ask(other, "hello").token_ids
         session.system = None
         assert [message["role"] for message in session.messages] == ["user", "assistant"]
-        with pytest.raises(InvalidRequestError, match="the system message is text, not int"):
+        with pytest.raises(InvalidRequestError, match="the system message must be text, not int"):
             session.system = 3  # type: ignore[assignment]
 
 

@@ -198,9 +198,9 @@ def test_the_best_that_does_not_pay_is_named(user: User, tiny: TinyModels, home:
     path = user.to_lm_studio("x/near.gguf", near.read_bytes())
     with load(target, home) as engine:
         off = engine.plan.drafter_off or ""
-        assert off.startswith(f"{path} has its vocabulary: ")
+        assert off.startswith(f"{path} has the target's vocabulary: ")
         assert "too large" in off
-        assert off.endswith(f"(--draft {path} uses it all the same)")
+        assert off.endswith(f"(--draft {path} uses it anyway)")
     with load(target, home, draft=str(path)) as engine:
         assert drafter_of(engine) == "near"
 
@@ -217,7 +217,7 @@ def test_where_no_times_are_known_the_smallest_drafts(
         assert drafter_of(engine) == "target"
         (large,) = engine.considered_drafters
         assert large.verdict.code == "not_expected_to_pay"
-        assert large.verdict.text.startswith("too large: a guess of it reads 0.")
+        assert large.verdict.text.startswith("too large: a guess reads 0.")
 
 
 def test_what_conversations_taught_orders_drafters_and_ends_none(user: User, tiny: TinyModels, home: Home) -> None:

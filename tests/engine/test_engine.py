@@ -66,23 +66,23 @@ def needed_bytes(path: Path, context_length: int, runtime: str) -> int:
 
 
 WRONG_TYPES: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
-    "no prompt": ((None,), {}, "the prompt is text, not None"),
-    "messages": (([{"role": "user", "content": "hi"}],), {}, "the prompt is text, not list"),
-    "bytes": ((b"hi",), {}, "the prompt is text, not bytes b'hi'"),
-    "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens is a whole number, not str '8'"),
-    "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens is a whole number, not float 1.5"),
-    "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens is a whole number"),
+    "no prompt": ((None,), {}, "the prompt must be text, not None"),
+    "messages": (([{"role": "user", "content": "hi"}],), {}, "the prompt must be text, not list"),
+    "bytes": ((b"hi",), {}, "the prompt must be text, not bytes b'hi'"),
+    "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens must be a whole number, not str '8'"),
+    "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens must be a whole number, not float 1.5"),
+    "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens must be a whole number"),
     "no tokens": (("hi",), {"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
-    "depth as text": (("hi",), {"depth": "auto"}, "depth is a whole number, not str 'auto'"),
+    "depth as text": (("hi",), {"depth": "auto"}, "depth must be a whole number, not str 'auto'"),
     "negative depth": (("hi",), {"depth": -1}, "depth must be 0 or more, not -1"),
     "sampling as a mapping": (
         ("hi",),
         {"sampling": {"temperature": 1}},
-        "sampling is an edgespec.Sampling, not dict",
+        "sampling must be a Sampling, not dict",
     ),
-    "stop as one text": (("hi",), {"stop": "end"}, "stop strings are given as a list of texts"),
-    "stop of numbers": (("hi",), {"stop": [1]}, "stop strings are given as a list of texts, not as list"),
-    "no stop": (("hi",), {"stop": None}, "stop strings are given as a list of texts, not as None"),
+    "stop as one text": (("hi",), {"stop": "end"}, "stop strings must be a list of texts"),
+    "stop of numbers": (("hi",), {"stop": [1]}, "stop strings must be a list of texts, not list"),
+    "no stop": (("hi",), {"stop": None}, "stop strings must be a list of texts, not None"),
     "empty stop": (("hi",), {"stop": [""]}, "a stop string is empty"),
 }
 
@@ -153,7 +153,7 @@ def test_profile_by_name_and_resolved(tiny: TinyModels, tmp_path: Path) -> None:
     with Engine.load(profile=resolved, store_home=tiny.home) as engine:
         assert engine.plan.context_length == 200
         assert engine.plan.mode == "plain"
-    with pytest.raises(InvalidRequestError, match="context was given beside a resolved profile"):
+    with pytest.raises(InvalidRequestError, match="context was given together with a resolved profile"):
         Engine.load(profile=resolved, context=300, store_home=tiny.home)
 
 

@@ -40,7 +40,7 @@ def test_an_answer_on_another_source_is_planned_anew(engine: Engine, source: lis
     with engine.session() as session:
         events = list(session.generate("hello", max_tokens=4))
         notices = [event.message for event in events if isinstance(event, Notice)]
-        assert notices == ["the machine runs on battery now: planned anew"]
+        assert notices == ["the machine runs on battery now: planned again"]
         assert engine.machine.power_source == "battery"
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons

@@ -87,8 +87,8 @@ def test_beyond_the_checked_context_there_are_none_and_it_is_said(
     # A forward ends at the last token checked: four of the 21 are the target's own, and so are all behind them.
     assert guessed(events) == [None, *[*[KIND] * 4, None] * 4, *[None] * (TOKENS - 21)]
     assert done.speculation_off == (
-        f"guesses are checked to keep the text up to {checked} tokens of context, and this one is longer "
-        "(`edgespec calibrate` checks all of it)"
+        f"guesses are checked to keep the text up to {checked} tokens of context, and this context is longer "
+        "(`edgespec calibrate` checks the whole context)"
     )
 
 

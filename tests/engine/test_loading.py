@@ -241,7 +241,7 @@ def test_a_load_that_fails_costs_its_guesses_and_one_sentence(
             done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
             assert done.token_ids == plain.token_ids
             ended(engine)
-        assert done.speculation_off == f"{error.message}; this session goes on without it"
+        assert done.speculation_off == f"{error.message}; this session continues without it"
     assert loads.attempts == 1, "it is not tried again in every session"
 
 
@@ -252,7 +252,7 @@ def test_an_error_of_another_kind_is_told_as_one_sentence(engine: Engine, loads:
         for _ in range(2):
             done = answer(session.generate(PROMPT, max_tokens=20, depth=2))
             ended(engine)
-    assert done.speculation_off == "drafter cannot be loaded: the driver is gone; this session goes on without it"
+    assert done.speculation_off == "drafter cannot be loaded: the driver is gone; this session continues without it"
 
 
 def test_memory_is_looked_at_before_a_load(engine: Engine, loads: SlowLoads) -> None:
@@ -386,7 +386,7 @@ def test_a_drafter_that_cannot_be_prepared_costs_its_guesses_alone(
     with pays() as engine, engine.session() as session:
         done = answer(session.generate(PROMPT, max_tokens=8, depth=2))
         assert done.stats.emitted_tokens
-        assert "it is broken; this session goes on without it" in str(done.speculation_off)
+        assert "it is broken; this session continues without it" in str(done.speculation_off)
     assert loads.attempts == 1
 
 

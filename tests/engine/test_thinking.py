@@ -97,7 +97,7 @@ def test_a_conversation_goes_on(tiny: TinyModels) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([{"role": "assistant", "content": "hi"}], "message 0 of the conversation is not a text of the user"),
+        ([{"role": "assistant", "content": "hi"}], "message 0 of the conversation is not a text with the role user"),
         ([{"role": "user", "content": "hi"}], "the conversation ends with a prompt"),
         ([{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}], "message 1 .* of the assistant"),
         ([{"role": "user", "content": None}, {"role": "assistant", "content": "ho"}], "message 0"),
