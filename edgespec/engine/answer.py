@@ -76,8 +76,8 @@ class StopStrings:
 # Events that the loop may be ahead of a slow reader: a screenful of text. Then decoding pauses, to save the energy.
 _EVENTS_AHEAD = 256
 
-# Two cores, 1.5B target (benchmarks/busy_thread.py): next to a busy thread, 1 ms is within 10 % of the speed next to a
-# busy process; the default of 5 ms is 8 to 26 % slower.
+# Two cores, 1.5B target (benchmarks/busy_thread.py): next to a busy thread, 1 ms is within 10 % of the speed next to
+# a busy process; the default of 5 ms is 8 to 26 % slower.
 SHORT_INTERVAL_S = 0.001
 
 # Releasing and taking back the lock takes about 50 microseconds. If it takes longer, another thread held the lock.
@@ -112,9 +112,9 @@ class SwitchInterval:
     """Shortens the interpreter's switch interval while other Python threads are busy. Call ``look`` once a round.
 
     A thread that returns from native code asks for the interpreter lock. While another Python thread computes, the
-    lock comes after the switch interval: 5 ms by default, for each token, of the 30 to 60 ms that a small model's token
-    takes. If such waits are seen, the interval is shortened until the answer ends, and then restored. In a process
-    without busy Python threads nothing changes.
+    lock comes after the switch interval: 5 ms by default, for each token, of the 30 to 60 ms that a small model's
+    token takes. If such waits are seen, the interval is shortened until the answer ends, and then restored. In a
+    process without busy Python threads nothing changes.
     """
 
     def __init__(self) -> None:

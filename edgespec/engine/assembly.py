@@ -315,10 +315,11 @@ def find_stable_model(
 ) -> tuple[M, WidthProbe | None]:
     """The model in the first of the ``candidates`` that has a stable width beyond 1, and its probe.
 
-    Stored probes are used; ``measure``, if given, makes missing ones. Settings whose rows are bit-equal by construction
-    need no probe: the first one is returned. The first setting is also returned if no setting is stable, or if the
-    stable one makes a plain forward more than ``slower_allowed`` times slower: before calibration nothing predicts
-    that drafting regains that. ``complete`` asks for probes that also bound the differences of unstable widths.
+    Stored probes are used; ``measure``, if given, makes missing ones. Settings whose rows are bit-equal by
+    construction need no probe: the first one is returned. The first setting is also returned if no setting is stable,
+    or if the stable one makes a plain forward more than ``slower_allowed`` times slower: before calibration nothing
+    predicts that drafting regains that. ``complete`` asks for probes that also bound the differences of unstable
+    widths.
     """
     fallback: WidthProbe | None = None
     for settings in candidates:

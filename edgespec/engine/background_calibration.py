@@ -63,8 +63,8 @@ class BackgroundCalibration:
     """One walk through all measurements that a pair's plan lacks, in steps of well under a second.
 
     Each measurement is stored when it is complete, so an interrupted walk keeps its results. With ``afresh`` all
-    measurements are repeated, with ``again`` those that other programs disturbed. With ``alternatives`` plain decoding
-    is also timed in the other settings that the target could run in.
+    measurements are repeated, with ``again`` those that other programs disturbed. With ``alternatives`` plain
+    decoding is also timed in the other settings that the target could run in.
     """
 
     def __init__(

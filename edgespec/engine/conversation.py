@@ -69,8 +69,10 @@ class PromptFormat:
         return self._source is not None
 
     def render(self, messages: Sequence[Mapping[str, str]], *, think: bool = True) -> str:
-        """The prompt text of a conversation, by the model's own template. Without ``think`` a template with a thinking
-        switch leaves thinking out. Raises TemplateError."""
+        """The prompt text of a conversation, by the model's own template.
+
+        Without ``think`` a template with a thinking switch leaves thinking out. Raises TemplateError.
+        """
         if self._template is None:
             if self._source is None:
                 raise TemplateError(

@@ -107,8 +107,8 @@ def smaller_drafters(family: Family | None, target_bytes: int) -> list[str]:
 class DrafterSearch:
     """One search for one target: which files on this machine could draft, and which of them gains most.
 
-    ``facts`` are the target's in its chosen settings, ``allowed_bytes`` the memory for both models. ``request`` is the
-    plan's, for the drafter alone. ``clock`` is in seconds.
+    ``facts`` are the target's in its chosen settings, ``allowed_bytes`` the memory for both models. ``request`` is
+    the plan's, for the drafter alone. ``clock`` is in seconds.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def considered_drafters(self) -> tuple[Rejected, ...]:
-        """Model files on this machine that do not draft for the target, with reasons. Empty if a drafter was named."""
+        """Model files on this machine that do not draft for the target, with reasons. Empty if one was named."""
         return self.pair.considered
 
     @property
@@ -243,8 +243,8 @@ class Engine:
         ``alternatives`` also times plain decoding in the other settings the target could run in. Waits while another
         process calibrates. Returns the largest share of the processors, 0 to 1, that other programs took during a
         measurement; above 0.1, ``calibrate_for`` repeats the measurement when the machine is idle. With ``budget_s``
-        the call ends after about ``budget_s`` seconds, and ``left_out`` names the parts that are missing. Raises what a
-        forward or loading the drafter raises.
+        the call ends after about ``budget_s`` seconds, and ``left_out`` names the parts that are missing. Raises what
+        a forward or loading the drafter raises.
         """
         calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
@@ -297,7 +297,7 @@ class Engine:
         return self.pair.pool.keep(self.pair.target.with_settings(**settings))
 
     def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
-        """Load other models next to the target, each in its fastest known setting for decoding; closed with the engine.
+        """Load other models next to the target, each in its fastest known setting; closed with the engine.
 
         ``for_prompts`` appends the models that can decode again, each in the fastest setting for reading prompts if
         that is a different one.

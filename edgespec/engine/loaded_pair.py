@@ -180,8 +180,8 @@ class LoadedPair:
     def prepare_drafter(self, tell: LoadProgress) -> None:
         """Lay out the drafter's weights if the plan uses the drafter and later loads can map the result.
 
-        Runs once on a machine and takes seconds, before the first answer. A failure is not raised here: the answer that
-        drafts reports it.
+        Runs once on a machine and takes seconds, before the first answer. A failure is not raised here: the answer
+        that drafts reports it.
         """
         drafter, own = self.plan.drafter, self.pool.drafter
         if own is None or drafter is None or drafter.model is None or not self.plan.depth_cap or not own.will_prepare:

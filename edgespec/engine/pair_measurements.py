@@ -45,8 +45,8 @@ _FREE_SOURCES = ("lookup",)
 
 MEASURED_BUSY = Reason(
     "measured_busy",
-    "other programs kept the processor busy during this measurement: the times are rough, and are measured again when "
-    "the machine is idle",
+    "other programs kept the processor busy during this measurement: the times are rough, and are measured again "
+    "when the machine is idle",
 )
 
 
@@ -96,7 +96,7 @@ class PairMeasurements:
         settled = self.store.load_place(self.target)
         if settled.chosen is not None:
             runtime, device, _ = settled.chosen
-            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless you set another place"
+            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is set"
             notes.append(Reason("target_taken_over", said))
         if settled.ahead is not None:
             runtime, device, _ = settled.ahead
@@ -203,8 +203,8 @@ class PairMeasurements:
     ) -> Ranking | None:
         """Every measured way to run, the plan first; None without known times.
 
-        The target's place is fixed: other places are only compared (``settle_place``). The drafter may be in any of the
-        ``places`` where it was timed, unless it is ``loaded``. The drafter is judged by its acceptance in earlier
+        The target's place is fixed: other places are only compared (``settle_place``). The drafter may be in any of
+        the ``places`` where it was timed, unless it is ``loaded``. The drafter is judged by its acceptance in earlier
         conversations.
         """
         if costs.curves is None:

@@ -148,8 +148,8 @@ class Session:
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
 
-        ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is plain
-        decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
+        ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
+        plain decoding. ``sampling`` None is greedy. Raises InvalidRequestError, PromptTooLongError, TemplateError and
         ClosedError here, everything else from the iteration. The turn joins the conversation when its answer ends for
         any reason, unless the answer is empty.
         """
