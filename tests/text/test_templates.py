@@ -311,7 +311,7 @@ def test_what_cannot_be_printed_is_refused() -> None:
         template("x").render([{"role": "user", "content": b"x"}])
     with pytest.raises(InvalidRequestError, match="as a key"):
         template("x").render([], extra={"tools": {1: 2}})
-    with pytest.raises(InvalidRequestError, match="messages are a list of mappings"):
+    with pytest.raises(InvalidRequestError, match="messages must be a list of mappings"):
         template("x").render(["hello"])  # type: ignore[list-item]
     with pytest.raises(InvalidRequestError, match="'messages' is set by render"):
         template("x").render([], extra={"messages": []})
