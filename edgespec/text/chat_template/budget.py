@@ -43,12 +43,19 @@ class TemplateLimits:
     """
 
     #: The longest template in common use (gpt-oss, Command A) is about 20 kB; a hostile 64 kB compiles in well under
-    a #: second. source_bytes: int = 64 * 1024 #: A message costs 50 to 200 steps in real templates: enough for 2 000
-    messages without the input's share. steps: int = 400_000 #: Four times a context of 256 k tokens of English text
-    (about 1 MB). output_bytes: int = 4 * 1024 * 1024 #: The largest single str or list: as large as a whole output.
-    value_bytes: int = 4 * 1024 * 1024 #: All values made, freed or not, which also bounds the peak: with the output
-    and its pieces the process grows by #: less than 50 MB. total_bytes: int = 20 * 1024 * 1024 #: Real templates
-    render in 1 to 10 ms: this is fifty times as much, for machines under load. deadline_s: float = 0.5
+    #: a second.
+    source_bytes: int = 64 * 1024
+    #: A message costs 50 to 200 steps in real templates: enough for 2 000 messages without the input's share.
+    steps: int = 400_000
+    #: Four times a context of 256 k tokens of English text (about 1 MB).
+    output_bytes: int = 4 * 1024 * 1024
+    #: The largest single str or list: as large as a whole output.
+    value_bytes: int = 4 * 1024 * 1024
+    #: All values made, freed or not, which also bounds the peak: with the output and its pieces the process grows by
+    #: less than 50 MB.
+    total_bytes: int = 20 * 1024 * 1024
+    #: Real templates render in 1 to 10 ms: this is fifty times as much, for machines under load.
+    deadline_s: float = 0.5
 
 
 def stored_bytes(text: str) -> int:
