@@ -81,7 +81,7 @@ class Budget:
         """Count work that is about to be done."""
         self._steps -= count
         if self._steps < 0:
-            raise TemplateError(f"it takes more than the {self._limits.steps} allowed steps")
+            raise TemplateError(f"it takes more than the {self._limits.steps} steps allowed")
         if time.monotonic() > self._deadline:
             raise TemplateError(f"it runs longer than the {self._limits.deadline_s} s allowed")
 
