@@ -36,8 +36,8 @@ CALIBRATION_BUDGET_S = 8.0
 # 3 s on busy cores) add up to 50 s.
 QUICK_BUDGET_S = 45.0
 
-# Times that fewer threads have to be measured as faster: on a shared machine, two cores were slower than one in one
-# second of twelve.
+# Fewer threads are chosen after this number of faster results: on a shared machine, two cores were slower than one in
+# one second of twelve.
 _THREADS_CONFIRMED = 3
 
 # How long a step waits for a model that loads in parallel.

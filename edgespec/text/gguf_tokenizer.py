@@ -155,7 +155,7 @@ class GgufTokenizer:
             return b""
         if self._is_sentencepiece:
             return text.replace(_BLANK, " ").encode()
-        # Only damaged vocabularies have letters that are not a byte's.
+        # Only damaged vocabularies have letters that encode no byte.
         return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ def kill(model: BackgroundModel) -> None:
         if model.waits_because is not None:
             return
         time.sleep(0.01)
-    raise AssertionError("nobody missed it")
+    raise AssertionError("the loss was not noticed")
 
 
 KINDS = [*((runtime, runtime) for runtime in processor_runtimes()), ("trimmed", "llama"), ("folder", "onnx")]

@@ -175,8 +175,8 @@ def test_each_rejected_file_has_a_reason_code(user: User, tiny: TinyModels, home
     larger = write_tiny_gguf(tmp_path / "larger.gguf", layers=8, width=256, quant="Q8_0", seed=9)
     user.to_lm_studio("x/larger.gguf", larger.read_bytes())
     with load(target, home) as engine:
-        codes, alike = why_not(engine), {"ending", "drafter"}
-        (other_one,) = alike - {str(drafter_of(engine))}
+        codes, same_model = why_not(engine), {"ending", "drafter"}
+        (other_one,) = same_model - {str(drafter_of(engine))}
         assert codes.pop(f"{other_one}.gguf") == "other_drafter"
         for name, expected in {
             "near.gguf": ("cannot_pay", "not_expected_to_pay"),

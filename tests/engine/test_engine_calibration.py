@@ -147,7 +147,7 @@ def test_an_answer_reports_the_plan_it_began_with(load: Callable[..., Engine]) -
         done = answer(generation)
         assert (done.plan.mode, done.plan.predicted_tokens_per_s) == ("plain", None)
         assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
-        assert answer(session.generate("go on", max_tokens=5)).plan.mode == "serial"
+        assert answer(session.generate("continue", max_tokens=5)).plan.mode == "serial"
 
 
 def test_calibrate_for_stops_at_its_stop_event(load: Callable[..., Engine], forwards: list[int]) -> None:

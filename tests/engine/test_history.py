@@ -68,8 +68,8 @@ def test_raw_text_between_turns_does_not_change_the_conversation(engine: Engine)
         for each in (session, undisturbed):
             answer(each.generate("hello", max_tokens=20))
         answer(session.generate("something else entirely", max_tokens=20, raw=True))
-        expected = answer(undisturbed.generate("go on", max_tokens=30))
-        assert answer(session.generate("go on", max_tokens=30)).token_ids == expected.token_ids
+        expected = answer(undisturbed.generate("continue", max_tokens=30))
+        assert answer(session.generate("continue", max_tokens=30)).token_ids == expected.token_ids
 
 
 def test_an_answer_created_early_and_started_later_is_correct(engine: Engine) -> None:
@@ -156,7 +156,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_session_stays_usable(tiny:
             session.generate("water " * 400, raw=raw)
         assert caught.value.hint is not None
         assert session.messages == before
-        assert answer(session.generate("go on", max_tokens=20)).stats.cached_tokens > 0
+        assert answer(session.generate("continue", max_tokens=20)).stats.cached_tokens > 0
 
 
 @pytest.mark.parametrize("prompt", ["", "   ", "\n"])

@@ -106,8 +106,8 @@ def test_cancel_while_decoding_keeps_the_read_tokens(slow_engine: Engine) -> Non
         assert 0 < len(done.token_ids) < 4000
         assert took_s < 2.0
         assert session.messages[-1] == {"role": "assistant", "content": done.text}
-        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
-        tokens = answer(session.generate("go on", max_tokens=8)).token_ids
+        prompt = slow_engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        tokens = answer(session.generate("continue", max_tokens=8)).token_ids
     assert plain_text(slow_engine, prompt, max_tokens=8, raw=True).token_ids == tokens
 
 
@@ -120,8 +120,8 @@ def test_cancelling_a_drafting_session_keeps_the_read_tokens(engine: Engine) -> 
         assert done.finish_reason == "cancelled"
         assert shown([*read, *rest]) == done.text
         assert plain_text(engine, "hello", max_tokens=len(done.token_ids)).token_ids == done.token_ids
-        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "go on"}])
-        tokens = answer(session.generate("go on", max_tokens=30, depth=5)).token_ids
+        prompt = engine.pair.prompts.render([*session.messages, {"role": "user", "content": "continue"}])
+        tokens = answer(session.generate("continue", max_tokens=30, depth=5)).token_ids
     assert plain_text(engine, prompt, max_tokens=30, raw=True).token_ids == tokens
 
 
@@ -233,7 +233,7 @@ def leave_and_go_on(session: Session, leave: Leave, reading: Reading, *, depth: 
     leave(session.generate("hello world", depth=depth), reading)
     gc.collect()
     time.sleep(pause_s)
-    done = answer(session.generate("go on", max_tokens=25, depth=depth))
+    done = answer(session.generate("continue", max_tokens=25, depth=depth))
     first = ({"role": "user", "content": "hello world"}, {"role": "assistant", "content": reading.text})
     assert session.messages[:2] == first
     assert len(session.messages) == 4
@@ -277,7 +277,7 @@ def test_an_answer_forgotten_before_its_round_is_counted_leaves_a_usable_session
         time.sleep(0.05)
         session.clear()
         assert len(session._conversation.history) == len(engine.pair.prompts.request_tokens("hello world")) + 1
-        assert answer(session.generate("go on", max_tokens=5)).token_ids
+        assert answer(session.generate("continue", max_tokens=5)).token_ids
 
 
 def test_a_generation_that_was_never_started_changes_nothing(session: Session) -> None:

@@ -53,7 +53,7 @@ def ways(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "a trimmed drafter": {"draft": str(trimmed)},
         "an ONNX drafter": {"draft": str(folder / "onnx")},
         "a stranger": {"draft": str(tiny.stranger)},
-        "in turns": {"mode": "serial"},
+        "serial": {"mode": "serial"},
     }
 
 
