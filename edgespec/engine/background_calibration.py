@@ -368,7 +368,7 @@ class BackgroundCalibration:
     def _rival_steps(self) -> Steps:
         """Time plain decoding in the other runtime for this processor: only measuring shows which is faster.
 
-        Once, and again with the target's own times: a ratio needs both times from the same hour.
+        The other runtime is timed again whenever the target is: a ratio needs both times from the same hour.
         """
         pair, store = self._pair, self._pair.measurements.store
         own = pair.target

@@ -15,7 +15,7 @@ from edgespec.planning.cost.widths import width_classes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """CLI.md's ``calibrate`` object: ``curves`` and ``width_classes`` as in that object, ``lines`` for people."""
+    """The ``calibrate`` object of docs/json.md, with ``lines`` for people."""
 
     machine: dict[str, Any]
     curves: tuple[dict[str, Any], ...]

@@ -25,7 +25,7 @@ _ANSWER_SHARE = 4
 # Messages to remember: enough for a few interleaved conversations.
 _MESSAGES_KNOWN = 256
 
-# Digits: templates change the case of letters and escape non-ASCII text. No suffix is also a prefix.
+# Digits: templates change the case of letters and escape non-ASCII text. No suffix of it is a prefix.
 _FIRST_MARK = 7305918264015384
 
 # llama.cpp searches for every name from each hit to the end of the text: quadratic in the hits. With windows it is

@@ -386,7 +386,7 @@ class Session:
         return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
 
     def _why_off(self, kind: str) -> Reason | None:
-        """Why an available drafter did not draft. While it loads, the reason to wait comes first."""
+        """Why an available drafter did not draft: its own reason to wait, else the depth policy's reason."""
         why, silence = self._depth.why_off(kind), self._drafts.silences.get(kind)
         if silence is not None and (why is None or why.code in _FOR_NOW):
             return Reason("drafter_waits", silence)
