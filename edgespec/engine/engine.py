@@ -299,8 +299,8 @@ class Engine:
     def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
         """Load other models next to the target, each in its fastest known setting; closed with the engine.
 
-        ``for_prompts`` appends the models that can decode again, each in the fastest setting for reading prompts if
-        that is a different one.
+        ``for_prompts`` also loads each model that can decode a second time, in its fastest setting for reading
+        prompts, if that is a different one.
 
         Raises what loading raises, and MemoryLimitError, before anything is loaded, if the models do not all fit next
         to the drafter with two caches each (one for a session, one for timing).

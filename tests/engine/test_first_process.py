@@ -89,7 +89,7 @@ def test_without_measurements_the_first_answer_drafts_and_is_exact(load: Callabl
 
 
 @pytest.mark.usefixtures("steady_rounds")
-def test_an_ask_command_drafts_in_its_only_answer_on_a_new_machine(
+def test_a_generate_command_drafts_in_its_only_answer_on_a_new_machine(
     target: Path,
     tiny: TinyModels,
     tmp_path: Path,

@@ -183,9 +183,7 @@ def test_a_trimmed_folder_without_its_manifest_is_refused_with_a_reason(
         locate(damaged, home)
 
 
-def test_after_closing_the_engine_the_trimmed_folder_can_be_deleted(
-    tiny: TinyModels, folder: Path, tmp_path: Path
-) -> None:
+def test_closing_the_engine_unmaps_the_trimmed_drafters_files(tiny: TinyModels, folder: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
     with tiny.load(draft=str(own), depth=2, lookup=False) as engine:
         say(engine, "hello", Sampling())

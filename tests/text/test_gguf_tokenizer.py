@@ -220,7 +220,7 @@ def test_a_merge_of_texts_that_are_not_tokens_is_refused(tmp_path: Path) -> None
     ("model", "pre", "reason"),
     [("bert", "jina", "its tokenizer is 'bert'"), ("gpt2", "mystery", "its pre-tokenizer is 'mystery'")],
 )
-def test_without_llama_cpp_an_unsupported_vocabulary_names_llama_cpp(
+def test_without_llama_cpp_an_unsupported_vocabulary_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, pre: str, reason: str
 ) -> None:
     def missing() -> None:
