@@ -322,7 +322,7 @@ def test_a_whole_calibration_begins_without_the_second_copy_of_the_target(
     assert closed == [True]
 
 
-def test_an_answer_keeps_measurements_that_need_no_second_copy(engine: Engine) -> None:
+def test_an_answer_keeps_measurements_that_need_no_second_copy_of_the_target(engine: Engine) -> None:
     learning = engine._calibration = BackgroundCalibration(engine.pair, QUICK)
     assert not learning.run_for(3, NEVER, Ticks())
     steps = learning._steps

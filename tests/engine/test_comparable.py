@@ -63,7 +63,7 @@ def test_a_file_to_compare_may_name_its_runtime(
 
 
 @pytest.mark.parametrize("runtime", processor_runtimes())
-def test_a_file_to_compare_is_loaded_in_its_runtime_whatever_the_targets(
+def test_a_file_to_compare_is_loaded_in_its_own_runtime_not_the_targets(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], runtime: str
 ) -> None:
     for own in processor_runtimes():
