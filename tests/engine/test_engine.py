@@ -98,7 +98,10 @@ def test_arguments_of_a_wrong_type_are_refused_with_a_readable_message(tiny: Tin
 
 
 def test_a_system_message_that_is_not_text_is_refused(tiny: TinyModels) -> None:
-    with tiny.load(draft="none") as engine, pytest.raises(InvalidRequestError, match="the system message must be text"):
+    with (
+        tiny.load(draft="none") as engine,
+        pytest.raises(InvalidRequestError, match="the system message must be text"),
+    ):
         engine.session(system=5)  # type: ignore[arg-type]
 
 

@@ -40,8 +40,8 @@ class Noon(datetime):
         return cls(2025, 3, 9, 12, 34, 56, tzinfo=tz)
 
 
-def said(*turns: tuple[str, str | None]) -> list[Message]:
-    return [{"role": role, "content": content} for role, content in turns]
+def said(*pairs: tuple[str, str | None]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in pairs]
 
 
 WEATHER: dict[str, Any] = {
